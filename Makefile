@@ -1,0 +1,49 @@
+# `make` lists the targets. Everything but native and latency runs in .venv, made on first need.
+PYTHON ?= python3
+CMAKE ?= cmake
+MAKEFLAGS += --no-print-directory
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check native latency bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/.stamp ## show what unisono does on this machine
+	.venv/bin/unisono demo
+
+test: .venv/.stamp ## run the tests, without the slow ones
+	.venv/bin/python -m pytest
+
+test-slow: .venv/.stamp ## run the slow tests
+	.venv/bin/python -m pytest -m slow
+
+check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
+	.venv/bin/cmake --build build/check --parallel
+
+native: ## build the engine into src/unisono: no .venv, no downloads
+	$(CMAKE) -B build/native -DUNISONO_IN_TREE=ON -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
+	$(CMAKE) --build build/native --parallel
+
+latency: native ## build the engine's latency benchmark: build/native/native_latency
+	$(CMAKE) --build build/native --target native_latency
+
+bench: .venv/.stamp ## measure the engine
+	.venv/bin/python benchmarks/engine.py
+
+clean: ## remove everything that was built, .venv too
+	rm -rf .venv build src/unisono/*.so
+
+# Built without isolation, so that a change in csrc/ compiles only what it touched and needs no
+# network. The build tools therefore come first.
+.venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints.txt scikit-build-core cmake ninja
+	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
+		--no-build-isolation -e '.[dev]'
+	touch $@

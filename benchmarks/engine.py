@@ -1,0 +1,401 @@
+"""How long the collectives take: unisono, Open MPI and gloo, by turns in the same processes.
+
+    python benchmarks/engine.py                      2 ranks, everything, about two minutes
+    python benchmarks/engine.py --ranks 4 --quick    a first look
+    python benchmarks/engine.py --goals --json engine.json --markdown engine.md
+
+Every rank holds all libraries at once, and they work on the same float32 buffers. A row is measured
+in blocks; in each block every library has one turn, in an order shuffled anew. A turn begins with
+an untimed call, which brings the library's own memory back into the caches, and a barrier; then
+follows one call or, up to 64 KiB and where it takes less than 100 us, as many back to back as fill
+some milliseconds. A turn counts with the slowest rank's time; a figure is the median over all
+turns. Each library's result is compared with the exact one before anything is timed.
+
+Sizes are nccl-tests': the tensor for all_reduce and broadcast, the whole output for all_gather, the
+whole input for reduce_scatter and all_to_all, cut to the same number of elements for each rank.
+Broadcast moves its root on with every call, so that no root runs ahead of its receivers
+(--fixed-root keeps rank 0). The floor is a local `a.add_(b)` of as many bytes on all ranks at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import figures
+import peers
+from figures import KIB, LIBRARIES, MIB, Results, Row
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
+
+SIZES = {
+    "all_reduce": (8, 64, *(KIB * 4**power for power in range(10))),
+    **dict.fromkeys(figures.MOVERS, (KIB, 64 * KIB, MIB, 64 * MIB)),
+    "barrier": (0,),
+}
+BACK_TO_BACK_BYTES = 64 * KIB
+SHORT_S = 100e-6
+"""A call this long is timed alone: the mean of several would hide how far they lie apart."""
+TURN_S = 0.003
+"""About how long calls back to back go on."""
+MEETING_S = 20e-6
+"""How long a rank sleeps at a time until all ranks are through with a turn."""
+TURNS_AT_MOST = 300
+ELEMENT_BYTES = 4
+NATIVE_PROGRAM = peers.REPOSITORY / "build" / "native" / "native_latency"
+
+Calls = Sequence[Callable[[], object]]
+"""What a library does for one row: one call, or a few that take turns (a root each)."""
+
+
+class Libraries:
+    """The libraries on this rank, all of them connected, and the calls they offer."""
+
+    def __init__(
+        self, names: Sequence[str], world: MPI.Intracomm, folder: Path, fixed_root: bool
+    ) -> None:
+        import torch.distributed as dist
+
+        self.names = names
+        self.world, self.rank, self.size = world, world.rank, world.size
+        self.roots = [0] if fixed_root else list(range(self.size))
+        # unisono comes first, since it would adopt a default group that it finds.
+        if "unisono" in names:
+            import unisono
+
+            self.native = unisono.init(
+                rank=self.rank, size=self.size, rendezvous=str(folder / "unisono")
+            )
+        if "gloo" in names and dist.is_initialized():
+            self.gloo = dist.new_group(backend="gloo")
+        elif "gloo" in names:
+            store = dist.FileStore(str(folder / "gloo"), self.size)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
+            self.gloo = dist.group.WORLD
+
+    def close(self) -> None:
+        import torch.distributed as dist
+
+        if "unisono" in self.names:
+            self.native.close()
+        if "gloo" in self.names:
+            dist.destroy_process_group()
+
+    def calls(
+        self, library: str, collective: str, output: torch.Tensor, input: torch.Tensor
+    ) -> Calls:
+        """The calls that move `input` to `output`, which are one tensor where it works in place."""
+        makers = {"unisono": self._unisono, "mpi": self._mpi, "gloo": self._gloo}
+        return makers[library](output, input)[collective]
+
+    def _unisono(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
+        native = self.native
+        return {
+            "all_reduce": [partial(native.all_reduce, output)],
+            "all_gather": [partial(native.all_gather, output, input)],
+            "reduce_scatter": [partial(native.reduce_scatter, output, input)],
+            "broadcast": [partial(native.broadcast, output, root) for root in self.roots],
+            "all_to_all": [partial(native.all_to_all, output, input)],
+            "barrier": [native.barrier],
+        }
+
+    def _mpi(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
+        from mpi4py import MPI
+
+        world, to, of = self.world, output.numpy(), input.numpy()
+        return {
+            "all_reduce": [partial(world.Allreduce, MPI.IN_PLACE, to)],
+            "all_gather": [partial(world.Allgather, of, to)],
+            "reduce_scatter": [partial(world.Reduce_scatter_block, of, to)],
+            "broadcast": [partial(world.Bcast, to, root) for root in self.roots],
+            "all_to_all": [partial(world.Alltoall, of, to)],
+            "barrier": [world.Barrier],
+        }
+
+    def _gloo(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
+        import torch.distributed as dist
+
+        # torch 2.13 renamed these two and warns about the old names.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        group = self.gloo
+        return {
+            "all_reduce": [partial(dist.all_reduce, output, group=group)],
+            "all_gather": [partial(gather, output, input, group=group)],
+            "reduce_scatter": [partial(scatter, output, input, group=group)],
+            "broadcast": [partial(dist.broadcast, output, root, group) for root in self.roots],
+            "all_to_all": [partial(dist.all_to_all_single, output, input, group=group)],
+            "barrier": [partial(dist.barrier, group)],
+        }
+
+
+def buffers(
+    collective: str, nbytes: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(output, input, pattern of the whole size): small integers, whose sums are exact."""
+    import torch
+
+    count = max(1, nbytes // ELEMENT_BYTES)
+    if collective not in ("all_gather", "reduce_scatter", "all_to_all"):
+        output = torch.zeros(count)
+        input = output
+    else:
+        part = max(1, count // size)
+        count = part * size
+        output = torch.zeros(part if collective == "reduce_scatter" else count)
+        input = torch.zeros(part if collective == "all_gather" else count)
+    pattern = torch.arange(count, dtype=torch.int32).remainder_(7).to(torch.float32)
+    return output, input, pattern
+
+
+def is_right(
+    libraries: Libraries, collective: str, calls: Calls, tensors: Sequence[torch.Tensor]
+) -> bool:
+    """Whether one call on these `buffers` gives exactly what it should."""
+    import torch
+
+    rank, size = libraries.rank, libraries.size
+    output, input, pattern = tensors
+    output.fill_(-1)
+    input.copy_(pattern[: input.numel()]).add_(rank + 1)
+    calls[-1]()
+    part = pattern.numel() // size
+    mine = slice(rank * part, (rank + 1) * part)
+    sum_of_ranks = size * (size + 1) // 2
+    if collective == "all_reduce":
+        return bool(torch.equal(output, pattern * size + sum_of_ranks))
+    if collective == "reduce_scatter":
+        return bool(torch.equal(output, pattern[mine] * size + sum_of_ranks))
+    if collective == "broadcast":
+        return bool(torch.equal(output, pattern + libraries.roots[-1] + 1))
+    if collective in ("all_gather", "all_to_all"):
+        expected = pattern[mine] if collective == "all_to_all" else pattern[:part]
+        received = enumerate(output.view(size, part))
+        return all(torch.equal(got, expected + peer + 1) for peer, got in received)
+    return True
+
+
+def turn_s(calls: Calls, count: int, world: MPI.Intracomm) -> float:
+    """The time a call takes, of `count` back to back that begin together on all ranks."""
+    todo = islice(cycle(calls), count)
+    calls[0]()
+    world.Barrier()
+    begin_ns = time.perf_counter_ns()
+    for call in todo:
+        call()
+    end_ns = time.perf_counter_ns()
+    # A rank that spun in what comes next would take a core from the others' last call.
+    meeting = world.Ibarrier()
+    while not meeting.Test():
+        time.sleep(MEETING_S)
+    return (end_ns - begin_ns) / count / 1e9
+
+
+def measure(
+    libraries: Libraries, collective: str, nbytes: int, budget_s: float, turns_at_least: int
+) -> Row:
+    """Check and measure one row; every rank returns the same figures."""
+    import numpy
+    from mpi4py import MPI
+
+    world = libraries.world
+    tensors = output, input, pattern = buffers(collective, nbytes, libraries.size)
+    turns: dict[str, Calls] = {}
+    for library in libraries.names:
+        turns[library] = libraries.calls(library, collective, output, input)
+        if not is_right(libraries, collective, turns[library], tensors):
+            what = f"{library}: {collective} of {nbytes} bytes"
+            raise RuntimeError(f"{what} is wrong on rank {libraries.rank} of {libraries.size}")
+    # Sums of zeros stay zero, however often they are taken in place.
+    input.zero_()
+    if collective == "all_reduce":
+        turns["floor"] = [partial(output.add_, pattern.zero_())]
+
+    def slowest_s(counts: Sequence[int]) -> list[float]:
+        pairs = zip(turns.values(), counts, strict=True)
+        times_s = numpy.array([turn_s(calls, count, world) for calls, count in pairs])
+        world.Allreduce(MPI.IN_PLACE, times_s, MPI.MAX)
+        return [float(time_s) for time_s in times_s]
+
+    counts = [1] * len(turns)
+    estimates_s = slowest_s(counts)
+    if nbytes <= BACK_TO_BACK_BYTES:
+        for calls_at_most in (500, 20_000):  # The second time from calls back to back.
+            estimates_s = [min(times_s) for times_s in zip(*map(slowest_s, [counts] * 3))]
+            fit = [min(calls_at_most, round(TURN_S / time_s)) for time_s in estimates_s]
+            counts = [count if count > TURN_S / SHORT_S else 1 for count in fit]
+    block_s = sum(time_s * (n + 1) for time_s, n in zip(estimates_s, counts, strict=True))
+    blocks = max(turns_at_least, min(TURNS_AT_MOST, int(budget_s / block_s)))
+
+    plan = list(zip(range(len(turns)), turns.values(), counts, strict=True))
+    samples_s = numpy.zeros((len(turns), blocks))
+    shuffler = random.Random(nbytes)  # The same order on every rank.
+    gc.disable()
+    for block in range(blocks):
+        shuffler.shuffle(plan)
+        for index, calls, count in plan:
+            samples_s[index, block] = turn_s(calls, count, world)
+    gc.enable()
+    world.Allreduce(MPI.IN_PLACE, samples_s, MPI.MAX)
+
+    row = Row(collective, nbytes, blocks)
+    for library, times_us in zip(turns, samples_s * 1e6, strict=True):
+        low, middle, high = (float(value) for value in numpy.percentile(times_us, (25, 50, 75)))
+        row.median_us[library] = middle
+        row.quartiles_us[library] = (low, high)
+    return row
+
+
+def idle_percent(libraries: Libraries, wait_s: float = 1.0) -> dict[str, float]:
+    """How much of a core rank 0 uses while it waits in a barrier for ranks that sleep.
+
+    "asleep" is the same second outside any call: what the libraries' threads use on their own.
+    """
+    import torch
+
+    percents = {}
+    nothing = torch.zeros(1)
+    for library in ("asleep", *libraries.names):
+        asleep = library == "asleep"
+        calls = [] if asleep else libraries.calls(library, "barrier", nothing, nothing)
+        libraries.world.Barrier()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+        if asleep or libraries.rank != 0:
+            time.sleep(wait_s)
+        for call in calls:
+            call()
+        used_s = time.process_time() - begin_cpu_s
+        percents[library] = 100 * used_s / (time.perf_counter() - begin_s)
+    return percents
+
+
+def measure_all(options: argparse.Namespace, world: MPI.Intracomm) -> None:
+    """What one rank does: measure everything asked for; rank 0 shows each row as it comes."""
+    import torch
+
+    torch.set_num_threads(1)
+    libraries = Libraries(options.libraries, world, Path(options.inside), options.fixed_root)
+
+    def show(text: str) -> None:
+        if world.rank == 0:
+            print(text, flush=True)
+
+    facts = peers.facts() | {
+        "ranks": str(options.ranks),
+        "size": "the tensor; all_gather: whole output; reduce_scatter, all_to_all: whole input",
+        "broadcast": "from rank 0" if options.fixed_root else "from each rank in turn",
+    }
+    show("\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n")
+    show(figures.plain_line(figures.HEADINGS))
+    budget_s, turns_at_least = (0.5, 3) if options.quick else (2.5, 7)
+    rows = []
+    for collective in options.collectives:
+        sizes = SIZES[collective] if collective == "barrier" else options.sizes
+        for nbytes in sizes or SIZES[collective]:
+            rows.append(measure(libraries, collective, nbytes, budget_s, turns_at_least))
+            show(figures.plain_line(figures.cells(rows[-1])))
+    results = Results(facts, options.ranks, peers.usable_cores(), rows, idle_percent(libraries))
+    show(figures.summary(results, options.goals))
+    if world.rank == 0 and options.json:
+        figures.save_json(results, options.json)
+    if world.rank == 0 and options.markdown:
+        figures.save_markdown(results, options.markdown)
+    libraries.close()
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    """Be one of the ranks that mpirun started."""
+    import mpi4py
+
+    if options.mpi_thread_level:
+        mpi4py.rc.thread_level = options.mpi_thread_level
+    from mpi4py import MPI
+
+    try:
+        measure_all(options, MPI.COMM_WORLD)
+    except BaseException as error:
+        # The others would wait for this rank forever.
+        if not isinstance(error, KeyboardInterrupt):
+            traceback.print_exc()
+            sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def show_native() -> None:
+    """What the engine takes inside C, so that Python's share is visible."""
+    if not NATIVE_PROGRAM.exists():
+        raise peers.PeersError(f"{NATIVE_PROGRAM} is not there: `make native` builds it")
+    print("\nall_reduce inside C: ranks, bytes, median ns", flush=True)
+    subprocess.run([str(NATIVE_PROGRAM)], check=True)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+        def split(text: str) -> list[str]:
+            for name in (chosen := text.split(",")):
+                if name not in known:
+                    raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(known)}")
+            return chosen
+
+        return split
+
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, default=2)
+    add("--quick", action="store_true", help="fewer turns a row")
+    add("--libraries", type=names(LIBRARIES), default=list(LIBRARIES), metavar="A,B")
+    add("--collectives", type=names(tuple(SIZES)), default=list(SIZES), metavar="A,B")
+    add("--sizes", type=figures.parse_sizes, metavar="8,64KiB", help="these for every collective")
+    add("--fixed-root", action="store_true", help="broadcast from rank 0 alone")
+    add("--goals", action="store_true", help="say which goals are met and which are missed")
+    add("--json", type=Path, metavar="FILE", help="save everything measured")
+    add("--markdown", type=Path, metavar="FILE", help="save the table")
+    add("--native", action="store_true", help="also show the engine's times inside C")
+    add("--no-setup", action="store_true", help="use this interpreter's own mpi4py or fail")
+    add("--mpirun-options", type=shlex.split, default=[], metavar="'...'", help="more for mpirun")
+    add("--mpi-thread-level", choices=("single", "funneled", "serialized", "multiple"))
+    add("--limit-s", type=float, default=1800.0, help="give up after so many seconds")
+    add("--inside", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    if options.inside:
+        run_rank(options)
+        return 0
+    try:
+        found = peers.find()
+        if found is None and options.no_setup:
+            raise peers.PeersError("--no-setup, but mpi4py or mpirun is missing here")
+        script, more = [__file__, *sys.argv[1:], "--inside"], options.mpirun_options
+        chosen = found or peers.set_up()
+        status = peers.start(chosen, options.ranks, more, script, options.limit_s)
+        if options.native and status == 0:
+            show_native()
+        return status
+    except peers.PeersError as error:
+        print(f"engine.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+/* The Python module unisono._native: a thin skin over unisono.h on the limited C API. */
+#include "tensors.h"
+
+#include <errno.h>
+#include <string.h>
+
+typedef struct Group {
+    PyObject_HEAD
+    un_group *group; /* NULL once closed */
+    int ranks;
+    int rank;
+    int users; /* calls under way, counted under the GIL */
+    bool closing;
+    int64_t timeout_ns;
+} Group;
+
+/* -- calls ----------------------------------------------------------------------------------- */
+
+/* Look for Ctrl-C while the engine waits; the thread state is parked here meanwhile. */
+static int handle_signals(void *parked) {
+    PyThreadState **state = parked;
+    PyEval_RestoreThread(*state);
+    int failed = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return failed;
+}
+
+static void close_now(Group *self) {
+    un_group *group = self->group;
+    self->group = NULL;
+    if (group) un_group_close(group);
+}
+
+/* Run `body` without the GIL. The result is a status, or -1 with an exception. */
+static int without_gil(Group *self, un_status (*body)(un_group *, const un_call *),
+                       un_call *call) {
+    if (!self->group || self->closing) return UN_CLOSED;
+    self->users++;
+    PyThreadState *state = PyEval_SaveThread();
+    call->timeout_ns = self->timeout_ns;
+    call->pause = handle_signals;
+    call->pause_argument = &state;
+    un_status status = body(self->group, call);
+    PyEval_RestoreThread(state);
+    if (!--self->users && self->closing) close_now(self);
+    return status == UN_INTERRUPTED && PyErr_Occurred() ? -1 : (int)status;
+}
+
+/* An argument made no sense: tell the peers, then let the exception go on. */
+static PyObject *refuse(Group *self, un_call *call) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    call->dtype = 0;
+    without_gil(self, un_refuse, call);
+    if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+    return NULL;
+}
+
+static uint64_t hash_of_tensors(const side *s) {
+    uint64_t hash = s->tensors;
+    for (size_t i = 0; i < s->tensors; i++) {
+        hash = (hash ^ s->tensor[i].bytes) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static bool is_wide_input(un_operation o) {
+    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
+}
+
+static bool is_wide_output(un_operation o) {
+    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL;
+}
+
+/* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
+static int check_sides(const Group *self, un_operation o, const side *in, const side *out) {
+    if (!in->tensors || !out->tensors) return 0;
+    if (in->tensor[0].dtype != out->tensor[0].dtype) {
+        PyErr_SetString(PyExc_TypeError, "input and output have different dtypes");
+        return -1;
+    }
+    size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
+    size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
+    if (given == taken) return 0;
+    size_t item = in->tensor[0].item_bytes;
+    PyErr_Format(PyExc_ValueError,
+                 "this rank's part has %zu elements in the input and %zu in the output",
+                 given / item, taken / item);
+    return -1;
+}
+
+static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
+                     bool coalesced) {
+    side in, out;
+    start_side(&in);
+    start_side(&out);
+    bool in_place = output == input;
+    size_t ranks = (size_t)self->ranks;
+    int failed = 0;
+    if (input != Py_None) {
+        bool wide = is_wide_input(call->operation);
+        failed = read_side(&in, input, wide ? ranks : 1, coalesced || !wide, in_place);
+    }
+    if (!failed && !in_place && output != Py_None) {
+        bool wide = is_wide_output(call->operation);
+        failed = read_side(&out, output, wide ? ranks : 1, coalesced || !wide, true);
+    }
+    if (!failed && !in_place) failed = check_sides(self, call->operation, &in, &out);
+    PyObject *result = NULL;
+    if (failed) {
+        refuse(self, call);
+    } else {
+        const side *narrow = is_wide_input(call->operation) ? &out : &in;
+        call->dtype = (in.tensors ? &in : &out)->tensor->dtype;
+        call->input = in.streams;
+        call->output = in_place ? in.streams : out.streams;
+        if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+        int status = without_gil(self, un_run, call);
+        if (status >= 0) result = PyLong_FromLong(status);
+    }
+    free_side(&in);
+    free_side(&out);
+    return result;
+}
+
+/* all_reduce(tensor, reduction, factor): the short way in for the commonest call. */
+static PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Group *self = (Group *)object;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "all_reduce takes 3 arguments");
+    un_call call = {.operation = UN_ALL_REDUCE,
+                    .reduction = (un_reduction)PyLong_AsLong(arguments[1]),
+                    .factor = PyFloat_AsDouble(arguments[2])};
+    if (PyErr_Occurred()) return NULL;
+    bool coalesced = PyList_Check(arguments[0]) || PyTuple_Check(arguments[0]);
+    return run(self, &call, arguments[0], arguments[0], coalesced);
+}
+
+/* run(operation, output, input, root, reduction, factor, coalesced) */
+static PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "run takes 7 arguments");
+    un_call call = {.operation = (un_operation)PyLong_AsLong(arguments[0]),
+                    .root = (int)PyLong_AsLong(arguments[3]),
+                    .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
+                    .factor = PyFloat_AsDouble(arguments[5])};
+    int coalesced = PyObject_IsTrue(arguments[6]);
+    if (PyErr_Occurred()) return NULL;
+    return run((Group *)object, &call, arguments[1], arguments[2], coalesced > 0);
+}
+
+static PyObject *group_barrier(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    un_call call = {.operation = UN_BARRIER};
+    int status = without_gil((Group *)object, un_run, &call);
+    return status < 0 ? NULL : PyLong_FromLong(status);
+}
+
+/* refuse(operation): take part in a call that this rank's Python side has refused. */
+static PyObject *group_refuse(PyObject *object, PyObject *operation) {
+    un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
+    if (PyErr_Occurred()) return NULL;
+    int status = without_gil((Group *)object, un_refuse, &call);
+    return status < 0 ? NULL : PyLong_FromLong(status);
+}
+
+/* -- the group ------------------------------------------------------------------------------- */
+
+static PyObject *group_abort(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    if (self->group) un_group_abort(self->group);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_close(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    self->closing = true;
+    if (self->users)
+        un_group_abort(self->group); /* the last call under way closes it */
+    else
+        close_now(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_failure(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    un_failure f = {.status = UN_CLOSED, .rank = -1};
+    if (self->group) f = un_group_failure(self->group);
+    return Py_BuildValue("iiKL", (int)f.status, f.rank, (unsigned long long)f.call,
+                         (long long)f.detail);
+}
+
+static PyObject *group_posted(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank;
+    unsigned long long call;
+    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
+    if (!self->group || rank < 0 || rank >= self->ranks) Py_RETURN_NONE;
+    un_posted p = un_group_posted(self->group, rank, call);
+    return Py_BuildValue("KiiIiiKK", (unsigned long long)p.call, (int)p.operation,
+                         (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused,
+                         (unsigned long long)p.bytes, (unsigned long long)p.hash);
+}
+
+static PyObject *group_calls(PyObject *object, void *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
+}
+
+static PyObject *group_get_timeout(PyObject *object, void *ignored) {
+    (void)ignored;
+    return PyLong_FromLongLong(((Group *)object)->timeout_ns);
+}
+
+static int group_set_timeout(PyObject *object, PyObject *value, void *ignored) {
+    (void)ignored;
+    long long ns = value ? PyLong_AsLongLong(value) : -1;
+    if (PyErr_Occurred()) return -1;
+    ((Group *)object)->timeout_ns = ns;
+    return 0;
+}
+
+static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    (void)keywords;
+    int descriptor, rank, ranks;
+    unsigned long long nonce;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(arguments, "iiiKL", &descriptor, &rank, &ranks, &nonce, &timeout_ns))
+        return NULL;
+    un_group *group;
+    un_status status = un_group_open(descriptor, rank, ranks, nonce, &group);
+    if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
+    if (status)
+        return PyErr_Format(PyExc_ValueError, "the segment is not the one that was announced");
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Group *self = (Group *)allocate(type, 0);
+    if (!self) {
+        un_group_close(group);
+        return NULL;
+    }
+    self->group = group;
+    self->rank = rank;
+    self->ranks = ranks;
+    self->timeout_ns = timeout_ns;
+    return (PyObject *)self;
+}
+
+static void group_free(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    close_now((Group *)object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef group_methods[] = {
+    {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
+    {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
+    {"barrier", group_barrier, METH_NOARGS, NULL},
+    {"refuse", group_refuse, METH_O, NULL},
+    {"abort", group_abort, METH_NOARGS, NULL},
+    {"close", group_close, METH_NOARGS, NULL},
+    {"failure", group_failure, METH_NOARGS, NULL},
+    {"posted", group_posted, METH_VARARGS, NULL},
+    {0},
+};
+
+static PyGetSetDef group_properties[] = {
+    {"calls", group_calls, NULL, NULL, NULL},
+    {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
+    {0},
+};
+
+static PyType_Slot group_slots[] = {
+    {Py_tp_doc, "A place in a group: Group(descriptor, rank, ranks, nonce, timeout_ns)."},
+    {Py_tp_new, (void *)group_new},
+    {Py_tp_dealloc, (void *)group_free},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, group_properties},
+    {0, NULL},
+};
+
+static PyType_Spec group_spec = {
+    .name = "unisono._native.Group",
+    .basicsize = sizeof(Group),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = group_slots,
+};
+
+/* -- the module ------------------------------------------------------------------------------ */
+
+static PyObject *create_segment(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int ranks, cores;
+    unsigned long long nonce;
+    if (!PyArg_ParseTuple(arguments, "iiK", &ranks, &cores, &nonce)) return NULL;
+    int descriptor = un_segment_create(ranks, cores, nonce);
+    if (descriptor < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyLong_FromLong(descriptor);
+}
+
+static PyObject *cpu_quota(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    return PyLong_FromLong(un_cpu_quota());
+}
+
+static PyObject *memory_room(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    return PyLong_FromLongLong(un_memory_room());
+}
+
+static PyMethodDef module_methods[] = {
+    {"create_segment", create_segment, METH_VARARGS, NULL},
+    {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
+    {"memory_room", memory_room, METH_NOARGS, NULL},
+    {0},
+};
+
+static int fill_module(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&group_spec);
+    if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
+    Py_DECREF(type);
+    return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, NULL}};
+
+static PyModuleDef module_definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "unisono._native",
+    .m_doc = "The engine. Use unisono.comm.engine.",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

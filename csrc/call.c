@@ -1,0 +1,166 @@
+/* One call, from its first step to its last: say what we do, see what the others do, move.
+ *
+ * Every rank posts its call (post_call), waits for all posts and compares them before a byte of
+ * anybody's output changes (meet). That meeting is also what makes two posts and two sets of
+ * slots a rank enough: whoever is past it knows that all peers have finished the call before.
+ */
+#define _GNU_SOURCE
+#include <time.h>
+
+#include "call.h"
+
+enum {
+    MISMATCH_GRACE_MS = 1000, /* for the latecomers' posts, so that the report is whole */
+    REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
+};
+
+/* What must be equal on all ranks, in 64 bits: operation, reduction, refusal, root, type. */
+static uint64_t signature_of(const un_call *call, un_status refusal) {
+    return (uint64_t)call->operation | (uint64_t)call->reduction << 8 | (uint64_t)refusal << 16 |
+           (uint64_t)(uint16_t)call->root << 24 | (uint64_t)(call->dtype & 0xffffff) << 40;
+}
+
+un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
+    const post *p = post_of(g, rank, call);
+    uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
+    return (un_posted){.call = number,
+                       .operation = (un_operation)(p->signature & 0xff),
+                       .reduction = (un_reduction)(p->signature >> 8 & 0xff),
+                       .refused = (p->signature >> 16 & 0xff) != 0,
+                       .root = (int16_t)(p->signature >> 24 & 0xffff),
+                       .dtype = (un_dtype)(p->signature >> 40),
+                       .bytes = p->bytes,
+                       .hash = p->hash};
+}
+
+static void post_call(exchange *x, un_status refusal) {
+    un_group *g = x->g;
+    post *mine = post_of(g, g->rank, x->number);
+    mine->signature = signature_of(x->call, refusal);
+    mine->bytes = refusal ? 0 : x->bytes;
+    mine->hash = refusal ? 0 : x->hash;
+    publish(g, &mine->call, x->number);
+}
+
+/* Give the others a little time to post this call too; whether all did. */
+static bool linger(exchange *x, int milliseconds) {
+    const struct timespec moment = {.tv_nsec = 200 * 1000};
+    for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
+        int here = 0;
+        for (int rank = 0; rank < x->g->ranks; rank++)
+            here += atomic_load(&post_of(x->g, rank, x->number)->call) >= x->number;
+        if (here == x->g->ranks) return true;
+        if (atomic_load(&x->g->header->abort)) return false;
+        nanosleep(&moment, NULL);
+    }
+    return false;
+}
+
+static bool same_call(const post *a, const post *b) {
+    return a->signature == b->signature && a->bytes == b->bytes && a->hash == b->hash;
+}
+
+static un_status mismatch(exchange *x) {
+    linger(x, MISMATCH_GRACE_MS);
+    return fail(x->g, UN_MISMATCH, -1, 0);
+}
+
+/* Wait for all posts and compare them with ours. */
+static un_status meet(exchange *x) {
+    un_group *g = x->g;
+    const post *mine = post_of(g, g->rank, x->number);
+    for (int step = 1; step < g->ranks; step++) {
+        int peer = g->rank + step < g->ranks ? g->rank + step : g->rank + step - g->ranks;
+        const post *theirs = post_of(g, peer, x->number);
+        un_status status = await_flag(g, peer, &theirs->call, x->number, &x->patience);
+        if (status) return status;
+        if (!same_call(mine, theirs)) return mismatch(x);
+    }
+    return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;
+}
+
+/* Turn by turn: bring our piece into our slot, then combine and take the pieces of the turns
+ * before, which the others have brought meanwhile. A rank publishes that a turn is over and
+ * waits only for its peers' previous one, so that copying overlaps with waiting.
+ *
+ * Turn t may write slot t % SLOTS: a peer that is past turn t-2 has taken piece t-4 (with a
+ * combining stage between; t-3 without), and we have waited for that in turn t-1. */
+static un_status move(exchange *x) {
+    un_group *g = x->g;
+    size_t stages = x->combine ? 2 : 1;
+    size_t last = x->turns + stages - 1;
+    flag_t *progress = &control_of(g, g->rank)->progress;
+    for (size_t turn = 1; turn <= last; turn++) {
+        if (turn < x->turns) x->bring(x, turn);
+        for (int peer = 0; turn > 1 && peer < g->ranks; peer++) {
+            if (peer == g->rank) continue;
+            un_status status = await_flag(g, peer, &control_of(g, peer)->progress,
+                                          g->progress + turn - 1, &x->patience);
+            if (status) return status;
+        }
+        if (x->combine && turn - 1 < x->turns) x->combine(x, turn - 1);
+        if (turn >= stages) x->take(x, turn - stages);
+        if (turn < last) publish(g, progress, g->progress + turn);
+    }
+    g->progress += last - 1;
+    return UN_OK;
+}
+
+static un_status refuse(exchange *x, un_status reason) {
+    un_group *g = x->g;
+    post_call(x, reason);
+    bool agreed = linger(x, REFUSAL_GRACE_MS);
+    const post *mine = post_of(g, g->rank, x->number);
+    for (int rank = 0; agreed && rank < g->ranks; rank++)
+        agreed = same_call(mine, post_of(g, rank, x->number));
+    if (!agreed) fail(g, UN_MISMATCH, g->rank, 0);
+    return reason;
+}
+
+static un_status run(exchange *x) {
+    un_status status = plan_exchange(x);
+    if (!status && x->needs_slice) status = prepare_slice(x->g);
+    if (status) return refuse(x, status);
+    x->bring(x, 0);
+    post_call(x, UN_OK);
+    status = meet(x);
+    if (status) return status;
+    if (x->settle) x->settle(x);
+    return move(x);
+}
+
+/* One thread at a time; a second waits its turn, and can be interrupted meanwhile. */
+static un_status take_turn(un_group *g, const un_call *call) {
+    while (pthread_mutex_trylock(&g->turn)) {
+        struct timespec slice;
+        clock_gettime(CLOCK_REALTIME, &slice);
+        slice.tv_nsec += 50 * 1000 * 1000;
+        if (slice.tv_nsec >= 1000000000) slice.tv_nsec -= 1000000000, slice.tv_sec++;
+        if (!pthread_mutex_timedlock(&g->turn, &slice)) return UN_OK;
+        if (call->pause && call->pause(call->pause_argument)) return UN_INTERRUPTED;
+    }
+    return UN_OK;
+}
+
+static un_status enter(un_group *g, const un_call *call, un_status (*body)(exchange *)) {
+    if (group_is_inherited(g)) return UN_FORKED;
+    un_status status = take_turn(g, call);
+    if (status) return status;
+    if (!g->failure.status && atomic_load_explicit(&g->header->abort, memory_order_relaxed))
+        fail_from_abort(g);
+    status = g->failure.status;
+    if (!status) {
+        exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = call}};
+        status = body(&x);
+    }
+    pthread_mutex_unlock(&g->turn);
+    return status;
+}
+
+static un_status refuse_arguments(exchange *x) { return refuse(x, UN_REFUSED); }
+
+un_status un_run(un_group *g, const un_call *call) { return enter(g, call, run); }
+
+un_status un_refuse(un_group *g, const un_call *call) {
+    return enter(g, call, refuse_arguments);
+}

@@ -1,0 +1,35 @@
+/* What a collective must say of itself so that call.c can carry it out. */
+#ifndef UNISONO_CALL_H
+#define UNISONO_CALL_H
+
+#include "internal.h"
+
+typedef struct exchange exchange;
+typedef void stage(exchange *x, size_t turn);
+
+struct exchange {
+    un_group *g;
+    const un_call *call;
+    uint64_t number;
+    patience patience;
+
+    /* set by plan_exchange */
+    uint64_t bytes; /* of the tensor, or of the wide side; 0 where each pair has its own */
+    uint64_t hash;  /* of whatever else must be equal */
+    bool needs_slice;
+    bool large;     /* the output is too big to stay in the cache */
+    size_t turns;
+    size_t piece;   /* bytes of each part that one turn moves */
+    size_t pitch;   /* bytes from one part to the next within a slot */
+    reducer reducer;
+    stage *bring;   /* our piece into our slot */
+    stage *combine; /* our share of all slots into our slot; NULL: no such stage */
+    stage *take;    /* everybody's slots into our output */
+    bool (*pairs_agree)(exchange *x); /* for parts of different sizes; may be NULL */
+    void (*settle)(exchange *x);      /* what is known only after the meeting; may be NULL */
+};
+
+/* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
+un_status plan_exchange(exchange *x);
+
+#endif

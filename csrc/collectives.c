@@ -1,0 +1,401 @@
+/* The collectives: for each, what a rank brings, combines and takes in a turn.
+ *
+ * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
+ * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
+ */
+#include "call.h"
+
+enum {
+    BOUNCE_BYTES = 4096,          /* through the stack, where user memory is not in one piece */
+    LARGE_BYTES = 8 * 1024 * 1024, /* outputs from here on bypass the cache */
+};
+
+/* -- where things lie ------------------------------------------------------------------------ */
+
+static size_t part_pitch(size_t bytes) { return round_up(bytes, 16); }
+
+static bool fits_post(size_t parts, size_t bytes) {
+    return parts * part_pitch(bytes) <= sizeof((post *)0)->payload;
+}
+
+/* Part `part` of what `source` brought in this turn. */
+static char *place(const exchange *x, int source, size_t part, size_t turn) {
+    size_t pitch = x->g->post_pitch[source];
+    if (pitch) return post_of(x->g, source, x->number)->payload + part * pitch;
+    return slot_of(x->g, source, x->number, turn) + part * x->pitch;
+}
+
+/* Which bytes of a part of `bytes` that `source` brings belong to this turn. */
+typedef struct span {
+    size_t offset, bytes;
+} span;
+
+static span span_of(const exchange *x, int source, size_t bytes, size_t turn) {
+    if (x->g->post_pitch[source]) return (span){0, turn ? 0 : bytes};
+    size_t offset = turn * x->piece;
+    if (offset >= bytes) return (span){0, 0};
+    return (span){offset, bytes - offset < x->piece ? bytes - offset : x->piece};
+}
+
+/* Rank `rank`'s share of a span when all ranks reduce together: whole cache lines. */
+static span share_of(const exchange *x, span whole, int rank) {
+    size_t each = round_up((whole.bytes + (size_t)x->g->ranks - 1) / (size_t)x->g->ranks, 64);
+    size_t offset = (size_t)rank * each;
+    if (offset >= whole.bytes) return (span){whole.bytes, 0};
+    return (span){offset, whole.bytes - offset < each ? whole.bytes - offset : each};
+}
+
+/* Cut `bytes` into turns of at most `most` bytes, all about as long. */
+static void cut_evenly(exchange *x, size_t bytes, size_t most) {
+    x->turns = bytes > most ? (bytes + most - 1) / most : 1;
+    x->piece = round_up((bytes + x->turns - 1) / x->turns, 64);
+}
+
+static int me(const exchange *x) { return x->g->rank; }
+
+/* -- moving ---------------------------------------------------------------------------------- */
+
+static void bring_part(exchange *x, const un_stream *from, size_t part, size_t turn) {
+    span s = span_of(x, me(x), from->bytes, turn);
+    if (s.bytes) stream_read(place(x, me(x), part, turn), from, s.offset, s.bytes);
+}
+
+static void take_part(exchange *x, const un_stream *to, int source, size_t part, size_t turn) {
+    span s = span_of(x, source, to->bytes, turn);
+    if (s.bytes) stream_write(to, s.offset, place(x, source, part, turn), s.bytes, x->large);
+}
+
+/* What a rank gives to itself never leaves its own memory. */
+static void copy_own(exchange *x, const un_stream *to, const un_stream *from, span s) {
+    if (!s.bytes) return;
+    char *source = stream_direct(from, s.offset, s.bytes);
+    if (source) {
+        if (source != stream_direct(to, s.offset, s.bytes))
+            stream_write(to, s.offset, source, s.bytes, x->large);
+        return;
+    }
+    char bounce[BOUNCE_BYTES];
+    for (size_t done = 0; done < s.bytes; done += sizeof bounce) {
+        size_t bytes = s.bytes - done < sizeof bounce ? s.bytes - done : sizeof bounce;
+        stream_read(bounce, from, s.offset + done, bytes);
+        stream_write(to, s.offset + done, bounce, bytes, false);
+    }
+}
+
+/* Combine bytes [inside, +bytes) of everybody's part with our own input from `offset` on. The
+ * result goes to `to`, or where that is NULL to the same offset of `out`. */
+static void combine_parts(exchange *x, size_t turn, size_t part, size_t inside, size_t bytes,
+                          const un_stream *own, size_t offset, char *to, const un_stream *out,
+                          size_t out_offset) {
+    if (!bytes) return;
+    un_group *g = x->g;
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (rank != g->rank) g->sources[rank] = place(x, rank, part, turn) + inside;
+    const char *mine = stream_direct(own, offset, bytes);
+    if (!to) to = stream_direct(out, out_offset, bytes);
+    if (mine && to) {
+        g->sources[g->rank] = mine;
+        x->reducer.run(to, g->sources, g->ranks, bytes / x->reducer.unit, x->call->factor);
+        return;
+    }
+    _Alignas(64) char given[BOUNCE_BYTES], made[BOUNCE_BYTES];
+    for (size_t done = 0; done < bytes; done += BOUNCE_BYTES) {
+        size_t some = bytes - done < BOUNCE_BYTES ? bytes - done : BOUNCE_BYTES;
+        stream_read(given, own, offset + done, some);
+        g->sources[g->rank] = given;
+        x->reducer.run(to ? to + done : made, g->sources, g->ranks, some / x->reducer.unit,
+                       x->call->factor);
+        if (!to) stream_write(out, out_offset + done, made, some, false);
+        for (int rank = 0; rank < g->ranks; rank++)
+            if (rank != g->rank) g->sources[rank] = (const char *)g->sources[rank] + some;
+    }
+}
+
+/* -- nothing to move ------------------------------------------------------------------------- */
+
+static void do_nothing(exchange *x, size_t turn) { (void)x, (void)turn; }
+
+/* -- all_reduce, reduce ---------------------------------------------------------------------- */
+
+static bool wants_result(const exchange *x) {
+    return x->call->operation != UN_REDUCE || x->call->root == me(x);
+}
+
+static void bring_all(exchange *x, size_t turn) { bring_part(x, x->call->input, 0, turn); }
+
+/* Flat: everybody brings everything and combines everything for itself. */
+static void take_flat(exchange *x, size_t turn) {
+    if (!wants_result(x)) return;
+    span s = span_of(x, me(x), x->call->input->bytes, turn);
+    combine_parts(x, turn, 0, 0, s.bytes, x->call->input, s.offset, NULL, x->call->output,
+                  s.offset);
+}
+
+/* Cut: every rank combines its share and leaves it in its slot, where its own contribution to
+ * that share, which nobody else needs, would have been. */
+static void bring_cut(exchange *x, size_t turn) {
+    span s = span_of(x, me(x), x->call->input->bytes, turn);
+    span mine = share_of(x, s, me(x));
+    char *slot = place(x, me(x), 0, turn);
+    size_t after = mine.offset + mine.bytes;
+    stream_read(slot, x->call->input, s.offset, mine.offset);
+    stream_read(slot + after, x->call->input, s.offset + after, s.bytes - after);
+}
+
+static void combine_cut(exchange *x, size_t turn) {
+    span s = span_of(x, me(x), x->call->input->bytes, turn);
+    span mine = share_of(x, s, me(x));
+    combine_parts(x, turn, 0, mine.offset, mine.bytes, x->call->input, s.offset + mine.offset,
+                  place(x, me(x), 0, turn) + mine.offset, NULL, 0);
+}
+
+static void take_cut(exchange *x, size_t turn) {
+    if (!wants_result(x)) return;
+    span s = span_of(x, me(x), x->call->input->bytes, turn);
+    for (int rank = 0; rank < x->g->ranks; rank++) {
+        span share = share_of(x, s, rank);
+        if (share.bytes)
+            stream_write(x->call->output, s.offset + share.offset,
+                         place(x, rank, 0, turn) + share.offset, share.bytes, false);
+    }
+}
+
+/* From how many bytes on the second meeting of "cut" costs less than combining everything. */
+static size_t cut_from_bytes(const un_group *g) {
+    if (g->ranks == 2) return SIZE_MAX;
+    return (g->crowded ? 64 : 16) * 1024;
+}
+
+static void plan_all_reduce(exchange *x) {
+    size_t bytes = x->call->input->bytes;
+    bool cut = bytes >= cut_from_bytes(x->g);
+    cut_evenly(x, bytes, SLOT_BYTES);
+    x->bring = cut ? bring_cut : bring_all;
+    x->combine = cut ? combine_cut : NULL;
+    x->take = cut ? take_cut : take_flat;
+}
+
+/* -- broadcast ------------------------------------------------------------------------------- */
+
+static void bring_if_root(exchange *x, size_t turn) {
+    if (me(x) == x->call->root) bring_all(x, turn);
+}
+
+static void take_from_root(exchange *x, size_t turn) {
+    if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, turn);
+}
+
+static void plan_broadcast(exchange *x) {
+    cut_evenly(x, x->call->input->bytes, SLOT_BYTES);
+    x->bring = bring_if_root;
+    x->take = take_from_root;
+}
+
+/* -- all_gather, reduce_scatter -------------------------------------------------------------- */
+
+static size_t widest(const un_stream *parts, int ranks) {
+    size_t most = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        if (parts[rank].bytes > most) most = parts[rank].bytes;
+    return most;
+}
+
+static void take_gathered(exchange *x, size_t turn) {
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, turn);
+    copy_own(x, &x->call->output[me(x)], x->call->input,
+             span_of(x, me(x), x->call->input->bytes, turn));
+}
+
+static void plan_all_gather(exchange *x) {
+    cut_evenly(x, widest(x->call->output, x->g->ranks), SLOT_BYTES);
+    x->bring = bring_all;
+    x->take = take_gathered;
+}
+
+static void bring_parts(exchange *x, size_t turn) {
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        if (rank != me(x)) bring_part(x, &x->call->input[rank], (size_t)rank, turn);
+}
+
+static void take_scattered_sum(exchange *x, size_t turn) {
+    span s = span_of(x, me(x), x->call->output->bytes, turn);
+    combine_parts(x, turn, (size_t)me(x), 0, s.bytes, &x->call->input[me(x)], s.offset, NULL,
+                  x->call->output, s.offset);
+}
+
+static size_t slot_share(const exchange *x) {
+    return SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
+}
+
+static void plan_reduce_scatter(exchange *x) {
+    cut_evenly(x, widest(x->call->input, x->g->ranks), slot_share(x));
+    x->bring = bring_parts;
+    x->take = take_scattered_sum;
+}
+
+/* -- gather, scatter, all_to_all: every pair of ranks has a size of its own -------------------- */
+
+/* Write down how many bytes we give to and want from each rank. */
+static void tell_sizes(exchange *x) {
+    const un_call *call = x->call;
+    size_t ranks = (size_t)x->g->ranks;
+    uint64_t *to = sizes_of(x->g, me(x), x->number), *from = to + ranks;
+    memset(to, 0, 2 * ranks * sizeof *to);
+    bool root = me(x) == call->root;
+    for (size_t rank = 0; rank < ranks; rank++) {
+        if (call->operation == UN_ALL_TO_ALL || (call->operation == UN_SCATTER && root))
+            to[rank] = call->input[rank].bytes;
+        if (call->operation == UN_ALL_TO_ALL || (call->operation == UN_GATHER && root))
+            from[rank] = call->output[rank].bytes;
+    }
+    if (call->operation == UN_GATHER) to[call->root] = call->input->bytes;
+    if (call->operation == UN_SCATTER) from[call->root] = call->output->bytes;
+}
+
+static bool sizes_agree(exchange *x) {
+    int ranks = x->g->ranks;
+    for (int giver = 0; giver < ranks; giver++) {
+        if (x->call->operation == UN_SCATTER && giver != x->call->root) continue;
+        const uint64_t *to = sizes_of(x->g, giver, x->number);
+        for (int taker = 0; taker < ranks; taker++) {
+            if (x->call->operation == UN_GATHER && taker != x->call->root) continue;
+            if (to[taker] != sizes_of(x->g, taker, x->number)[ranks + giver]) return false;
+        }
+    }
+    return true;
+}
+
+static size_t parts_a_slot(const exchange *x) {
+    return x->call->operation == UN_GATHER ? 1 : (size_t)x->g->ranks;
+}
+
+static size_t most_given_by(const exchange *x, int giver) {
+    const uint64_t *to = sizes_of(x->g, giver, x->number);
+    size_t most = 0;
+    for (int taker = 0; taker < x->g->ranks; taker++)
+        if (taker != giver && to[taker] > most) most = to[taker];
+    return most;
+}
+
+/* Where `giver`'s parts lie follows from its sizes, which everybody can read. */
+static void settle_giver(exchange *x, int giver) {
+    size_t most = most_given_by(x, giver);
+    bool fits = fits_post(parts_a_slot(x), most);
+    x->g->post_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
+    size_t turns = fits ? 1 : (most + x->piece - 1) / x->piece;
+    if (turns > x->turns) x->turns = turns;
+}
+
+static void settle_givers(exchange *x) {
+    for (int rank = 0; rank < x->g->ranks; rank++) settle_giver(x, rank);
+}
+
+static void bring_gather(exchange *x, size_t turn) {
+    if (me(x) != x->call->root) bring_all(x, turn);
+}
+
+static void take_gather(exchange *x, size_t turn) {
+    if (me(x) == x->call->root) take_gathered(x, turn);
+}
+
+static void bring_scatter(exchange *x, size_t turn) {
+    if (me(x) == x->call->root) bring_parts(x, turn);
+}
+
+/* At the very end, when nobody waits for us any more. */
+static void copy_own_last(exchange *x, const un_stream *to, size_t turn) {
+    const un_stream *from = &x->call->input[me(x)];
+    if (turn + 1 == x->turns) copy_own(x, to, from, (span){0, from->bytes});
+}
+
+static void take_scatter(exchange *x, size_t turn) {
+    if (me(x) == x->call->root)
+        copy_own_last(x, x->call->output, turn);
+    else
+        take_part(x, x->call->output, x->call->root, (size_t)me(x), turn);
+}
+
+static void take_all_to_all(exchange *x, size_t turn) {
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, (size_t)me(x), turn);
+    copy_own_last(x, &x->call->output[me(x)], turn);
+}
+
+static void plan_pairs(exchange *x, stage *bring, stage *take) {
+    x->piece = x->pitch = x->call->operation == UN_GATHER ? SLOT_BYTES : slot_share(x);
+    x->turns = 1;
+    tell_sizes(x);
+    settle_giver(x, me(x));
+    x->bring = bring;
+    x->take = take;
+    x->pairs_agree = sizes_agree;
+    x->settle = settle_givers;
+    x->needs_slice = !x->g->post_pitch[me(x)];
+    x->large = most_given_by(x, me(x)) >= LARGE_BYTES;
+}
+
+/* -- choosing -------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+}
+
+/* Operations to which every rank brings alike: all know all sizes from their own arguments. */
+static void plan_alike(exchange *x) {
+    const un_call *call = x->call;
+    int ranks = x->g->ranks;
+    const un_stream *wide = NULL;
+    size_t parts = 1;
+    switch (call->operation) {
+    case UN_BROADCAST: plan_broadcast(x); break;
+    case UN_ALL_GATHER: plan_all_gather(x), wide = call->output; break;
+    case UN_REDUCE_SCATTER:
+        plan_reduce_scatter(x), wide = call->input, parts = (size_t)ranks;
+        break;
+    default: plan_all_reduce(x); break;
+    }
+    x->pitch = x->piece;
+
+    size_t bytes = wide ? widest(wide, ranks) : call->input->bytes;
+    bool fits = !x->combine && fits_post(parts, bytes);
+    size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
+    for (int rank = 0; rank < ranks; rank++) x->g->post_pitch[rank] = pitch;
+    if (fits) x->turns = 1;
+    x->needs_slice = !fits && (call->operation != UN_BROADCAST || call->root == me(x));
+
+    x->bytes = wide ? 0 : bytes;
+    for (int rank = 0; wide && rank < ranks; rank++) {
+        x->bytes += wide[rank].bytes;
+        x->hash = mix(x->hash, wide[rank].bytes);
+    }
+    x->large = x->bytes >= LARGE_BYTES;
+}
+
+un_status plan_exchange(exchange *x) {
+    const un_call *call = x->call;
+    x->hash = call->shape_hash;
+    bool reduces = call->operation == UN_ALL_REDUCE || call->operation == UN_REDUCE ||
+                   call->operation == UN_REDUCE_SCATTER;
+    if (reduces) {
+        x->reducer = find_reducer(call->dtype, call->reduction);
+        if (!x->reducer.run) return UN_REFUSED;
+        if (call->reduction == UN_PREMUL_SUM) {
+            uint64_t factor;
+            memcpy(&factor, &call->factor, sizeof factor);
+            x->hash = mix(x->hash, factor);
+        }
+    }
+    switch (call->operation) {
+    case UN_BARRIER:
+        x->bring = x->take = do_nothing;
+        x->turns = 1;
+        break;
+    case UN_GATHER: plan_pairs(x, bring_gather, take_gather); break;
+    case UN_SCATTER: plan_pairs(x, bring_scatter, take_scatter); break;
+    case UN_ALL_TO_ALL: plan_pairs(x, bring_parts, take_all_to_all); break;
+    default: plan_alike(x); break;
+    }
+    return UN_OK;
+}

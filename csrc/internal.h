@@ -1,0 +1,151 @@
+/* What the engine's files share: the segment's layout, the group, and waiting. */
+#ifndef UNISONO_INTERNAL_H
+#define UNISONO_INTERNAL_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "unisono.h"
+
+#define LINE_BYTES 64
+#define PAGE_BYTES 4096
+#define POST_BYTES 1536 /* a post with what fits beside it */
+#define SLOTS 4         /* turns of a call that may be under way at once, see collectives.c */
+#define SLOT_BYTES (256 * 1024)
+
+typedef _Atomic uint64_t flag_t;
+
+/* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
+ * sees the number sees the rest. Two posts a rank take turns, so that a rank that runs one call
+ * ahead leaves what slower peers still read. Small contributions travel in the payload. */
+typedef struct post {
+    flag_t call;
+    uint64_t signature;
+    uint64_t bytes;
+    uint64_t hash;
+    char payload[POST_BYTES - 32];
+} post;
+
+/* One rank's control block; each line has one writer, `sleepers` aside. */
+typedef struct control {
+    _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
+    _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
+    _Alignas(LINE_BYTES) _Atomic uint32_t closed;
+    _Alignas(LINE_BYTES) post posts[2];
+    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank */
+} control;
+
+typedef struct header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t ranks;
+    uint64_t nonce;
+    uint32_t cores;
+    _Alignas(LINE_BYTES) flag_t abort; /* 0, or status, rank and call of the first fault */
+} header;
+
+struct un_group {
+    char *base;
+    header *header;
+    size_t mapped_bytes;
+    size_t control_bytes;
+    size_t data_offset;
+    int descriptor;
+    int rank;
+    int ranks;
+    bool crowded; /* more ranks than cores: waiting must give the core away */
+    bool slice_ready;
+    unsigned process;  /* which process opened it, see group.c */
+    uint64_t calls;    /* number of the latest call */
+    uint64_t progress; /* turns finished before it */
+    int64_t spin_ns;
+    un_failure failure;
+    pthread_mutex_t turn;
+    const void **sources; /* scratch: for each rank, where its part of a reduction lies */
+    size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
+};
+
+static inline control *control_of(const un_group *g, int rank) {
+    return (control *)(g->base + PAGE_BYTES + (size_t)rank * g->control_bytes);
+}
+
+static inline post *post_of(const un_group *g, int rank, uint64_t call) {
+    return &control_of(g, rank)->posts[call & 1];
+}
+
+/* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
+static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
+    return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
+}
+
+static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t turn) {
+    size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS;
+    return g->base + g->data_offset + slot * SLOT_BYTES;
+}
+
+static inline size_t round_up(size_t value, size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* wait.c */
+typedef struct patience { /* how long one call still waits, and whom it asks meanwhile */
+    const un_call *call;
+    int64_t deadline_ns; /* 0: no clock read yet */
+} patience;
+
+int64_t clock_ns(void);
+un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
+void wake_sleepers(const flag_t *flag);
+
+static inline void relax_cpu(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+/* Wait until a peer's flag has reached `target`. The acquire pairs with the release in publish:
+ * what the peer wrote before it published is visible afterwards. */
+static inline un_status await_flag(un_group *g, int peer, const flag_t *flag, uint64_t target,
+                                   patience *p) {
+    for (int spins = 0; spins < 16; spins++)
+        if (atomic_load_explicit(flag, memory_order_acquire) >= target) return UN_OK;
+    return await_slowly(g, peer, flag, target, p);
+}
+
+/* Raise one of our own flags. Sequentially consistent on purpose: the store must not pass the
+ * load of `sleepers`, or a peer that falls asleep in between is never woken (await_slowly does
+ * the same two steps in the other order). */
+static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
+    atomic_store_explicit(flag, value, memory_order_seq_cst);
+    if (atomic_load_explicit(&control_of(g, g->rank)->sleepers, memory_order_seq_cst))
+        wake_sleepers(flag);
+}
+
+/* group.c */
+bool group_is_inherited(const un_group *g);
+un_status fail(un_group *g, un_status status, int rank, int64_t detail);
+un_status fail_from_abort(un_group *g);
+
+/* segment.c */
+un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
+void segment_unmap(un_group *g);
+un_status prepare_slice(un_group *g); /* this rank's data area, on first need */
+
+/* stream.c */
+char *stream_direct(const un_stream *s, size_t offset, size_t bytes);
+void stream_read(char *to, const un_stream *s, size_t offset, size_t bytes);
+void stream_write(const un_stream *s, size_t offset, const char *from, size_t bytes, bool large);
+
+/* kernels.c */
+typedef void kernel(void *to, const void *const *from, int sources, size_t count, double factor);
+typedef struct reducer {
+    kernel *run; /* NULL: the reduction has no meaning for the type */
+    size_t unit; /* bytes that count as one element for `run` */
+} reducer;
+reducer find_reducer(un_dtype dtype, un_reduction reduction);
+
+#endif

@@ -1,0 +1,213 @@
+/* Arithmetic: combine one array from each rank, element by element, in rank order.
+ *
+ * The order of the sums depends on nothing but the ranks, so a result is bitwise the same on
+ * every rank, at every message size and in every cut. Half precision is widened to float32,
+ * combined there and rounded once. This file is compiled once for each instruction set that is
+ * worth it; kernels.c picks one at run time.
+ */
+#include "reduce.h"
+
+#include <string.h>
+
+enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level cache */
+
+/* One kernel: LOAD widens a stored T to an A, COMBINE joins two A, FINISH makes a T of an A.
+ * The output may be one of the inputs; `ivdep` says that it is not shifted against them. */
+#define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                                 \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
+                     double factor) {                                                             \
+        const A scale = (A)(factor);                                                              \
+        const A ranks = (A)(sources);                                                             \
+        (void)scale, (void)ranks;                                                                 \
+        A partial[BLOCK];                                                                         \
+        for (size_t start = 0; start < count; start += BLOCK) {                                   \
+            size_t n = count - start < BLOCK ? count - start : BLOCK;                             \
+            T *out = (T *)to + start;                                                             \
+            const T *x = (const T *)from[0] + start;                                              \
+            const T *y = (const T *)from[sources - 1] + start;                                    \
+            if (sources == 1) {                                                                   \
+                _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = FINISH(LOAD(x[i]));  \
+                continue;                                                                         \
+            }                                                                                     \
+            if (sources == 2) {                                                                   \
+                _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] =                      \
+                    FINISH(COMBINE(LOAD(x[i]), LOAD(y[i])));                                      \
+                continue;                                                                         \
+            }                                                                                     \
+            const T *z = (const T *)from[1] + start;                                              \
+            for (size_t i = 0; i < n; i++) partial[i] = COMBINE(LOAD(x[i]), LOAD(z[i]));          \
+            for (int s = 2; s < sources - 1; s++) {                                               \
+                z = (const T *)from[s] + start;                                                   \
+                for (size_t i = 0; i < n; i++) partial[i] = COMBINE(partial[i], LOAD(z[i]));      \
+            }                                                                                     \
+            _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] =                          \
+                FINISH(COMBINE(partial[i], LOAD(y[i])));                                          \
+        }                                                                                         \
+    }
+
+#define SAME(x) (x)
+#define SCALED(x) ((x) * scale)
+#define DIVIDED(x) ((x) / ranks)
+#define ADD(a, b) ((a) + (b))
+#define MULTIPLY(a, b) (1u * (a) * (b)) /* 1u: small integers must not overflow a signed int */
+#define MULTIPLY_FLOAT(a, b) ((a) * (b))
+#define AND(a, b) ((a) & (b))
+#define OR(a, b) ((a) | (b))
+#define XOR(a, b) ((a) ^ (b))
+#define LESSER(a, b) ((b) < (a) ? (b) : (a))
+#define GREATER(a, b) ((b) > (a) ? (b) : (a))
+/* A NaN wins, as in torch.minimum. */
+#define LESSER_FLOAT(a, b) (((b) < (a)) | ((b) != (b)) ? (b) : (a))
+#define GREATER_FLOAT(a, b) (((b) > (a)) | ((b) != (b)) ? (b) : (a))
+
+/* Signed integers add, multiply and combine bits as unsigned ones do: both wrap around. */
+#define INTEGER_KERNELS(B)                                                                        \
+    KERNEL(sum_u##B, uint##B##_t, uint##B##_t, SAME, ADD, SAME)                                   \
+    KERNEL(product_u##B, uint##B##_t, uint##B##_t, SAME, MULTIPLY, SAME)                          \
+    KERNEL(band_u##B, uint##B##_t, uint##B##_t, SAME, AND, SAME)                                  \
+    KERNEL(bor_u##B, uint##B##_t, uint##B##_t, SAME, OR, SAME)                                    \
+    KERNEL(bxor_u##B, uint##B##_t, uint##B##_t, SAME, XOR, SAME)                                  \
+    KERNEL(min_u##B, uint##B##_t, uint##B##_t, SAME, LESSER, SAME)                                \
+    KERNEL(max_u##B, uint##B##_t, uint##B##_t, SAME, GREATER, SAME)                               \
+    KERNEL(min_i##B, int##B##_t, int##B##_t, SAME, LESSER, SAME)                                  \
+    KERNEL(max_i##B, int##B##_t, int##B##_t, SAME, GREATER, SAME)
+INTEGER_KERNELS(8)
+INTEGER_KERNELS(16)
+INTEGER_KERNELS(32)
+INTEGER_KERNELS(64)
+
+/* A whole factor scales integers; it goes through int64, so that a negative one wraps right. */
+#define SCALED_INTEGER(x) (1u * (x) * whole)
+#define PREMUL_KERNEL(B)                                                                          \
+    static void premul_u##B(void *to, const void *const *from, int sources, size_t count,         \
+                            double factor) {                                                      \
+        const uint##B##_t whole = (uint##B##_t)(int64_t)factor;                                   \
+        for (size_t i = 0; i < count; i++) {                                                      \
+            uint##B##_t sum = 0;                                                                  \
+            for (int s = 0; s < sources; s++)                                                     \
+                sum += (uint##B##_t)SCALED_INTEGER(((const uint##B##_t *)from[s])[i]);            \
+            ((uint##B##_t *)to)[i] = sum;                                                         \
+        }                                                                                         \
+    }
+PREMUL_KERNEL(8)
+PREMUL_KERNEL(16)
+PREMUL_KERNEL(32)
+PREMUL_KERNEL(64)
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+#if defined(__aarch64__)
+typedef __fp16 half;
+#define WIDEN_HALF(x) ((float)(x))
+#define ROUND_HALF(x) ((__fp16)(x))
+#else
+typedef uint16_t half;
+/* Shift the fields into place, let a multiplication correct the exponent (subnormals included). */
+static inline float WIDEN_HALF(uint16_t h) {
+    float scaled = float_of((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
+    uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+    return float_of(bits_of(scaled) | special | (uint32_t)(h & 0x8000) << 16);
+}
+static inline uint16_t ROUND_HALF(float value) {
+    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    uint32_t normal = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
+    uint32_t subnormal = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* 0.5 has half's last bit */
+    uint32_t result = bits < 0x38800000 ? subnormal : normal;
+    result = bits >= 0x477ff000 ? 0x7c00 : result;
+    result = bits > 0x7f800000 ? 0x7e00 : result;
+    return (uint16_t)(result | sign);
+}
+#endif
+
+typedef uint16_t brain;
+static inline float WIDEN_BRAIN(uint16_t b) { return float_of((uint32_t)b << 16); }
+static inline uint16_t ROUND_BRAIN(float value) {
+    uint32_t bits = bits_of(value);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+
+#define WIDEN_HALF_SCALED(x) (WIDEN_HALF(x) * scale)
+#define ROUND_HALF_DIVIDED(x) ROUND_HALF((x) / ranks)
+#define WIDEN_BRAIN_SCALED(x) (WIDEN_BRAIN(x) * scale)
+#define ROUND_BRAIN_DIVIDED(x) ROUND_BRAIN((x) / ranks)
+
+#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_DIVIDED)                      \
+    KERNEL(sum_##KIND, T, A, LOAD, ADD, FINISH)                                                   \
+    KERNEL(avg_##KIND, T, A, LOAD, ADD, FINISH_DIVIDED)                                           \
+    KERNEL(product_##KIND, T, A, LOAD, MULTIPLY_FLOAT, FINISH)                                    \
+    KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                          \
+    KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                         \
+    KERNEL(premul_##KIND, T, A, LOAD_SCALED, ADD, FINISH)
+FLOAT_KERNELS(f16, half, float, WIDEN_HALF, ROUND_HALF, WIDEN_HALF_SCALED, ROUND_HALF_DIVIDED)
+FLOAT_KERNELS(bf16, brain, float, WIDEN_BRAIN, ROUND_BRAIN, WIDEN_BRAIN_SCALED,
+              ROUND_BRAIN_DIVIDED)
+FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, DIVIDED)
+FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED)
+
+/* Complex numbers add and scale like pairs of reals; only their product is their own. */
+#define COMPLEX_PRODUCT(NAME, REAL)                                                               \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
+                     double factor) {                                                             \
+        (void)factor;                                                                             \
+        for (size_t i = 0; i < count; i++) {                                                      \
+            REAL re = ((const REAL *)from[0])[2 * i], im = ((const REAL *)from[0])[2 * i + 1];    \
+            for (int s = 1; s < sources; s++) {                                                   \
+                REAL c = ((const REAL *)from[s])[2 * i], d = ((const REAL *)from[s])[2 * i + 1];  \
+                REAL product = re * c - im * d;                                                   \
+                im = re * d + im * c;                                                             \
+                re = product;                                                                     \
+            }                                                                                     \
+            ((REAL *)to)[2 * i] = re;                                                             \
+            ((REAL *)to)[2 * i + 1] = im;                                                         \
+        }                                                                                         \
+    }
+COMPLEX_PRODUCT(product_c64, float)
+COMPLEX_PRODUCT(product_c128, double)
+
+#define INTEGER_ROW(SIGN, B)                                                                      \
+    {[UN_SUM] = sum_u##B,  [UN_PRODUCT] = product_u##B, [UN_MIN] = min_##SIGN##B,                 \
+     [UN_MAX] = max_##SIGN##B, [UN_BAND] = band_u##B,   [UN_BOR] = bor_u##B,                      \
+     [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B}
+#define FLOAT_ROW(KIND)                                                                           \
+    {[UN_SUM] = sum_##KIND, [UN_AVG] = avg_##KIND, [UN_PRODUCT] = product_##KIND,                 \
+     [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND}
+#define COMPLEX_ROW(KIND, PART)                                                                   \
+    {[UN_SUM] = sum_##PART, [UN_AVG] = avg_##PART, [UN_PRODUCT] = product_##KIND,                 \
+     [UN_PREMUL_SUM] = premul_##PART}
+
+const kernel_table KERNELS_OF(UN_ISA) = {
+    [KIND_I8] = INTEGER_ROW(i, 8),
+    [KIND_I16] = INTEGER_ROW(i, 16),
+    [KIND_I32] = INTEGER_ROW(i, 32),
+    [KIND_I64] = INTEGER_ROW(i, 64),
+    [KIND_U8] = INTEGER_ROW(u, 8),
+    [KIND_U16] = INTEGER_ROW(u, 16),
+    [KIND_U32] = INTEGER_ROW(u, 32),
+    [KIND_U64] = INTEGER_ROW(u, 64),
+    [KIND_F16] = FLOAT_ROW(f16),
+    [KIND_BF16] = FLOAT_ROW(bf16),
+    [KIND_F32] = FLOAT_ROW(f32),
+    [KIND_F64] = FLOAT_ROW(f64),
+    [KIND_C64] = COMPLEX_ROW(c64, f32),
+    [KIND_C128] = COMPLEX_ROW(c128, f64),
+    /* 0 and 1: a sum is "any", a product "all", as torch has it */
+    [KIND_BOOL] = {[UN_SUM] = bor_u8,
+                   [UN_PRODUCT] = band_u8,
+                   [UN_MIN] = band_u8,
+                   [UN_MAX] = bor_u8,
+                   [UN_BAND] = band_u8,
+                   [UN_BOR] = bor_u8,
+                   [UN_BXOR] = bxor_u8},
+};

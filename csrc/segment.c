@@ -1,0 +1,114 @@
+/* The segment: sized and sealed by its creator, allocated slice by slice by its users. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
+
+static size_t control_bytes_for(int ranks) {
+    return round_up(sizeof(control) + 4 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
+}
+
+static size_t data_offset_for(int ranks) {
+    return round_up(PAGE_BYTES + (size_t)ranks * control_bytes_for(ranks), SLOT_BYTES);
+}
+
+static size_t slice_bytes(void) { return 2 * SLOTS * (size_t)SLOT_BYTES; }
+
+/* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
+ * memfd_create, an unlinked file in /dev/shm is as good, but for the seals. */
+static int nameless_file(size_t bytes) {
+    int descriptor = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    bool sealable = descriptor >= 0;
+    if (!sealable && (errno == EPERM || errno == ENOSYS || errno == EACCES))
+        descriptor = open("/dev/shm", O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    if (descriptor < 0) return -1;
+    if (ftruncate(descriptor, (off_t)bytes) ||
+        (sealable &&
+         fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
+        int error = errno;
+        close(descriptor);
+        errno = error;
+        return -1;
+    }
+    return descriptor;
+}
+
+/* Claim pages now, on this process's memory node, so that a limit is an error here and not a
+ * SIGBUS at the first touch. */
+static int allocate(int descriptor, size_t offset, size_t bytes) {
+    int result;
+    do {
+        result = fallocate(descriptor, 0, (off_t)offset, (off_t)bytes);
+    } while (result && errno == EINTR);
+    return result;
+}
+
+int un_segment_create(int ranks, int cores, uint64_t nonce) {
+    if (ranks < 1 || ranks > UN_MAX_RANKS) {
+        errno = EINVAL;
+        return -1;
+    }
+    int descriptor = nameless_file(data_offset_for(ranks) + (size_t)ranks * slice_bytes());
+    if (descriptor < 0) return -1;
+    header first = {.magic = MAGIC,
+                    .version = UN_LAYOUT_VERSION,
+                    .ranks = (uint32_t)ranks,
+                    .nonce = nonce,
+                    .cores = (uint32_t)cores};
+    if (allocate(descriptor, 0, PAGE_BYTES) ||
+        pwrite(descriptor, &first, sizeof first, 0) != (ssize_t)sizeof first) {
+        int error = errno;
+        close(descriptor);
+        errno = error;
+        return -1;
+    }
+    return descriptor;
+}
+
+un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
+    struct stat facts;
+    g->control_bytes = control_bytes_for(g->ranks);
+    g->data_offset = data_offset_for(g->ranks);
+    g->mapped_bytes = g->data_offset + (size_t)g->ranks * slice_bytes();
+    if (fstat(descriptor, &facts)) return UN_SYSTEM;
+    if ((size_t)facts.st_size != g->mapped_bytes) return UN_MISMATCH;
+    if (allocate(descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
+        return UN_SYSTEM;
+    g->descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+    if (g->descriptor < 0) return UN_SYSTEM;
+    g->base = mmap(NULL, g->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                   g->descriptor, 0);
+    if (g->base == MAP_FAILED) {
+        close(g->descriptor);
+        return UN_SYSTEM;
+    }
+    /* A forked child must not write into its parent's group; best effort on old kernels. */
+    madvise(g->base, g->mapped_bytes, MADV_DONTFORK);
+    g->header = (header *)g->base;
+    if (g->header->magic != MAGIC || g->header->version != UN_LAYOUT_VERSION ||
+        g->header->nonce != nonce || g->header->ranks != (uint32_t)g->ranks) {
+        segment_unmap(g);
+        return UN_MISMATCH;
+    }
+    return UN_OK;
+}
+
+void segment_unmap(un_group *g) {
+    munmap(g->base, g->mapped_bytes);
+    close(g->descriptor);
+}
+
+un_status prepare_slice(un_group *g) {
+    if (g->slice_ready) return UN_OK;
+    int64_t missing = (int64_t)slice_bytes() - un_memory_room();
+    size_t offset = g->data_offset + (size_t)g->rank * slice_bytes();
+    if (missing > 0 || allocate(g->descriptor, offset, slice_bytes())) return UN_NO_MEMORY;
+    g->slice_ready = true;
+    return UN_OK;
+}

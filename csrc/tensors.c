@@ -1,0 +1,274 @@
+/* From Python's tensors and arrays to the engine's streams. */
+#include "tensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlpack.h"
+
+/* -- one tensor ------------------------------------------------------------------------------ */
+
+static int refuse_type(PyObject *object, const char *why) {
+    PyObject *type = PyType_GetName(Py_TYPE(object));
+    if (type) PyErr_Format(PyExc_TypeError, "%S %s", type, why);
+    Py_XDECREF(type);
+    return -1;
+}
+
+/* Keep the dimensions that say something: no ones, no neighbours that run on into each other. */
+static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *strides,
+                      int64_t stride_unit, bool writable) {
+    size_t count = 1;
+    for (int d = 0; d < dims; d++) count *= (size_t)shape[d];
+    t->bytes = count * t->item_bytes;
+    if (!strides || !count) return 0;
+
+    struct un_dim kept[64];
+    int n = 0;
+    if (dims > 64) {
+        PyErr_SetString(PyExc_ValueError, "tensors of more than 64 dimensions are not supported");
+        return -1;
+    }
+    for (int d = 0; d < dims; d++) {
+        if (shape[d] == 1) continue;
+        struct un_dim dim = {(size_t)shape[d], (ptrdiff_t)(strides[d] * stride_unit)};
+        if (writable && !dim.stride_bytes) {
+            PyErr_SetString(PyExc_ValueError,
+                            "an expanded tensor (stride 0) cannot receive a result: several of "
+                            "its elements share one place in memory; pass a .clone()");
+            return -1;
+        }
+        if (n && kept[n - 1].stride_bytes == (ptrdiff_t)dim.length * dim.stride_bytes) {
+            kept[n - 1].length *= dim.length;
+            kept[n - 1].stride_bytes = dim.stride_bytes;
+        } else {
+            kept[n++] = dim;
+        }
+    }
+    if (!n || (n == 1 && kept[0].stride_bytes == (ptrdiff_t)t->item_bytes)) return 0;
+    t->layout = malloc(sizeof *t->layout + (size_t)n * sizeof *kept);
+    if (!t->layout) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    t->layout->dims = n;
+    t->layout->item_bytes = t->item_bytes;
+    memcpy(t->layout->dim, kept, (size_t)n * sizeof *kept);
+    return 0;
+}
+
+static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
+    if (d->device.type != DLPACK_CPU)
+        return refuse_type(object, "lies on a device: this group moves CPU tensors only");
+    t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
+    t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
+    t->data = (char *)d->data + d->byte_offset;
+    return set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable);
+}
+
+/* The exchange functions of the types seen so far; a program has a few (Tensor, Parameter). */
+static struct {
+    PyObject *type;
+    const dl_exchange_api *api;
+} known_types[8];
+static unsigned next_known;
+
+static const dl_exchange_api *exchange_api(PyObject *object) {
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    for (size_t i = 0; i < sizeof known_types / sizeof *known_types; i++)
+        if (known_types[i].type == type) return known_types[i].api;
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    const dl_exchange_api *api =
+        capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    if (!api || api->version.major != 1) return NULL;
+    unsigned slot = next_known++ % (sizeof known_types / sizeof *known_types);
+    Py_INCREF(type);
+    PyObject *old = known_types[slot].type;
+    known_types[slot].type = type;
+    known_types[slot].api = api;
+    Py_XDECREF(old);
+    return api;
+}
+
+/* The element type of a buffer's format, in native byte order. */
+static bool dtype_of_format(const char *format, size_t item_bytes, un_dtype *dtype) {
+    if (!format) format = "B";
+    if (*format == '@' || *format == '=' || *format == '<') format++;
+    bool complex = *format == 'Z';
+    if (complex) format++;
+    unsigned code;
+    if (!*format || format[1]) return false;
+    if (complex)
+        code = UN_COMPLEX;
+    else if (strchr("bhilqn", *format))
+        code = UN_INT;
+    else if (strchr("cBHILQN", *format))
+        code = UN_UINT;
+    else if (strchr("efdg", *format))
+        code = UN_FLOAT;
+    else if (*format == '?')
+        code = UN_BOOL;
+    else
+        return false;
+    *dtype = un_dtype_of(code, (unsigned)(item_bytes * 8) & 0xff, 1);
+    return true;
+}
+
+static int from_buffer(tensor *t, PyObject *object, bool writable) {
+    int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, &t->buffer, flags)) {
+        t->buffer.obj = NULL;
+        if (writable && PyErr_ExceptionMatches(PyExc_BufferError)) return -1;
+        PyErr_Clear();
+        return refuse_type(object, "is neither a tensor nor an array of plain numbers");
+    }
+    t->item_bytes = (size_t)t->buffer.itemsize;
+    t->data = t->buffer.buf;
+    bool power_of_two = t->item_bytes && t->item_bytes <= 16 &&
+                        !(t->item_bytes & (t->item_bytes - 1));
+    if (!power_of_two || !dtype_of_format(t->buffer.format, t->item_bytes, &t->dtype))
+        return refuse_type(object, "holds elements that are not plain numbers");
+    int64_t shape[64], strides[64];
+    int dims = t->buffer.ndim;
+    for (int d = 0; d < dims && d < 64; d++) {
+        shape[d] = t->buffer.shape[d];
+        strides[d] = t->buffer.strides[d];
+    }
+    return set_layout(t, dims, shape, strides, 1, writable);
+}
+
+static int read_tensor(tensor *t, PyObject *object, bool writable) {
+    memset(t, 0, sizeof *t);
+    const dl_exchange_api *api = exchange_api(object);
+    if (api) {
+        dl_tensor d;
+        if (api->tensor_from_object(object, &d)) return -1;
+        return from_dlpack(t, object, &d, writable);
+    }
+    if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
+    if (PyObject_HasAttrString(object, "__dlpack__")) {
+        t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+        const dl_managed_tensor *d =
+            t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor") : NULL;
+        return d ? from_dlpack(t, object, &d->tensor, writable) : -1;
+    }
+    return refuse_type(object, "is neither a tensor nor an array");
+}
+
+/* -- one side of a call ---------------------------------------------------------------------- */
+
+void start_side(side *s) {
+    s->tensors = 0;
+    s->tensor = s->few_tensors;
+    s->views = s->few_views;
+    s->streams = s->few_streams;
+}
+
+static int allocate_side(side *s, size_t tensors, size_t parts, size_t views) {
+    s->tensors = tensors;
+    if (tensors > sizeof s->few_tensors / sizeof *s->few_tensors)
+        s->tensor = malloc(tensors * sizeof *s->tensor);
+    if (views > sizeof s->few_views / sizeof *s->few_views)
+        s->views = malloc(views * sizeof *s->views);
+    if (parts > sizeof s->few_streams / sizeof *s->few_streams)
+        s->streams = malloc(parts * sizeof *s->streams);
+    if (s->tensor)
+        for (size_t i = 0; i < tensors; i++) {
+            s->tensor[i].layout = NULL;
+            s->tensor[i].capsule = NULL;
+            s->tensor[i].buffer.obj = NULL;
+        }
+    if (s->tensor && s->views && s->streams) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+void free_side(side *s) {
+    for (size_t i = 0; s->tensor && i < s->tensors; i++) {
+        free(s->tensor[i].layout);
+        if (s->tensor[i].buffer.obj) PyBuffer_Release(&s->tensor[i].buffer);
+        Py_XDECREF(s->tensor[i].capsule);
+    }
+    if (s->tensor != s->few_tensors) free(s->tensor);
+    if (s->views != s->few_views) free(s->views);
+    if (s->streams != s->few_streams) free(s->streams);
+}
+
+static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
+    un_view view = {.data = t->data, .layout = t->layout, .bytes = bytes, .start = start};
+    if (t->layout)
+        view.first_byte = first_byte;
+    else
+        view.data += first_byte;
+    return view;
+}
+
+/* Every tensor gives an equal part to each stream. */
+static int cut_tensors(side *s, size_t parts) {
+    for (size_t i = 0; i < s->tensors; i++) {
+        size_t items = s->tensor[i].bytes / s->tensor[i].item_bytes;
+        if (items % parts) {
+            PyErr_Format(PyExc_ValueError,
+                         "%zu elements cannot be cut evenly into %zu parts: pass a list with one "
+                         "tensor a rank",
+                         items, parts);
+            return -1;
+        }
+    }
+    for (size_t part = 0; part < parts; part++) {
+        un_stream *stream = &s->streams[part];
+        *stream = (un_stream){.views = &s->views[part * s->tensors], .count = s->tensors};
+        for (size_t i = 0; i < s->tensors; i++) {
+            size_t bytes = s->tensor[i].bytes / parts;
+            s->views[part * s->tensors + i] =
+                view_of(&s->tensor[i], part * bytes, bytes, stream->bytes);
+            stream->bytes += bytes;
+        }
+    }
+    return 0;
+}
+
+static int one_tensor_a_part(side *s, size_t parts) {
+    if (s->tensors != parts) {
+        PyErr_Format(PyExc_ValueError, "a list of %zu tensors in a group of %zu ranks", s->tensors,
+                     parts);
+        return -1;
+    }
+    for (size_t part = 0; part < parts; part++) {
+        size_t bytes = s->tensor[part].bytes;
+        s->views[part] = view_of(&s->tensor[part], 0, bytes, 0);
+        s->streams[part] = (un_stream){.views = &s->views[part], .count = 1, .bytes = bytes};
+    }
+    return 0;
+}
+
+static int same_dtype(const side *s) {
+    for (size_t i = 1; i < s->tensors; i++)
+        if (s->tensor[i].dtype != s->tensor[0].dtype) {
+            PyErr_SetString(PyExc_TypeError, "the tensors of one call have different dtypes");
+            return -1;
+        }
+    return 0;
+}
+
+int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable) {
+    bool many = PyList_Check(object) || PyTuple_Check(object);
+    Py_ssize_t tensors = many ? PySequence_Size(object) : 1;
+    size_t views = coalesced || !many ? (size_t)tensors * parts : (size_t)tensors;
+    if (allocate_side(s, (size_t)tensors, parts, views)) return -1;
+    if (!many) {
+        if (read_tensor(s->tensor, object, writable)) return -1;
+        return cut_tensors(s, parts);
+    }
+    for (Py_ssize_t i = 0; i < tensors; i++) {
+        PyObject *item = PySequence_GetItem(object, i);
+        if (!item) return -1;
+        int failed = read_tensor(&s->tensor[i], item, writable);
+        Py_DECREF(item); /* the caller's sequence keeps it alive */
+        if (failed) return -1;
+    }
+    if (same_dtype(s)) return -1;
+    return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);
+}

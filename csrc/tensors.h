@@ -1,0 +1,40 @@
+/* From Python's tensors and arrays to the engine's streams. */
+#ifndef UNISONO_TENSORS_H
+#define UNISONO_TENSORS_H
+
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "unisono.h"
+
+typedef struct tensor {
+    char *data;
+    un_dtype dtype;
+    size_t item_bytes;
+    size_t bytes;
+    un_layout *layout; /* NULL: contiguous */
+    Py_buffer buffer;  /* held while buffer.obj is set */
+    PyObject *capsule; /* likewise, for other DLPack producers */
+} tensor;
+
+/* One side of a call: its tensors, and the streams made of them. */
+typedef struct side {
+    size_t tensors;
+    tensor *tensor;
+    un_view *views;
+    un_stream *streams;
+    tensor few_tensors[4];
+    un_view few_views[16];
+    un_stream few_streams[16];
+} side;
+
+void start_side(side *s); /* before anything else; nothing of it needs to be zero */
+
+/* Read `object`: a tensor or a list or tuple of them, into `parts` streams.
+ * One part: all tensors follow each other in it. Several, with a sequence that is not
+ * `coalesced`: one tensor a part. Otherwise every tensor is cut evenly into the parts.
+ * Returns 0, or -1 with a Python exception; free_side is due either way. */
+int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
+void free_side(side *s);
+
+#endif

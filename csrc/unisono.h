@@ -1,0 +1,158 @@
+/* The engine's contract: collectives between the processes of one machine over shared memory.
+ *
+ * A segment is one block of shared memory. Its creator sizes it with un_segment_create and hands
+ * the descriptor to the other members; every member then opens it with un_group_open under its
+ * own rank. All members run the same calls in the same order with un_run. No Python, no torch.
+ */
+#ifndef UNISONO_H
+#define UNISONO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define UN_LAYOUT_VERSION 1u /* two builds may share a segment only if this is equal */
+#define UN_MAX_RANKS 1024
+
+typedef enum un_status {
+    UN_OK = 0,
+    UN_MISMATCH,    /* the ranks called different things */
+    UN_TIMEOUT,     /* a peer did not come before the deadline */
+    UN_PEER_CLOSED, /* a peer closed the group while it was needed */
+    UN_ABORTED,     /* a member ended the group */
+    UN_INTERRUPTED, /* the caller's pause function asked to stop */
+    UN_REFUSED,     /* this call makes no sense; all ranks refused it alike, the group goes on */
+    UN_NO_MEMORY,   /* a memory limit leaves no room for this rank's slice */
+    UN_CLOSED,      /* the group was closed in this process */
+    UN_FORKED,      /* the group belongs to the process that forked this one */
+    UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
+} un_status;
+
+typedef enum un_operation {
+    UN_BARRIER = 1,
+    UN_ALL_REDUCE,
+    UN_REDUCE,
+    UN_BROADCAST,
+    UN_ALL_GATHER,
+    UN_REDUCE_SCATTER,
+    UN_GATHER,
+    UN_SCATTER,
+    UN_ALL_TO_ALL,
+} un_operation;
+
+typedef enum un_reduction {
+    UN_SUM = 0,
+    UN_AVG,
+    UN_PRODUCT,
+    UN_MIN,
+    UN_MAX,
+    UN_BAND,
+    UN_BOR,
+    UN_BXOR,
+    UN_PREMUL_SUM, /* the sum of un_call.factor times each contribution */
+    UN_REDUCTIONS,
+} un_reduction;
+
+/* An element type as DLPack writes it: code, bits and lanes in one word. */
+typedef uint32_t un_dtype;
+enum { UN_INT = 0, UN_UINT = 1, UN_FLOAT = 2, UN_BFLOAT = 4, UN_COMPLEX = 5, UN_BOOL = 6 };
+static inline un_dtype un_dtype_of(unsigned code, unsigned bits, unsigned lanes) {
+    return code | bits << 8 | lanes << 16;
+}
+
+/* How a strided tensor lies in memory: outermost dimension first, strides in bytes. */
+typedef struct un_layout {
+    int dims;
+    size_t item_bytes;
+    struct un_dim {
+        size_t length;
+        ptrdiff_t stride_bytes;
+    } dim[];
+} un_layout;
+
+/* One tensor, or an evenly cut part of one. */
+typedef struct un_view {
+    char *data;              /* first byte of the tensor; of the part where layout is NULL */
+    const un_layout *layout; /* NULL: contiguous */
+    size_t first_byte;       /* with a layout: where the part starts in the flattened tensor */
+    size_t bytes;
+    size_t start; /* where this view starts in its stream */
+} un_view;
+
+/* What one rank gives or takes: views, one after the other, as if they were one row of bytes. */
+typedef struct un_stream {
+    const un_view *views;
+    size_t count;
+    size_t bytes;
+} un_stream;
+
+typedef struct un_call {
+    un_operation operation;
+    un_reduction reduction;
+    un_dtype dtype;
+    int root;
+    double factor;
+    uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
+    const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
+    const un_stream *output; /* likewise */
+    int64_t timeout_ns;
+    int (*pause)(void *); /* called at least every 50 ms of waiting; non-zero: stop. May be NULL */
+    void *pause_argument;
+} un_call;
+
+/* What a rank posted for a call, for reports. */
+typedef struct un_posted {
+    uint64_t call; /* the number of the rank's latest post in this call's place */
+    bool refused;
+    un_operation operation;
+    un_reduction reduction;
+    un_dtype dtype;
+    int root;
+    uint64_t bytes;
+    uint64_t hash;
+} un_posted;
+
+typedef struct un_failure {
+    un_status status;
+    int rank; /* who caused it, or -1 */
+    uint64_t call;
+    int64_t detail; /* UN_SYSTEM: errno; UN_NO_MEMORY: bytes that were missing room */
+} un_failure;
+
+typedef struct un_group un_group;
+
+/* Make a segment for `ranks` members, of which `cores` can run at once. `nonce` proves to the
+ * members that the mapping which they open is this one. Returns a descriptor, or -1 with errno. */
+int un_segment_create(int ranks, int cores, uint64_t nonce);
+
+/* Take a place in the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM with
+ * errno, or UN_MISMATCH where the segment is of another build, nonce or size. */
+un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group);
+
+/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
+void un_group_close(un_group *group);
+
+/* Take part in one call. On failure nothing of the output has changed if the status is
+ * UN_MISMATCH or UN_REFUSED; un_group_failure tells the rest. */
+un_status un_run(un_group *group, const un_call *call);
+
+/* Take part in a call whose arguments this rank refuses, so that its peers do not wait for it. */
+un_status un_refuse(un_group *group, const un_call *call);
+
+/* End the group on every member. */
+void un_group_abort(un_group *group);
+
+un_failure un_group_failure(const un_group *group);
+uint64_t un_group_calls(const un_group *group);
+un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
+
+/* Whether `reduction` has a meaning for `dtype`. */
+bool un_reducible(un_dtype dtype, un_reduction reduction);
+
+/* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
+int un_cpu_quota(void);
+
+/* Bytes that the cgroup's limits and the machine leave free. */
+int64_t un_memory_room(void);
+
+#endif

@@ -1,0 +1,97 @@
+/* Waiting: look for a moment, give the core away where cores are few, then sleep on a futex. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+    SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
+    SPIN_NS_MOST = 200 * 1000,
+    SPIN_NS_LEAST = 2 * 1000,
+    YIELD_NS = 100 * 1000,
+};
+
+int64_t clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
+}
+
+/* The futex word is the flag's lower half; both architectures are little-endian. */
+static uint32_t *futex_word(const flag_t *flag) { return (uint32_t *)(uintptr_t)flag; }
+
+static void sleep_on(const flag_t *flag, uint64_t seen, int64_t ns) {
+    struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    syscall(SYS_futex, futex_word(flag), FUTEX_WAIT, (uint32_t)seen, &slice, NULL, 0);
+}
+
+void wake_sleepers(const flag_t *flag) {
+    syscall(SYS_futex, futex_word(flag), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static bool reached(const flag_t *flag, uint64_t target) {
+    return atomic_load_explicit(flag, memory_order_acquire) >= target;
+}
+
+/* Whether waiting for `peer` has become pointless. */
+static un_status look_around(un_group *g, int peer, const flag_t *flag, uint64_t target) {
+    if (atomic_load_explicit(&g->header->abort, memory_order_acquire)) return fail_from_abort(g);
+    if (atomic_load_explicit(&control_of(g, peer)->closed, memory_order_acquire) &&
+        !reached(flag, target))
+        return fail(g, UN_PEER_CLOSED, peer, 0);
+    return UN_OK;
+}
+
+/* Spin for as long as it has paid off lately; true once the flag is there. */
+static bool spin(un_group *g, const flag_t *flag, uint64_t target) {
+    int64_t start = clock_ns();
+    do {
+        for (int spins = 0; spins < 32; spins++) {
+            if (reached(flag, target)) return true;
+            relax_cpu();
+        }
+    } while (clock_ns() - start < g->spin_ns);
+    return false;
+}
+
+static bool yield(un_group *g, const flag_t *flag, uint64_t target) {
+    int64_t start = clock_ns();
+    do {
+        if (reached(flag, target)) return true;
+        sched_yield();
+    } while (clock_ns() - start < YIELD_NS &&
+             !atomic_load_explicit(&g->header->abort, memory_order_relaxed));
+    return false;
+}
+
+un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
+    if (!g->crowded && spin(g, flag, target)) {
+        if (g->spin_ns < SPIN_NS_MOST) g->spin_ns *= 2;
+        return UN_OK;
+    }
+    if (g->crowded && yield(g, flag, target)) return UN_OK;
+    if (g->spin_ns > SPIN_NS_LEAST) g->spin_ns /= 2;
+
+    if (!p->deadline_ns) p->deadline_ns = clock_ns() + p->call->timeout_ns;
+    _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;
+    while (!reached(flag, target)) {
+        un_status status = look_around(g, peer, flag, target);
+        if (status) return status;
+        int64_t left_ns = p->deadline_ns - clock_ns();
+        if (left_ns <= 0) return fail(g, UN_TIMEOUT, peer, 0);
+
+        atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
+        uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);
+        if (seen < target) sleep_on(flag, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
+
+        if (!reached(flag, target) && p->call->pause && p->call->pause(p->call->pause_argument))
+            return fail(g, UN_INTERRUPTED, g->rank, 0);
+    }
+    return UN_OK;
+}

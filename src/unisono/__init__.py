@@ -1,0 +1,50 @@
+"""unisono: collective communication for PyTorch on one machine."""
+
+from unisono.comm.base import Communicator, PremulSum
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    EngineUnavailable,
+    GroupAborted,
+    GroupClosed,
+    GroupError,
+    PeerLost,
+    RendezvousError,
+    SegmentError,
+    UnisonoError,
+)
+from unisono.launcher import launch
+from unisono.world import (
+    barrier,
+    get_rank,
+    get_world_size,
+    init,
+    is_main_process,
+    shutdown,
+    world,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Communicator",
+    "EngineUnavailable",
+    "GroupAborted",
+    "GroupClosed",
+    "GroupError",
+    "PeerLost",
+    "PremulSum",
+    "RendezvousError",
+    "SegmentError",
+    "UnisonoError",
+    "barrier",
+    "get_rank",
+    "get_world_size",
+    "init",
+    "is_main_process",
+    "launch",
+    "shutdown",
+    "world",
+]

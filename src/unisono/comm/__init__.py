@@ -1,0 +1,1 @@
+"""The Communicator and its makes: what moves data."""

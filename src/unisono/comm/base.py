@@ -1,0 +1,118 @@
+"""The Communicator: the one thing that moves data, whatever lies beneath.
+
+Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
+`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group.
+
+Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
+cut evenly along its elements, or a list of `size` tensors, one a rank, which may differ in size
+and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
+`all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    Tensor: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
+    Tensors: TypeAlias = Tensor | Sequence[Tensor]
+
+DEFAULT_TIMEOUT_S = 1800.0
+"""How long a call waits for its peers unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """The reduction sum(factor * x); the factor must be the same on every rank."""
+
+    factor: float
+
+
+Op: TypeAlias = "str | PremulSum"
+
+REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+"""The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
+
+
+class Communicator(ABC):
+    """A group of ranks and the ways in which they exchange tensors.
+
+    Every member calls the same operations in the same order. All methods raise a `GroupError`
+    when that fails, and the group is then poisoned: later calls raise the first cause again.
+    An argument that makes no sense raises ValueError or TypeError on every rank that passed it;
+    where all members did, the group goes on.
+    """
+
+    rank: int
+    size: int
+    global_ranks: tuple[int, ...] | None
+    name: str
+    timeout_s: float
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
+        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same."""
+
+    @abstractmethod
+    def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
+        """Combine `tensor` over all ranks; `root` has the result, the others' stay untouched."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensors, root: int = 0) -> None:
+        """Copy `root`'s tensor to every rank."""
+
+    @abstractmethod
+    def all_gather(self, output: Tensors, input: Tensors) -> None:
+        """Every rank has all inputs, in rank order, in its wide `output`."""
+
+    @abstractmethod
+    def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
+        """Combine the wide inputs over all ranks; rank r has part r of the result in `output`."""
+
+    @abstractmethod
+    def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
+        """`root` has all inputs, in rank order, in its wide `output`; others pass None."""
+
+    @abstractmethod
+    def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
+        """Rank r has part r of `root`'s wide `input` in `output`; others pass None as input."""
+
+    @abstractmethod
+    def all_to_all(self, output: Tensors, input: Tensors) -> None:
+        """Part j of rank i's wide `input` is part i of rank j's wide `output`."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+
+    @abstractmethod
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """Make a group of these members, numbered in the order given.
+
+        Only members take part; a rank that is not in `ranks` gets None at once and need not call.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing."""
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"

@@ -1,0 +1,119 @@
+"""The native engine as Python sees it: the only module that touches `unisono._native`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Protocol, cast
+
+from unisono.errors import EngineUnavailable, SegmentError
+
+try:
+    from unisono import _native  # type: ignore[attr-defined]
+except ImportError as error:
+    _native = None
+    _why_missing = str(error)
+
+
+class Status(IntEnum):
+    """How a call ended; the numbers are csrc/unisono.h's."""
+
+    OK = 0
+    MISMATCH = 1
+    TIMEOUT = 2
+    PEER_CLOSED = 3
+    ABORTED = 4
+    INTERRUPTED = 5
+    REFUSED = 6
+    NO_MEMORY = 7
+    CLOSED = 8
+    FORKED = 9
+    SYSTEM = 10
+
+
+class Operation(IntEnum):
+    """What a call does; the numbers are csrc/unisono.h's."""
+
+    BARRIER = 1
+    ALL_REDUCE = 2
+    REDUCE = 3
+    BROADCAST = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    GATHER = 7
+    SCATTER = 8
+    ALL_TO_ALL = 9
+
+
+class Posted(Protocol):
+    """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
+
+    def __getitem__(self, index: int) -> int: ...
+
+
+class Group(Protocol):
+    """A place in a group. The methods that take part in a call return a `Status`."""
+
+    calls: int
+    timeout_ns: int
+
+    def all_reduce(self, tensor: Any, reduction: int, factor: float) -> int: ...
+    def run(
+        self,
+        operation: int,
+        output: Any,
+        input: Any,
+        root: int,
+        reduction: int,
+        factor: float,
+        coalesced: bool,
+    ) -> int: ...
+    def barrier(self) -> int: ...
+    def refuse(self, operation: int) -> int: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+    def failure(self) -> tuple[int, int, int, int]: ...
+    def posted(self, rank: int, call: int) -> Posted | None: ...
+
+
+def _module() -> Any:
+    if _native is None:
+        raise EngineUnavailable(
+            f"the native engine is not available ({_why_missing}): it needs Linux on x86-64 or "
+            "arm64 and a built package (`make native` in a source tree)"
+        )
+    return _native
+
+
+def layout_version() -> int:
+    """The version of the segment's layout; members of a group must have the same."""
+    return int(_module().LAYOUT_VERSION)
+
+
+def cpu_quota() -> int:
+    """How many cores the cgroup's CPU quota pays for (a very large number: no quota)."""
+    return int(_module().cpu_quota())
+
+
+def memory_room() -> int:
+    """How many bytes the memory limits of this process leave free."""
+    return int(_module().memory_room())
+
+
+def create_segment(ranks: int, cores: int, nonce: int) -> int:
+    """Make the shared memory of a group and return its descriptor."""
+    try:
+        return int(_module().create_segment(ranks, cores, nonce))
+    except OSError as error:
+        raise SegmentError(
+            f"cannot make shared memory for {ranks} ranks: {error.strerror}. "
+            "memfd_create and an unnamed file in /dev/shm were both tried"
+        ) from error
+
+
+def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
+    """Take place `rank` in the group whose segment `descriptor` is."""
+    try:
+        group = _module().Group(descriptor, rank, ranks, nonce, int(timeout_s * 1e9))
+    except OSError as error:
+        raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
+    return cast(Group, group)

@@ -1,0 +1,350 @@
+"""The native make of the Communicator: ranks of this machine over shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from unisono.comm import records
+from unisono.comm.base import DEFAULT_TIMEOUT_S, REDUCTIONS, Communicator, Op, PremulSum
+from unisono.comm.engine import Operation, Status, memory_room, open_group
+from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
+from unisono.comm.solo import SoloCommunicator
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    GroupClosed,
+    GroupError,
+    PeerLost,
+    SegmentError,
+)
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Tensor, Tensors
+
+_REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
+_REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
+_PREMUL_SUM = len(REDUCTIONS)
+
+
+class NativeCommunicator(Communicator):
+    """Ranks of one machine. Made by `connect` and `split`, not by hand."""
+
+    def __init__(
+        self,
+        place: Place,
+        lobby: Lobby,
+        name: str,
+        global_ranks: tuple[int, ...],
+        timeout_s: float,
+    ) -> None:
+        self.rank = place.rank
+        self.size = place.size
+        self.name = name
+        self.global_ranks = global_ranks
+        self._place = place
+        self._lobby: Lobby | None = lobby.share()
+        self._group = place.group
+        self._cause: GroupError | None = None
+        self._splits: dict[tuple[int, ...], int] = {}
+        self.timeout_s = timeout_s
+
+    @classmethod
+    def connect(
+        cls,
+        exchange: Exchange,
+        rank: int,
+        size: int,
+        *,
+        name: str = "world",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        join_timeout_s: float = 300.0,
+    ) -> NativeCommunicator:
+        """Meet the other `size - 1` ranks through `exchange` and make a group with them."""
+        with Lobby() as lobby:
+            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s))
+            place = lobby.meet_by(exchange, side)
+            return cls(place, lobby, name, tuple(range(size)), timeout_s)
+
+    # -- settings and life ---------------------------------------------------------------------
+
+    @property
+    def timeout_s(self) -> float:  # type: ignore[override]
+        """How long a call waits for its peers."""
+        return self._group.timeout_ns / 1e9
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._group.timeout_ns = int(seconds * 1e9)
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        members = tuple(ranks)
+        if not members or len(set(members)) != len(members):
+            raise ValueError(f"ranks of a group must be different and at least one: {members}")
+        if min(members) < 0 or max(members) >= self.size:
+            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}")
+        if self.rank not in members:
+            return None
+        if self._lobby is None:
+            raise self._closed()
+        serial = self._splits[members] = self._splits.get(members, 0) + 1
+        listed = ",".join(map(str, members))
+        name = f"{self.name}[{listed}]" + (f"/{serial}" if serial > 1 else "")
+        parents = self.global_ranks or tuple(range(self.size))
+        global_ranks = tuple(parents[rank] for rank in members)
+        if len(members) == 1:
+            return SoloCommunicator(name, global_ranks, self.timeout_s)
+        side = Side(
+            f"{self._place.key}/{listed}/{serial}",
+            members.index(self.rank),
+            len(members),
+            self.timeout_s,
+            open_with(self.timeout_s),
+        )
+        place = self._lobby.meet_at(self._place.addresses[members[0]], side)
+        return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
+
+    def abort(self) -> None:
+        """End the group: every member's calls, under way or later, raise `GroupAborted`."""
+        self._group.abort()
+
+    def close(self) -> None:
+        lobby, self._lobby = self._lobby, None
+        if lobby is not None:
+            self._group.close()
+            lobby.close()
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        status = self._group.barrier()
+        if status:
+            self._fail(status, Operation.BARRIER)
+
+    def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
+        reduction = _REDUCTION_NUMBERS.get(op)  # type: ignore[arg-type]
+        factor = 1.0
+        if reduction is None:
+            reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
+        if isinstance(tensor, (list, tuple)):
+            for alike, _ in _by_dtype(tensor, tensor):
+                self._run(Operation.ALL_REDUCE, alike, alike, 0, reduction, factor, True)
+            return
+        status = self._group.all_reduce(tensor, reduction, factor)
+        if status:
+            self._fail(status, Operation.ALL_REDUCE, reduction, tensor)
+
+    def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
+        reduction, factor = self._reduction(Operation.REDUCE, op, tensor)
+        self._in_place(Operation.REDUCE, tensor, root, reduction, factor)
+
+    def broadcast(self, tensor: Tensors, root: int = 0) -> None:
+        self._in_place(Operation.BROADCAST, tensor, root, 0, 1.0)
+
+    def all_gather(self, output: Tensors, input: Tensors) -> None:
+        self._widening(Operation.ALL_GATHER, output, input, isinstance(input, (list, tuple)))
+
+    def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
+        operation = Operation.REDUCE_SCATTER
+        reduction, factor = self._reduction(operation, op, output)
+        coalesced = isinstance(output, (list, tuple))
+        self._widening(operation, output, input, coalesced, reduction, factor)
+
+    def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
+        self._check_root(Operation.GATHER, root, output, "output")
+        self._run(Operation.GATHER, output, input, root)
+
+    def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
+        self._check_root(Operation.SCATTER, root, input, "input")
+        self._run(Operation.SCATTER, output, input, root)
+
+    def all_to_all(self, output: Tensors, input: Tensors) -> None:
+        self._run(Operation.ALL_TO_ALL, output, input)
+
+    # -- the way to the engine -------------------------------------------------------------------
+
+    def _run(
+        self,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: int = 0,
+        reduction: int = 0,
+        factor: float = 1.0,
+        coalesced: bool = False,
+    ) -> None:
+        status = self._group.run(operation, output, input, root, reduction, factor, coalesced)
+        if status:
+            self._fail(status, operation, reduction, output if input is None else input)
+
+    def _in_place(
+        self, operation: Operation, tensor: Any, root: int, reduction: int, factor: float
+    ) -> None:
+        self._check_root(operation, root)
+        if isinstance(tensor, (list, tuple)):
+            for alike, _ in _by_dtype(tensor, tensor):
+                self._run(operation, alike, alike, root, reduction, factor, True)
+        else:
+            self._run(operation, tensor, tensor, root, reduction, factor)
+
+    def _widening(
+        self,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        coalesced: bool,
+        reduction: int = 0,
+        factor: float = 1.0,
+    ) -> None:
+        if not coalesced:
+            self._run(operation, output, input, 0, reduction, factor)
+            return
+        if not isinstance(output, (list, tuple)) or not isinstance(input, (list, tuple)):
+            self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
+        if len(output) != len(input):
+            self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
+        for outputs, inputs in _by_dtype(output, input):
+            self._run(operation, outputs, inputs, 0, reduction, factor, True)
+
+    # -- refusing and failing --------------------------------------------------------------------
+
+    def _reduction(self, operation: Operation, op: Op, tensor: Any) -> tuple[int, float]:
+        if isinstance(op, PremulSum):
+            if not float(op.factor).is_integer() and _is_integral(tensor):
+                self._refuse(operation, f"integers cannot be scaled by {op.factor}")
+            return _PREMUL_SUM, float(op.factor)
+        number = _REDUCTION_NUMBERS.get(op)
+        if number is None:
+            self._refuse(
+                operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
+            )
+        return number, 1.0
+
+    def _check_root(
+        self, operation: Operation, root: int, wide: Any = False, which: str = ""
+    ) -> None:
+        if not 0 <= root < self.size:
+            self._refuse(operation, f"root {root} is not a rank of a group of {self.size}")
+        if wide is None and self.rank == root:
+            self._refuse(operation, f"the root must pass an {which}")
+        if wide is not None and wide is not False and self.rank != root:
+            self._refuse(operation, f"only the root passes an {which}: pass None")
+
+    def _refuse(
+        self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
+    ) -> NoReturn:
+        """Raise about our own arguments, once the peers know that this call will not happen."""
+        if self._cause is None:
+            self._group.refuse(operation)
+        raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
+
+    def _fail(
+        self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
+    ) -> NoReturn:
+        if status == Status.REFUSED:
+            op = (*REDUCTIONS, "premul_sum")[reduction]
+            raise TypeError(
+                f"{operation.name.lower()} on group {self.name}: {op} has no meaning for "
+                f"{_dtype_of(tensors)}{_remedy(op)}"
+            )
+        if status == Status.NO_MEMORY:
+            raise SegmentError(
+                f"no room for this rank's slice of shared memory (2 MiB) in group {self.name}: "
+                f"the memory limits leave {max(0, memory_room())} bytes"
+            )
+        if status == Status.FORKED:
+            raise GroupClosed(
+                f"group {self.name} belongs to the parent process (pid {os.getppid()}): a forked "
+                "child cannot use it",
+                rank=self.rank,
+                group=self.name,
+            )
+        if status == Status.CLOSED:
+            raise self._closed()
+        if self._cause is None:
+            self._cause = self._describe_failure()
+        raise self._cause.with_traceback(None)
+
+    def _closed(self) -> GroupClosed:
+        return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)
+
+    def _describe_failure(self) -> GroupError:
+        status, culprit, call, _ = self._group.failure()
+        calls = [records.describe_post(self._group, rank, call) for rank in range(self.size)]
+        if status == Status.MISMATCH:
+            return CollectiveMismatch(
+                records.mismatch_report(self.name, call, calls),
+                rank=self.rank,
+                group=self.name,
+                call=call,
+                calls=calls,
+                culprits=records.culprits_of(calls),
+            )
+        if status == Status.TIMEOUT:
+            arrived = [rank for rank, what in enumerate(calls) if what is not None]
+            missing = [rank for rank, what in enumerate(calls) if what is None]
+            what = next((what for what in calls if what is not None), None)
+            return CollectiveTimeout(
+                records.timeout_report(self.name, call, what, arrived, missing),
+                rank=self.rank,
+                group=self.name,
+                call=call,
+                arrived=arrived,
+                missing=missing,
+            )
+        if status == Status.PEER_CLOSED:
+            return PeerLost(
+                f"rank {culprit} closed group {self.name} before call #{call}",
+                rank=self.rank,
+                group=self.name,
+                call=call,
+                peer=culprit,
+            )
+        return GroupAborted(
+            f"rank {culprit} ended group {self.name} at call #{call}",
+            rank=self.rank,
+            group=self.name,
+            call=call,
+        )
+
+
+def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
+    """How a member opens its place once it has the segment."""
+    return lambda descriptor, rank, size, nonce: open_group(
+        descriptor, rank, size, nonce, timeout_s
+    )
+
+
+def _by_dtype(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
+    """Pairs of tensors sorted into lists of one dtype each, in order of first appearance."""
+    alike: dict[str, tuple[list[Any], list[Any]]] = {}
+    for output, input in zip(outputs, inputs, strict=True):
+        key = str(getattr(output, "dtype", None))
+        pair = alike.setdefault(key, ([], []))
+        pair[0].append(output)
+        pair[1].append(input)
+    if outputs is inputs:
+        return [(outs, outs) for outs, _ in alike.values()]
+    return list(alike.values())
+
+
+def _first(tensors: Any) -> Any:
+    return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+
+
+def _dtype_of(tensors: Any) -> str:
+    return str(getattr(_first(tensors), "dtype", "this type")).removeprefix("torch.")
+
+
+def _is_integral(tensors: Any) -> bool:
+    return "int" in _dtype_of(tensors)
+
+
+def _remedy(op: str) -> str:
+    if op == "avg":
+        return ": sum and divide, or convert to a floating type"
+    if op in ("band", "bor", "bxor"):
+        return ": it combines bits, which floating types do not have"
+    return ""

@@ -1,0 +1,109 @@
+"""What the ranks of a group posted, and the text of the reports made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from unisono.comm.base import REDUCTIONS
+from unisono.comm.engine import Group, Operation
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_FLOAT8 = {
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    17: "float4_e2m1fn_x2",
+}
+_REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
+_ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
+_PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+
+
+def dtype_name(dtype: int) -> str:
+    """The name of an element type that the engine wrote as DLPack code, bits and lanes."""
+    code, bits = dtype & 0xFF, dtype >> 8 & 0xFF
+    if code == 6:
+        return "bool"
+    if code in _FLOAT8:
+        return _FLOAT8[code]
+    return f"{_KINDS.get(code, f'type{code}_')}{bits or 256}"
+
+
+def describe_post(group: Group, rank: int, call: int) -> str | None:
+    """What `rank` posted for this call, in words; None if it has not arrived."""
+    posted = group.posted(rank, call)
+    if posted is None or posted[0] != call:
+        return None
+    _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
+        posted[index] for index in range(8)
+    )
+    operation = Operation(operation_number)
+    text = operation.name.lower()
+    if refused:
+        return f"{text} with arguments that it refused"
+    if operation is Operation.BARRIER:
+        return text
+    details = [dtype_name(dtype)]
+    if operation not in _PAIRED:
+        item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
+        details.append(f"{size_bytes // item_bytes} elements")
+    if operation in _REDUCING:
+        details.append((*REDUCTIONS, "premul_sum")[reduction])
+    if operation in _ROOTED:
+        details.append(f"root {root}")
+    if operation in _PAIRED:
+        details.append("sizes of its own")
+    elif shape_hash:
+        details.append(f"shapes {shape_hash & 0xFFFF:04x}")
+    return f"{text} of {', '.join(details)}"
+
+
+def culprits_of(calls: Sequence[str | None]) -> list[int]:
+    """The ranks that differ from what a strict majority called."""
+    counts = Counter(call for call in calls if call is not None)
+    if not counts:
+        return []
+    common, times = counts.most_common(1)[0]
+    if times * 2 <= len(calls):
+        return []
+    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+
+
+def mismatch_report(name: str, call: int, calls: Sequence[str | None]) -> str:
+    """The text of a `CollectiveMismatch`: the verdict, then who called what."""
+    culprits = culprits_of(calls)
+    if culprits:
+        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {_join(culprits)}"
+        verdict = f"{who} called something else than the others in call #{call} of group {name}"
+    elif len(set(calls)) == 1:
+        verdict = f"call #{call} of group {name}: what a rank gives is not what another takes"
+    else:
+        verdict = f"the ranks called different things in call #{call} of group {name}"
+    lines = [verdict]
+    for text in dict.fromkeys(calls):
+        ranks = [rank for rank, other in enumerate(calls) if other == text]
+        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join(ranks)}"
+        lines.append(f"  {label}: {text or 'has not arrived'}")
+    lines.append("Nothing was moved. Make every rank call the same, in the same order.")
+    return "\n".join(lines)
+
+
+def timeout_report(
+    name: str, call: int, what: str | None, arrived: Sequence[int], missing: Sequence[int]
+) -> str:
+    """The text of a `CollectiveTimeout`."""
+    waited = f"{what or 'a call'} (call #{call} of group {name}) did not finish by its deadline"
+    if not missing:
+        return f"{waited}: all ranks arrived, one stopped moving data"
+    return f"{waited}: rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "nobody"
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "" if len(ranks) == 1 else "s"

@@ -1,0 +1,96 @@
+"""Every exception that a user of unisono can catch.
+
+All derive from `UnisonoError`. The ones about a call carry fields (`rank`, `group`, `call`, ...)
+beside their text, so that programs can act on them without parsing a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class UnisonoError(RuntimeError):
+    """Base of everything that unisono raises on purpose, argument errors aside."""
+
+
+class EngineUnavailable(UnisonoError):
+    """The native engine cannot run here (not Linux, or the library was not built)."""
+
+
+class RendezvousError(UnisonoError):
+    """The ranks did not find each other, or may not work together."""
+
+
+class SegmentError(UnisonoError):
+    """Shared memory could not be had: a limit is too small, or the system refused."""
+
+
+class GroupError(UnisonoError):
+    """Something went wrong in a call on a group. After it the group is poisoned.
+
+    `rank` is this rank within `group`, `call` the number of the call that failed.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, group: str = "", call: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.group = group
+        self.call = call
+
+
+class CollectiveMismatch(GroupError):
+    """The ranks of a group called different things.
+
+    `calls` says, for each rank, what it called (None: it had not arrived); `culprits` are the
+    ranks that differ from a strict majority, empty where there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        group: str = "",
+        call: int = 0,
+        calls: Sequence[str | None] = (),
+        culprits: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, group=group, call=call)
+        self.calls = tuple(calls)
+        self.culprits = tuple(culprits)
+
+
+class CollectiveTimeout(GroupError):
+    """A call did not finish by its deadline. `arrived` and `missing` are ranks of the group."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        group: str = "",
+        call: int = 0,
+        arrived: Sequence[int] = (),
+        missing: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, group=group, call=call)
+        self.arrived = tuple(arrived)
+        self.missing = tuple(missing)
+
+
+class PeerLost(GroupError):
+    """A peer left the group while others still needed it. `peer` is its rank in the group."""
+
+    def __init__(
+        self, message: str, *, rank: int = -1, group: str = "", call: int = 0, peer: int = -1
+    ) -> None:
+        super().__init__(message, rank=rank, group=group, call=call)
+        self.peer = peer
+
+
+class GroupAborted(GroupError):
+    """Somebody ended the group: by an interrupt, or by an error of its own."""
+
+
+class GroupClosed(GroupError):
+    """The group was closed in this process, or belongs to the process that forked this one."""

@@ -1,0 +1,115 @@
+"""The world: the Communicator of all ranks of this program, and who we are in it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import Exchange, FileExchange, StoreExchange
+from unisono.comm.solo import SoloCommunicator
+from unisono.errors import UnisonoError
+
+_world: Communicator | None = None
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    rendezvous: str | os.PathLike[str] | int | Any | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Communicator:
+    """Join the ranks of this program and return the Communicator of all of them.
+
+    Without arguments the place comes from the environment: UNISONO_RANK, UNISONO_SIZE and
+    UNISONO_RENDEZVOUS, which `unisono.launch` sets, or torchrun's variables; in a program that
+    nobody launched the world is this one process. `rendezvous` is a path that all ranks know
+    and may write to, an inherited descriptor of a file, or a torch Store.
+
+    Raises RendezvousError if the ranks do not find each other or are not on one machine.
+    """
+    global _world
+    if _world is not None:
+        raise UnisonoError("unisono is already initialised: call unisono.shutdown() first")
+    if rank is None and size is None:
+        rank, size, rendezvous = _from_environment(rendezvous)
+    if rank is None or size is None:
+        raise ValueError("rank and size go together: give both or neither")
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} does not lie in a world of {size}")
+    if size == 1:
+        _world = SoloCommunicator(timeout_s=timeout_s)
+    elif rendezvous is None:
+        raise ValueError(f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store")
+    else:
+        exchange = _exchange(rendezvous)
+        _world = NativeCommunicator.connect(exchange, rank, size, timeout_s=timeout_s)
+    return _world
+
+
+def shutdown() -> None:
+    """Leave the world. Does nothing where `init` has not been called."""
+    global _world
+    world, _world = _world, None
+    if world is not None:
+        world.close()
+
+
+def world() -> Communicator:
+    """The Communicator of all ranks."""
+    if _world is None:
+        raise UnisonoError("unisono is not initialised: call unisono.init() first")
+    return _world
+
+
+def get_rank() -> int:
+    """This process's rank in the world; 0 where there is none."""
+    return 0 if _world is None else _world.rank
+
+
+def get_world_size() -> int:
+    """How many ranks the world has; 1 where there is none."""
+    return 1 if _world is None else _world.size
+
+
+def is_main_process() -> bool:
+    """Whether this is rank 0."""
+    return get_rank() == 0
+
+
+def barrier() -> None:
+    """Return once every rank has called it; at once where there is no world."""
+    if _world is not None:
+        _world.barrier()
+
+
+def _from_environment(rendezvous: Any) -> tuple[int, int, Any]:
+    environment = os.environ
+    if "UNISONO_RANK" in environment:
+        where: Any = environment.get("UNISONO_RENDEZVOUS")
+        if where is not None and where.startswith("fd:"):
+            where = int(where.removeprefix("fd:"))
+        rank, size = int(environment["UNISONO_RANK"]), int(environment["UNISONO_SIZE"])
+        return rank, size, where if rendezvous is None else rendezvous
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        if rendezvous is None and size > 1:
+            rendezvous = _store_from_environment()
+        return rank, size, rendezvous
+    return 0, 1, None
+
+
+def _store_from_environment() -> Any:
+    """The store that torchrun's variables describe."""
+    import torch.distributed
+
+    store, _, _ = next(iter(torch.distributed.rendezvous("env://")))
+    return store
+
+
+def _exchange(rendezvous: Any) -> Exchange:
+    if isinstance(rendezvous, (str, os.PathLike, int)):
+        return FileExchange(rendezvous)
+    return StoreExchange(rendezvous)
