@@ -9,7 +9,8 @@ in blocks; in each block every library has one turn, in an order shuffled anew. 
 an untimed call, which brings the library's own memory back into the caches, and a barrier; then
 follows one call or, up to 64 KiB and where it takes less than 100 us, as many back to back as fill
 some milliseconds. A turn counts with the slowest rank's time; a figure is the median over all
-turns. Each library's result is compared with the exact one before anything is timed.
+turns. Each library's result is compared with the exact one before anything is timed. A row marked *
+had other programs on its cores: whoever spins suffers most then, and its ratios say nothing.
 
 Sizes are nccl-tests': the tensor for all_reduce and broadcast, the whole output for all_gather, the
 whole input for reduce_scatter and all_to_all, cut to the same number of elements for each rank.
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING
 import figures
 import peers
 from figures import KIB, LIBRARIES, MIB, Results, Row
+from libraries import Calls, Libraries
 
 if TYPE_CHECKING:
     import torch
@@ -56,91 +58,6 @@ MEETING_S = 20e-6
 TURNS_AT_MOST = 300
 ELEMENT_BYTES = 4
 NATIVE_PROGRAM = peers.REPOSITORY / "build" / "native" / "native_latency"
-
-Calls = Sequence[Callable[[], object]]
-"""What a library does for one row: one call, or a few that take turns (a root each)."""
-
-
-class Libraries:
-    """The libraries on this rank, all of them connected, and the calls they offer."""
-
-    def __init__(
-        self, names: Sequence[str], world: MPI.Intracomm, folder: Path, fixed_root: bool
-    ) -> None:
-        import torch.distributed as dist
-
-        self.names = names
-        self.world, self.rank, self.size = world, world.rank, world.size
-        self.roots = [0] if fixed_root else list(range(self.size))
-        # unisono comes first, since it would adopt a default group that it finds.
-        if "unisono" in names:
-            import unisono
-
-            self.native = unisono.init(
-                rank=self.rank, size=self.size, rendezvous=str(folder / "unisono")
-            )
-        if "gloo" in names and dist.is_initialized():
-            self.gloo = dist.new_group(backend="gloo")
-        elif "gloo" in names:
-            store = dist.FileStore(str(folder / "gloo"), self.size)
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
-            self.gloo = dist.group.WORLD
-
-    def close(self) -> None:
-        import torch.distributed as dist
-
-        if "unisono" in self.names:
-            self.native.close()
-        if "gloo" in self.names:
-            dist.destroy_process_group()
-
-    def calls(
-        self, library: str, collective: str, output: torch.Tensor, input: torch.Tensor
-    ) -> Calls:
-        """The calls that move `input` to `output`, which are one tensor where it works in place."""
-        makers = {"unisono": self._unisono, "mpi": self._mpi, "gloo": self._gloo}
-        return makers[library](output, input)[collective]
-
-    def _unisono(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
-        native = self.native
-        return {
-            "all_reduce": [partial(native.all_reduce, output)],
-            "all_gather": [partial(native.all_gather, output, input)],
-            "reduce_scatter": [partial(native.reduce_scatter, output, input)],
-            "broadcast": [partial(native.broadcast, output, root) for root in self.roots],
-            "all_to_all": [partial(native.all_to_all, output, input)],
-            "barrier": [native.barrier],
-        }
-
-    def _mpi(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
-        from mpi4py import MPI
-
-        world, to, of = self.world, output.numpy(), input.numpy()
-        return {
-            "all_reduce": [partial(world.Allreduce, MPI.IN_PLACE, to)],
-            "all_gather": [partial(world.Allgather, of, to)],
-            "reduce_scatter": [partial(world.Reduce_scatter_block, of, to)],
-            "broadcast": [partial(world.Bcast, to, root) for root in self.roots],
-            "all_to_all": [partial(world.Alltoall, of, to)],
-            "barrier": [world.Barrier],
-        }
-
-    def _gloo(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
-        import torch.distributed as dist
-
-        # torch 2.13 renamed these two and warns about the old names.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        group = self.gloo
-        return {
-            "all_reduce": [partial(dist.all_reduce, output, group=group)],
-            "all_gather": [partial(gather, output, input, group=group)],
-            "reduce_scatter": [partial(scatter, output, input, group=group)],
-            "broadcast": [partial(dist.broadcast, output, root, group) for root in self.roots],
-            "all_to_all": [partial(dist.all_to_all_single, output, input, group=group)],
-            "barrier": [partial(dist.barrier, group)],
-        }
-
 
 def buffers(
     collective: str, nbytes: int, size: int
@@ -186,6 +103,14 @@ def is_right(
         received = enumerate(output.view(size, part))
         return all(torch.equal(got, expected + peer + 1) for peer, got in received)
     return True
+
+
+def queued_s() -> float:
+    """How long this thread was ready to run and had no core, since it began."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # A kernel that does not count it.
+        return 0.0
 
 
 def turn_s(calls: Calls, count: int, world: MPI.Intracomm) -> float:
@@ -242,20 +167,27 @@ def measure(
 
     plan = list(zip(range(len(turns)), turns.values(), counts, strict=True))
     samples_s = numpy.zeros((len(turns), blocks))
+    waits_s, turns_s = numpy.zeros((2, len(turns)))
     shuffler = random.Random(nbytes)  # The same order on every rank.
     gc.disable()
     for block in range(blocks):
         shuffler.shuffle(plan)
         for index, calls, count in plan:
+            queued_before_s, begin_s = queued_s(), time.perf_counter()
             samples_s[index, block] = turn_s(calls, count, world)
+            waits_s[index] += queued_s() - queued_before_s
+            turns_s[index] += time.perf_counter() - begin_s
     gc.enable()
+    queued_percent = 100 * waits_s / turns_s
     world.Allreduce(MPI.IN_PLACE, samples_s, MPI.MAX)
+    world.Allreduce(MPI.IN_PLACE, queued_percent, MPI.MAX)
 
     row = Row(collective, nbytes, blocks)
-    for library, times_us in zip(turns, samples_s * 1e6, strict=True):
-        low, middle, high = (float(value) for value in numpy.percentile(times_us, (25, 50, 75)))
-        row.median_us[library] = middle
+    for index, library in enumerate(turns):
+        quartiles_us = numpy.percentile(samples_s[index] * 1e6, (25, 50, 75))
+        low, row.median_us[library], high = (float(time_us) for time_us in quartiles_us)
         row.quartiles_us[library] = (low, high)
+        row.queued_percent[library] = float(queued_percent[index])
     return row
 
 
@@ -301,13 +233,15 @@ def measure_all(options: argparse.Namespace, world: MPI.Intracomm) -> None:
     show("\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n")
     show(figures.plain_line(figures.HEADINGS))
     budget_s, turns_at_least = (0.5, 3) if options.quick else (2.5, 7)
-    rows = []
+    cores = peers.usable_cores()
+    rows: list[Row] = []
     for collective in options.collectives:
         sizes = SIZES[collective] if collective == "barrier" else options.sizes
         for nbytes in sizes or SIZES[collective]:
             rows.append(measure(libraries, collective, nbytes, budget_s, turns_at_least))
-            show(figures.plain_line(figures.cells(rows[-1])))
-    results = Results(facts, options.ranks, peers.usable_cores(), rows, idle_percent(libraries))
+            disturbed = "  *" if figures.disturbed(rows[-1], options.ranks, cores) else ""
+            show(figures.plain_line(figures.cells(rows[-1])) + disturbed)
+    results = Results(facts, options.ranks, cores, rows, idle_percent(libraries))
     show(figures.summary(results, options.goals))
     if world.rank == 0 and options.json:
         figures.save_json(results, options.json)

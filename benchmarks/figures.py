@@ -12,6 +12,7 @@ KIB, MIB = 1024, 1024**2
 LIBRARIES = ("unisono", "mpi", "gloo")
 MOVERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 ALL_MOVERS = "those four"
+DISTURBED_PERCENT = 5.0
 HEADINGS = (
     "collective",
     "size",
@@ -30,6 +31,8 @@ class Row:
     turns: int
     median_us: dict[str, float] = field(default_factory=dict)
     quartiles_us: dict[str, tuple[float, float]] = field(default_factory=dict)
+    queued_percent: dict[str, float] = field(default_factory=dict)
+    """Of its turns, how long a rank's main thread was ready to run and had no core."""
 
     def ratio(self, slower: str, faster: str = "unisono") -> float | None:
         """How many times longer `slower` takes; None unless both were measured."""
@@ -112,6 +115,15 @@ def markdown_table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def disturbed(row: Row, ranks: int, cores: int) -> bool:
+    """Whether other programs took cores from this row, so that its ratios say nothing.
+
+    gloo is not asked, since its own threads compete; nor are ranks that share a core anyway.
+    """
+    queued = [percent for name, percent in row.queued_percent.items() if name != "gloo"]
+    return ranks <= cores and max(queued, default=0.0) > DISTURBED_PERCENT
+
+
 def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """(collective, peer) -> how many times longer the peer takes, over all sizes.
 
@@ -167,6 +179,9 @@ def goals(results: Results) -> list[Goal]:
 def summary(results: Results, with_goals: bool) -> str:
     """What follows below the table."""
     lines = []
+    marked = sum(disturbed(row, results.ranks, results.cores) for row in results.rows)
+    if marked:
+        lines += ["", f"* {marked} rows were disturbed by other programs: measure them again"]
     means = geometric_means(results.rows)
     if means:
         lines += ["", "geometric means"]

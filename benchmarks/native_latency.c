@@ -1,0 +1,95 @@
+/* The engine's latency inside C, so that Python's share of a call is visible.
+ *
+ * native_latency [ranks] [largest_bytes]: all_reduce of float32 from 8 bytes on, and a barrier;
+ * prints "ranks bytes median_ns" lines (bytes 0: the barrier), the median over batches of the
+ * time of one call. With one rank a line shows what planning, posting and copying cost alone.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "unisono.h"
+
+enum { BATCHES = 41 };
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void check(un_status status) {
+    if (!status) return;
+    fprintf(stderr, "native_latency: the engine answered %d\n", (int)status);
+    exit(1);
+}
+
+static double median_ns(un_group *group, const un_call *call, int calls) {
+    un_call barrier = {.operation = UN_BARRIER, .timeout_ns = call->timeout_ns};
+    double each_ns[BATCHES];
+    for (int batch = 0; batch < BATCHES; batch++) {
+        check(un_run(group, &barrier));
+        int64_t start = now_ns();
+        for (int i = 0; i < calls; i++) check(un_run(group, call));
+        each_ns[batch] = (double)(now_ns() - start) / calls;
+    }
+    qsort(each_ns, BATCHES, sizeof *each_ns, ascending);
+    return each_ns[BATCHES / 2];
+}
+
+static void measure(int descriptor, int rank, int ranks, size_t largest) {
+    un_group *group;
+    check(un_group_open(descriptor, rank, ranks, 1, &group));
+    float *data = calloc(1, largest);
+    un_call call = {.operation = UN_BARRIER, .timeout_ns = 60 * (int64_t)1000000000};
+    double ns = median_ns(group, &call, 2000);
+    if (!rank) printf("%d 0 %.0f\n", ranks, ns);
+    for (size_t bytes = 8; bytes <= largest; bytes *= bytes < 64 ? 8 : 4) {
+        un_view view = {.data = (char *)data, .bytes = bytes};
+        un_stream stream = {.views = &view, .count = 1, .bytes = bytes};
+        call = (un_call){.operation = UN_ALL_REDUCE,
+                         .dtype = un_dtype_of(UN_FLOAT, 32, 1),
+                         .factor = 1,
+                         .input = &stream,
+                         .output = &stream,
+                         .timeout_ns = call.timeout_ns};
+        ns = median_ns(group, &call, bytes < 65536 ? 1000 : bytes < 1 << 22 ? 50 : 2);
+        if (!rank) printf("%d %zu %.0f\n", ranks, bytes, ns);
+    }
+    free(data);
+    un_group_close(group);
+}
+
+int main(int count, char **arguments) {
+    int ranks = count > 1 ? atoi(arguments[1]) : 2;
+    size_t largest = count > 2 ? strtoull(arguments[2], NULL, 10) : 1 << 26;
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof set, &set);
+    int descriptor = un_segment_create(ranks, CPU_COUNT(&set), 1);
+    if (descriptor < 0) {
+        perror("native_latency");
+        return 1;
+    }
+    int rank = 0;
+    for (int child = 1; child < ranks && !rank; child++)
+        if (!fork()) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            rank = child;
+        }
+    measure(descriptor, rank, ranks, largest);
+    if (rank) return 0;
+    int status, failed = 0;
+    while (wait(&status) > 0) failed |= status;
+    return failed != 0;
+}
