@@ -10,7 +10,7 @@ an untimed call, which brings the library's own memory back into the caches, and
 follows one call or, up to 64 KiB and where it takes less than 100 us, as many back to back as fill
 some milliseconds. A turn counts with the slowest rank's time; a figure is the median over all
 turns. Each library's result is compared with the exact one before anything is timed. A row marked *
-had other programs on its cores: whoever spins suffers most then, and its ratios say nothing.
+had other programs on its cores. Who spins suffers most then, and its ratios say nothing.
 
 Sizes are nccl-tests': the tensor for all_reduce and broadcast, the whole output for all_gather, the
 whole input for reduce_scatter and all_to_all, cut to the same number of elements for each rank.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import shlex
 import subprocess
@@ -56,8 +57,11 @@ TURN_S = 0.003
 MEETING_S = 20e-6
 """How long a rank sleeps at a time until all ranks are through with a turn."""
 TURNS_AT_MOST = 300
+DISTURBED_SHARE = 0.1
+"""A turn is disturbed if a rank wanted to run and had no core for so much of it."""
 ELEMENT_BYTES = 4
 NATIVE_PROGRAM = peers.REPOSITORY / "build" / "native" / "native_latency"
+
 
 def buffers(
     collective: str, nbytes: int, size: int
@@ -105,28 +109,37 @@ def is_right(
     return True
 
 
-def queued_s() -> float:
-    """How long this thread was ready to run and had no core, since it began."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:  # A kernel that does not count it.
-        return 0.0
+class Turns:
+    """Runs turns, all ranks together, and knows which of them other programs got in the way of."""
 
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self.world = world
+        try:
+            self.scheduling = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # A kernel that does not count it.
+            self.scheduling = -1
 
-def turn_s(calls: Calls, count: int, world: MPI.Intracomm) -> float:
-    """The time a call takes, of `count` back to back that begin together on all ranks."""
-    todo = islice(cycle(calls), count)
-    calls[0]()
-    world.Barrier()
-    begin_ns = time.perf_counter_ns()
-    for call in todo:
-        call()
-    end_ns = time.perf_counter_ns()
-    # A rank that spun in what comes next would take a core from the others' last call.
-    meeting = world.Ibarrier()
-    while not meeting.Test():
-        time.sleep(MEETING_S)
-    return (end_ns - begin_ns) / count / 1e9
+    def queued_ns(self) -> int:
+        """How long this thread was ready to run and had no core, since it began."""
+        return int(os.pread(self.scheduling, 64, 0).split()[1]) if self.scheduling >= 0 else 0
+
+    def take(self, calls: Calls, count: int) -> tuple[float, float]:
+        """(the time of one of `count` calls back to back, the share in which there was no core)."""
+        todo = islice(cycle(calls), count)
+        calls[0]()
+        # From before the barrier on: a rank that leaves it late keeps the others waiting.
+        queued_before_ns = self.queued_ns()
+        self.world.Barrier()
+        begin_ns = time.perf_counter_ns()
+        for call in todo:
+            call()
+        took_ns = time.perf_counter_ns() - begin_ns
+        queued_ns = self.queued_ns() - queued_before_ns
+        # A rank that spun in what comes next would take a core from the others' last call.
+        meeting = self.world.Ibarrier()
+        while not meeting.Test():
+            time.sleep(MEETING_S)
+        return took_ns / count / 1e9, queued_ns / took_ns
 
 
 def measure(
@@ -136,7 +149,7 @@ def measure(
     import numpy
     from mpi4py import MPI
 
-    world = libraries.world
+    world, runner = libraries.world, Turns(libraries.world)
     tensors = output, input, pattern = buffers(collective, nbytes, libraries.size)
     turns: dict[str, Calls] = {}
     for library in libraries.names:
@@ -151,7 +164,7 @@ def measure(
 
     def slowest_s(counts: Sequence[int]) -> list[float]:
         pairs = zip(turns.values(), counts, strict=True)
-        times_s = numpy.array([turn_s(calls, count, world) for calls, count in pairs])
+        times_s = numpy.array([runner.take(calls, count)[0] for calls, count in pairs])
         world.Allreduce(MPI.IN_PLACE, times_s, MPI.MAX)
         return [float(time_s) for time_s in times_s]
 
@@ -159,35 +172,33 @@ def measure(
     estimates_s = slowest_s(counts)
     if nbytes <= BACK_TO_BACK_BYTES:
         for calls_at_most in (500, 20_000):  # The second time from calls back to back.
-            estimates_s = [min(times_s) for times_s in zip(*map(slowest_s, [counts] * 3))]
+            tries = zip(*(slowest_s(counts) for _ in range(3)), strict=True)
+            estimates_s = [min(times_s) for times_s in tries]
             fit = [min(calls_at_most, round(TURN_S / time_s)) for time_s in estimates_s]
             counts = [count if count > TURN_S / SHORT_S else 1 for count in fit]
     block_s = sum(time_s * (n + 1) for time_s, n in zip(estimates_s, counts, strict=True))
     blocks = max(turns_at_least, min(TURNS_AT_MOST, int(budget_s / block_s)))
 
     plan = list(zip(range(len(turns)), turns.values(), counts, strict=True))
-    samples_s = numpy.zeros((len(turns), blocks))
-    waits_s, turns_s = numpy.zeros((2, len(turns)))
+    samples = numpy.zeros((len(turns), blocks, 2))
     shuffler = random.Random(nbytes)  # The same order on every rank.
     gc.disable()
     for block in range(blocks):
         shuffler.shuffle(plan)
         for index, calls, count in plan:
-            queued_before_s, begin_s = queued_s(), time.perf_counter()
-            samples_s[index, block] = turn_s(calls, count, world)
-            waits_s[index] += queued_s() - queued_before_s
-            turns_s[index] += time.perf_counter() - begin_s
+            samples[index, block] = runner.take(calls, count)
     gc.enable()
-    queued_percent = 100 * waits_s / turns_s
-    world.Allreduce(MPI.IN_PLACE, samples_s, MPI.MAX)
-    world.Allreduce(MPI.IN_PLACE, queued_percent, MPI.MAX)
+    world.Allreduce(MPI.IN_PLACE, samples, MPI.MAX)
 
     row = Row(collective, nbytes, blocks)
     for index, library in enumerate(turns):
-        quartiles_us = numpy.percentile(samples_s[index] * 1e6, (25, 50, 75))
+        times_s, queued_shares = samples[index].T
+        quartiles_us = numpy.percentile(times_s * 1e6, (25, 50, 75))
         low, row.median_us[library], high = (float(time_us) for time_us in quartiles_us)
         row.quartiles_us[library] = (low, high)
-        row.queued_percent[library] = float(queued_percent[index])
+        # gloo's own threads compete with one another, and ranks that share a core do anyway.
+        if library != "gloo" and libraries.size <= peers.usable_cores():
+            row.disturbed_share[library] = float(numpy.mean(queued_shares > DISTURBED_SHARE))
     return row
 
 
@@ -233,15 +244,13 @@ def measure_all(options: argparse.Namespace, world: MPI.Intracomm) -> None:
     show("\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n")
     show(figures.plain_line(figures.HEADINGS))
     budget_s, turns_at_least = (0.5, 3) if options.quick else (2.5, 7)
-    cores = peers.usable_cores()
     rows: list[Row] = []
     for collective in options.collectives:
         sizes = SIZES[collective] if collective == "barrier" else options.sizes
         for nbytes in sizes or SIZES[collective]:
             rows.append(measure(libraries, collective, nbytes, budget_s, turns_at_least))
-            disturbed = "  *" if figures.disturbed(rows[-1], options.ranks, cores) else ""
-            show(figures.plain_line(figures.cells(rows[-1])) + disturbed)
-    results = Results(facts, options.ranks, cores, rows, idle_percent(libraries))
+            show(figures.plain_line(figures.cells(rows[-1])))
+    results = Results(facts, options.ranks, peers.usable_cores(), rows, idle_percent(libraries))
     show(figures.summary(results, options.goals))
     if world.rank == 0 and options.json:
         figures.save_json(results, options.json)
@@ -268,12 +277,12 @@ def run_rank(options: argparse.Namespace) -> None:
         MPI.COMM_WORLD.Abort(1)
 
 
-def show_native() -> None:
+def show_native(ranks: int) -> None:
     """What the engine takes inside C, so that Python's share is visible."""
     if not NATIVE_PROGRAM.exists():
-        raise peers.PeersError(f"{NATIVE_PROGRAM} is not there: `make native` builds it")
-    print("\nall_reduce inside C: ranks, bytes, median ns", flush=True)
-    subprocess.run([str(NATIVE_PROGRAM)], check=True)
+        raise peers.PeersError(f"{NATIVE_PROGRAM} is not there: `make latency` builds it")
+    print("\nall_reduce inside C (0 bytes: barrier): ranks, bytes, median ns", flush=True)
+    subprocess.run([str(NATIVE_PROGRAM), str(ranks)], check=True)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -322,7 +331,7 @@ def main() -> int:
         chosen = found or peers.set_up()
         status = peers.start(chosen, options.ranks, more, script, options.limit_s)
         if options.native and status == 0:
-            show_native()
+            show_native(options.ranks)
         return status
     except peers.PeersError as error:
         print(f"engine.py: {error}", file=sys.stderr)

@@ -12,7 +12,7 @@ KIB, MIB = 1024, 1024**2
 LIBRARIES = ("unisono", "mpi", "gloo")
 MOVERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 ALL_MOVERS = "those four"
-DISTURBED_PERCENT = 5.0
+DISTURBED_AT_MOST = 0.4
 HEADINGS = (
     "collective",
     "size",
@@ -31,8 +31,13 @@ class Row:
     turns: int
     median_us: dict[str, float] = field(default_factory=dict)
     quartiles_us: dict[str, tuple[float, float]] = field(default_factory=dict)
-    queued_percent: dict[str, float] = field(default_factory=dict)
-    """Of its turns, how long a rank's main thread was ready to run and had no core."""
+    disturbed_share: dict[str, float] = field(default_factory=dict)
+    """The share of a library's turns in which a rank wanted to run and had no core."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether so many turns were disturbed that the medians may be."""
+        return max(self.disturbed_share.values(), default=0.0) > DISTURBED_AT_MOST
 
     def ratio(self, slower: str, faster: str = "unisono") -> float | None:
         """How many times longer `slower` takes; None unless both were measured."""
@@ -41,7 +46,8 @@ class Row:
         return self.median_us[slower] / self.median_us[faster]
 
     def __str__(self) -> str:
-        return f"{self.collective} {size_text(self.bytes)}"
+        mark = " (disturbed)" if self.disturbed else ""
+        return f"{self.collective} {size_text(self.bytes)}{mark}"
 
 
 @dataclass(frozen=True)
@@ -100,28 +106,20 @@ def cells(row: Row) -> list[str]:
     times = [time_text(row.median_us.get(name)) for name in (*LIBRARIES, "floor")]
     ratios = [row.ratio(peer) for peer in ("mpi", "gloo")]
     shown = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-    return [row.collective, size_text(row.bytes), *times, *shown]
+    name = f"{row.collective} *" if row.disturbed else row.collective
+    return [name, size_text(row.bytes), *times, *shown]
 
 
 def plain_line(texts: Sequence[str]) -> str:
     """A line of the table for a terminal; its width is fixed, since rows are shown as they come."""
     first, *others = texts
-    return f"{first:<14}" + "".join(f"{text:>13}" for text in others)
+    return f"{first:<16}" + "".join(f"{text:>13}" for text in others)
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
     rulers = ["---", *["---:"] * (len(HEADINGS) - 1)]
     lines = [HEADINGS, rulers, *(cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def disturbed(row: Row, ranks: int, cores: int) -> bool:
-    """Whether other programs took cores from this row, so that its ratios say nothing.
-
-    gloo is not asked, since its own threads compete; nor are ranks that share a core anyway.
-    """
-    queued = [percent for name, percent in row.queued_percent.items() if name != "gloo"]
-    return ranks <= cores and max(queued, default=0.0) > DISTURBED_PERCENT
 
 
 def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
@@ -179,9 +177,8 @@ def goals(results: Results) -> list[Goal]:
 def summary(results: Results, with_goals: bool) -> str:
     """What follows below the table."""
     lines = []
-    marked = sum(disturbed(row, results.ranks, results.cores) for row in results.rows)
-    if marked:
-        lines += ["", f"* {marked} rows were disturbed by other programs: measure them again"]
+    if any(row.disturbed for row in results.rows):
+        lines += ["", "* other programs took the cores: measure again"]
     means = geometric_means(results.rows)
     if means:
         lines += ["", "geometric means"]

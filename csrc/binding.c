@@ -16,7 +16,14 @@ typedef struct Group {
 
 /* -- calls ----------------------------------------------------------------------------------- */
 
-/* Look for Ctrl-C while the engine waits; the thread state is parked here meanwhile. */
+/* Small calls that need not wait are over before another thread could use the GIL: it is given
+ * away only when the engine blocks, and the thread's state is parked here meanwhile. */
+static void release_gil(void *parked) {
+    PyThreadState **state = parked;
+    if (!*state) *state = PyEval_SaveThread();
+}
+
+/* Look for Ctrl-C while the engine waits. */
 static int handle_signals(void *parked) {
     PyThreadState **state = parked;
     PyEval_RestoreThread(*state);
@@ -31,17 +38,19 @@ static void close_now(Group *self) {
     if (group) un_group_close(group);
 }
 
-/* Run `body` without the GIL. The result is a status, or -1 with an exception. */
-static int without_gil(Group *self, un_status (*body)(un_group *, const un_call *),
-                       un_call *call) {
+/* Enter the engine. The result is a status, or -1 with an exception. */
+static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
+                 bool small) {
     if (!self->group || self->closing) return UN_CLOSED;
     self->users++;
-    PyThreadState *state = PyEval_SaveThread();
+    PyThreadState *parked = NULL;
     call->timeout_ns = self->timeout_ns;
+    call->block = release_gil;
     call->pause = handle_signals;
-    call->pause_argument = &state;
+    call->argument = &parked;
+    if (!small) release_gil(&parked);
     un_status status = body(self->group, call);
-    PyEval_RestoreThread(state);
+    if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
     return status == UN_INTERRUPTED && PyErr_Occurred() ? -1 : (int)status;
 }
@@ -51,7 +60,7 @@ static PyObject *refuse(Group *self, un_call *call) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     call->dtype = 0;
-    without_gil(self, un_refuse, call);
+    enter(self, un_refuse, call, true);
     if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
         Py_XDECREF(type);
         Py_XDECREF(value);
@@ -60,6 +69,14 @@ static PyObject *refuse(Group *self, un_call *call) {
         PyErr_Restore(type, value, traceback);
     }
     return NULL;
+}
+
+enum { SMALL_BYTES = 8192 };
+
+static size_t side_bytes(const side *s) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < s->tensors; i++) bytes += s->tensor[i].bytes;
+    return bytes;
 }
 
 static uint64_t hash_of_tensors(const side *s) {
@@ -122,7 +139,8 @@ static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *inp
         call->input = in.streams;
         call->output = in_place ? in.streams : out.streams;
         if (coalesced) call->shape_hash = hash_of_tensors(narrow);
-        int status = without_gil(self, un_run, call);
+        bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
+        int status = enter(self, un_run, call, small);
         if (status >= 0) result = PyLong_FromLong(status);
     }
     free_side(&in);
@@ -130,16 +148,28 @@ static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *inp
     return result;
 }
 
-/* all_reduce(tensor, reduction, factor): the short way in for the commonest call. */
+/* The names of the plain reductions, interned, so that one comparison of pointers finds them. */
+static PyObject *reduction_names[UN_PREMUL_SUM];
+
+static int find_reduction(PyObject *name) {
+    for (int i = 0; i < UN_PREMUL_SUM; i++)
+        if (reduction_names[i] == name) return i;
+    return -1;
+}
+
+/* all_reduce(tensor, op): the short way in for the commonest call, one tensor and a plain op.
+ * Anything else answers ASK_AGAIN and has happened to nobody: the caller takes the long way. */
+enum { ASK_AGAIN = 100 };
+
 static PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    Group *self = (Group *)object;
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "all_reduce takes 3 arguments");
-    un_call call = {.operation = UN_ALL_REDUCE,
-                    .reduction = (un_reduction)PyLong_AsLong(arguments[1]),
-                    .factor = PyFloat_AsDouble(arguments[2])};
-    if (PyErr_Occurred()) return NULL;
-    bool coalesced = PyList_Check(arguments[0]) || PyTuple_Check(arguments[0]);
-    return run(self, &call, arguments[0], arguments[0], coalesced);
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
+    PyObject *tensors = arguments[0];
+    int reduction = find_reduction(arguments[1]);
+    if (reduction < 0 || PyList_Check(tensors) || PyTuple_Check(tensors))
+        return PyLong_FromLong(ASK_AGAIN);
+    un_call call = {
+        .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
+    return run((Group *)object, &call, tensors, tensors, false);
 }
 
 /* run(operation, output, input, root, reduction, factor, coalesced) */
@@ -157,7 +187,7 @@ static PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssiz
 static PyObject *group_barrier(PyObject *object, PyObject *ignored) {
     (void)ignored;
     un_call call = {.operation = UN_BARRIER};
-    int status = without_gil((Group *)object, un_run, &call);
+    int status = enter((Group *)object, un_run, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
@@ -165,7 +195,7 @@ static PyObject *group_barrier(PyObject *object, PyObject *ignored) {
 static PyObject *group_refuse(PyObject *object, PyObject *operation) {
     un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
     if (PyErr_Occurred()) return NULL;
-    int status = without_gil((Group *)object, un_refuse, &call);
+    int status = enter((Group *)object, un_refuse, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
@@ -329,6 +359,10 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
+    static const char *const names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
+    for (int i = 0; i < UN_PREMUL_SUM; i++)
+        if (!reduction_names[i] && !(reduction_names[i] = PyUnicode_InternFromString(names[i])))
+            return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

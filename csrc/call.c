@@ -45,6 +45,7 @@ static void post_call(exchange *x, un_status refusal) {
 /* Give the others a little time to post this call too; whether all did. */
 static bool linger(exchange *x, int milliseconds) {
     const struct timespec moment = {.tv_nsec = 200 * 1000};
+    prepare_to_block(&x->patience);
     for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
         int here = 0;
         for (int rank = 0; rank < x->g->ranks; rank++)
@@ -130,30 +131,30 @@ static un_status run(exchange *x) {
 }
 
 /* One thread at a time; a second waits its turn, and can be interrupted meanwhile. */
-static un_status take_turn(un_group *g, const un_call *call) {
-    while (pthread_mutex_trylock(&g->turn)) {
-        struct timespec slice;
-        clock_gettime(CLOCK_REALTIME, &slice);
-        slice.tv_nsec += 50 * 1000 * 1000;
-        if (slice.tv_nsec >= 1000000000) slice.tv_nsec -= 1000000000, slice.tv_sec++;
-        if (!pthread_mutex_timedlock(&g->turn, &slice)) return UN_OK;
-        if (call->pause && call->pause(call->pause_argument)) return UN_INTERRUPTED;
+static un_status take_turn(un_group *g, patience *p) {
+    const struct timespec moment = {.tv_nsec = 50 * 1000};
+    for (int tries = 1; atomic_exchange_explicit(&g->busy, 1, memory_order_acquire); tries++) {
+        prepare_to_block(p);
+        nanosleep(&moment, NULL);
+        if (tries % 500 == 0 && p->call->pause && p->call->pause(p->call->argument))
+            return UN_INTERRUPTED;
     }
     return UN_OK;
 }
 
 static un_status enter(un_group *g, const un_call *call, un_status (*body)(exchange *)) {
     if (group_is_inherited(g)) return UN_FORKED;
-    un_status status = take_turn(g, call);
+    exchange x = {.g = g, .call = call, .patience = {.call = call}};
+    un_status status = take_turn(g, &x.patience);
     if (status) return status;
     if (!g->failure.status && atomic_load_explicit(&g->header->abort, memory_order_relaxed))
         fail_from_abort(g);
     status = g->failure.status;
     if (!status) {
-        exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = call}};
+        x.number = ++g->calls;
         status = body(&x);
     }
-    pthread_mutex_unlock(&g->turn);
+    atomic_store_explicit(&g->busy, 0, memory_order_release);
     return status;
 }
 

@@ -1,5 +1,7 @@
 /* A group: taking and leaving a place in it, and how it ends. */
 #define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -36,7 +38,6 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     g->crowded = ranks > (int)g->header->cores;
     g->spin_ns = 100 * 1000;
     g->process = atomic_load(&process_number);
-    pthread_mutex_init(&g->turn, NULL);
     *group = g;
     return UN_OK;
 }
@@ -54,13 +55,11 @@ static void wake_everyone(un_group *g) {
 
 void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
-        pthread_mutex_lock(&g->turn);
+        while (atomic_exchange(&g->busy, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
         segment_unmap(g);
-        pthread_mutex_unlock(&g->turn);
-        pthread_mutex_destroy(&g->turn);
     }
     free_group(g);
 }

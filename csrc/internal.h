@@ -3,7 +3,6 @@
 #define UNISONO_INTERNAL_H
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -62,7 +61,7 @@ struct un_group {
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
     un_failure failure;
-    pthread_mutex_t turn;
+    _Atomic int busy; /* a thread is in a call */
     const void **sources; /* scratch: for each rank, where its part of a reduction lies */
     size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
 };
@@ -93,9 +92,11 @@ static inline size_t round_up(size_t value, size_t multiple) {
 typedef struct patience { /* how long one call still waits, and whom it asks meanwhile */
     const un_call *call;
     int64_t deadline_ns; /* 0: no clock read yet */
+    bool blocked;        /* the caller knows that we wait */
 } patience;
 
 int64_t clock_ns(void);
+void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 void wake_sleepers(const flag_t *flag);
 

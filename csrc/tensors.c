@@ -57,16 +57,37 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     return 0;
 }
 
+/* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
+ * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
+ * longer than all the rest, and a real tensor with that bit is strided unless it has one element. */
+static int check_lazy(PyObject *object, const tensor *t, unsigned code) {
+    bool conjugable = code == UN_COMPLEX;
+    bool negatable = code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes);
+    for (int i = 0; i < 2; i++) {
+        if (!(conjugable || (i && negatable))) continue;
+        PyObject *lazy = PyObject_CallMethod(object, i ? "is_neg" : "is_conj", NULL);
+        if (!lazy) PyErr_Clear(); /* no torch tensor: nothing is lazy there */
+        bool refused = lazy == Py_True;
+        Py_XDECREF(lazy);
+        if (refused)
+            return refuse_type(object, i ? "is a lazy negative: pass .resolve_neg()"
+                                         : "is a lazy conjugate: pass .resolve_conj()");
+    }
+    return 0;
+}
+
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
         return refuse_type(object, "lies on a device: this group moves CPU tensors only");
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
-    return set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable);
+    if (set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable)) return -1;
+    return check_lazy(object, t, d->dtype.code);
 }
 
-/* The exchange functions of the types seen so far; a program has a few (Tensor, Parameter). */
+/* The exchange functions of the types seen so far, NULL for those that have none; a program uses
+ * a few (Tensor, Parameter, ndarray). */
 static struct {
     PyObject *type;
     const dl_exchange_api *api;
@@ -82,7 +103,7 @@ static const dl_exchange_api *exchange_api(PyObject *object) {
         capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     Py_XDECREF(capsule);
     PyErr_Clear();
-    if (!api || api->version.major != 1) return NULL;
+    if (api && api->version.major != 1) api = NULL;
     unsigned slot = next_known++ % (sizeof known_types / sizeof *known_types);
     Py_INCREF(type);
     PyObject *old = known_types[slot].type;
@@ -139,12 +160,31 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     return set_layout(t, dims, shape, strides, 1, writable);
 }
 
+/* torch refused to show the tensor (sparse, meta, quantised, ...); its message is long. */
+static int explain_refusal(PyObject *object) {
+    PyErr_Clear();
+    PyObject *layout = PyObject_GetAttrString(object, "layout");
+    PyObject *device = PyObject_GetAttrString(object, "device");
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyErr_Clear();
+    if (layout && device && dtype)
+        PyErr_Format(PyExc_TypeError,
+                     "a tensor of %S, %S on device %S has no plain memory to share: pass a dense "
+                     "CPU tensor",
+                     dtype, layout, device);
+    else
+        refuse_type(object, "has no plain memory to share");
+    Py_XDECREF(layout);
+    Py_XDECREF(device);
+    Py_XDECREF(dtype);
+    return -1;
+}
+
 static int read_tensor(tensor *t, PyObject *object, bool writable) {
-    memset(t, 0, sizeof *t);
     const dl_exchange_api *api = exchange_api(object);
     if (api) {
         dl_tensor d;
-        if (api->tensor_from_object(object, &d)) return -1;
+        if (api->tensor_from_object(object, &d)) return explain_refusal(object);
         return from_dlpack(t, object, &d, writable);
     }
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
@@ -208,6 +248,7 @@ static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t 
 /* Every tensor gives an equal part to each stream. */
 static int cut_tensors(side *s, size_t parts) {
     for (size_t i = 0; i < s->tensors; i++) {
+        if (parts == 1) break;
         size_t items = s->tensor[i].bytes / s->tensor[i].item_bytes;
         if (items % parts) {
             PyErr_Format(PyExc_ValueError,
@@ -221,7 +262,7 @@ static int cut_tensors(side *s, size_t parts) {
         un_stream *stream = &s->streams[part];
         *stream = (un_stream){.views = &s->views[part * s->tensors], .count = s->tensors};
         for (size_t i = 0; i < s->tensors; i++) {
-            size_t bytes = s->tensor[i].bytes / parts;
+            size_t bytes = parts == 1 ? s->tensor[i].bytes : s->tensor[i].bytes / parts;
             s->views[part * s->tensors + i] =
                 view_of(&s->tensor[i], part * bytes, bytes, stream->bytes);
             stream->bytes += bytes;

@@ -96,8 +96,9 @@ typedef struct un_call {
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
     int64_t timeout_ns;
-    int (*pause)(void *); /* called at least every 50 ms of waiting; non-zero: stop. May be NULL */
-    void *pause_argument;
+    void (*block)(void *); /* called before the first wait of more than a moment; may be NULL */
+    int (*pause)(void *);  /* then called at least every 50 ms; non-zero: stop. May be NULL */
+    void *argument;        /* of both */
 } un_call;
 
 /* What a rank posted for a call, for reports. */

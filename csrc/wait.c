@@ -14,6 +14,7 @@ enum {
     SPIN_NS_MOST = 200 * 1000,
     SPIN_NS_LEAST = 2 * 1000,
     YIELD_NS = 100 * 1000,
+    GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
 };
 
 int64_t clock_ns(void) {
@@ -69,7 +70,17 @@ static bool yield(un_group *g, const flag_t *flag, uint64_t target) {
     return false;
 }
 
+void prepare_to_block(patience *p) {
+    if (!p->blocked && p->call->block) p->call->block(p->call->argument);
+    p->blocked = true;
+}
+
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
+    for (int glances = g->crowded || p->blocked ? 0 : GLANCES; glances; glances--) {
+        if (reached(flag, target)) return UN_OK;
+        relax_cpu();
+    }
+    prepare_to_block(p);
     if (!g->crowded && spin(g, flag, target)) {
         if (g->spin_ns < SPIN_NS_MOST) g->spin_ns *= 2;
         return UN_OK;
@@ -90,7 +101,7 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         if (seen < target) sleep_on(flag, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 
-        if (!reached(flag, target) && p->call->pause && p->call->pause(p->call->pause_argument))
+        if (!reached(flag, target) && p->call->pause && p->call->pause(p->call->argument))
             return fail(g, UN_INTERRUPTED, g->rank, 0);
     }
     return UN_OK;

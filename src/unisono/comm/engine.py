@@ -28,6 +28,7 @@ class Status(IntEnum):
     CLOSED = 8
     FORKED = 9
     SYSTEM = 10
+    ASK_AGAIN = 100
 
 
 class Operation(IntEnum):
@@ -56,7 +57,7 @@ class Group(Protocol):
     calls: int
     timeout_ns: int
 
-    def all_reduce(self, tensor: Any, reduction: int, factor: float) -> int: ...
+    def all_reduce(self, tensor: Any, op: Any) -> int: ...
     def run(
         self,
         operation: int,

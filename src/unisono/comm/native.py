@@ -47,6 +47,8 @@ class NativeCommunicator(Communicator):
         self._place = place
         self._lobby: Lobby | None = lobby.share()
         self._group = place.group
+        self._all_reduce = place.group.all_reduce
+        self._barrier = place.group.barrier
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
         self.timeout_s = timeout_s
@@ -119,22 +121,19 @@ class NativeCommunicator(Communicator):
     # -- collectives -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        status = self._group.barrier()
+        status = self._barrier()
         if status:
             self._fail(status, Operation.BARRIER)
 
     def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
-        reduction = _REDUCTION_NUMBERS.get(op)  # type: ignore[arg-type]
-        factor = 1.0
-        if reduction is None:
-            reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
-        if isinstance(tensor, (list, tuple)):
-            for alike, _ in _by_dtype(tensor, tensor):
-                self._run(Operation.ALL_REDUCE, alike, alike, 0, reduction, factor, True)
+        status = self._all_reduce(tensor, op)
+        if not status:
             return
-        status = self._group.all_reduce(tensor, reduction, factor)
-        if status:
-            self._fail(status, Operation.ALL_REDUCE, reduction, tensor)
+        if status == Status.ASK_AGAIN:
+            reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
+            self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor)
+        else:
+            self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
 
     def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
         reduction, factor = self._reduction(Operation.REDUCE, op, tensor)

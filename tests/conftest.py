@@ -1,0 +1,37 @@
+"""Fixtures that start ranks, and the rule that a test run leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import RankPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    """Warm ranks, for tests that leave their process as they found it."""
+    with RankPool() as warm:
+        yield warm
+
+
+@pytest.fixture
+def fresh_pool() -> Iterator[RankPool]:
+    """Ranks of this test alone: it may kill, fork or confuse them."""
+    with RankPool() as own:
+        yield own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_stays_in_shared_memory() -> Iterator[None]:
+    before = _our_shared_files()
+    yield
+    assert _our_shared_files() <= before
+
+
+def _our_shared_files() -> set[str]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return set()
+    return {path.name for path in folder.iterdir() if "unisono" in path.name}

@@ -1,0 +1,183 @@
+"""What a collective must deliver, computed from every rank's inputs with NumPy and torch.
+
+Inputs follow from (seed, rank), so that each rank can make those of all others. Reductions are
+done here the plain way: one whole array after the other, in rank order, in the accumulator's
+type, rounded once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from typing import Any
+
+import numpy
+import torch
+
+from unisono import PremulSum
+
+INTEGERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEXES = (torch.complex64, torch.complex128)
+REDUCIBLE = (*INTEGERS, torch.bool, *FLOATS, *COMPLEXES)
+OPS = ("sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor")
+
+_HALVES = (torch.float16, torch.bfloat16)
+_PERIOD = 65_537  # prime, so that no cut of a large tensor falls on a repetition
+
+
+def meaningful(dtype: torch.dtype, op: str | PremulSum) -> bool:
+    """Whether this reduction of this type is promised."""
+    if dtype not in REDUCIBLE:
+        return False
+    if op in ("avg", "mean"):
+        return dtype in FLOATS + COMPLEXES
+    if op in ("band", "bor", "bxor"):
+        return dtype in (*INTEGERS, torch.bool)
+    if op in ("min", "max"):
+        return dtype not in COMPLEXES
+    if isinstance(op, PremulSum):
+        if dtype in INTEGERS:
+            return op.factor == int(op.factor)
+        return dtype is not torch.bool
+    return True
+
+
+def values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
+    """Rank `rank`'s input: `count` elements over the type's whole range."""
+    return _values(dtype, count, seed, rank).clone()
+
+
+def inputs(size: int, dtype: torch.dtype, count: int, seed: int = 0) -> list[torch.Tensor]:
+    """The inputs of all ranks of a group; they are shared: clone before you write."""
+    return [_values(dtype, count, seed, rank) for rank in range(size)]
+
+
+@lru_cache(maxsize=48)
+def _values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
+    random = numpy.random.default_rng([seed, rank, dtype.itemsize])
+    made = min(count, _PERIOD)
+    if dtype is torch.bool:
+        block = torch.from_numpy(random.random(made) < 0.7)
+    elif dtype in INTEGERS:
+        block = torch.from_numpy(random.integers(0, 256, made * dtype.itemsize, numpy.uint8))
+        block = block.view(dtype)
+    elif dtype in COMPLEXES:
+        part = torch.float32 if dtype is torch.complex64 else torch.float64
+        block = torch.view_as_complex(_reals(random, 2 * made).to(part).reshape(made, 2))
+    elif dtype in FLOATS:
+        block = _reals(random, made).to(dtype)
+    else:  # a type that is only moved: any bytes will do
+        raw = random.integers(0, 256, made * dtype.itemsize, numpy.uint8)
+        block = torch.from_numpy(raw).view(dtype)
+    if made == count:
+        return block
+    repeats = -(-count // made)
+    raw = block.view(torch.uint8).repeat(repeats)[: count * dtype.itemsize]
+    return raw.view(dtype).clone()
+
+
+def _reals(random: numpy.random.Generator, count: int) -> torch.Tensor:
+    """Magnitudes that differ enough for the order of a sum to show."""
+    sizes = numpy.exp2(random.integers(-6, 7, count))
+    return torch.from_numpy(random.standard_normal(count) * sizes)
+
+
+def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
+    """The inputs of all ranks, combined in rank order."""
+    dtype = inputs[0].dtype
+    if dtype is torch.bool:
+        return torch.from_numpy(_combine_bools([one.numpy() for one in inputs], str(op)))
+    if dtype in COMPLEXES and op != "product":  # they add and scale like pairs of reals
+        pairs = [torch.view_as_real(one.contiguous()) for one in inputs]
+        return torch.view_as_complex(reduced(pairs, op))
+    if dtype in COMPLEXES:
+        return reduce(_multiply_complex, inputs)
+    wide = [one.float() if dtype in _HALVES else one for one in inputs]
+    arrays = [one.numpy() for one in wide]
+    if isinstance(op, PremulSum):
+        factor = _factor(op.factor, arrays[0].dtype)
+        with numpy.errstate(over="ignore"):
+            arrays = [array * factor for array in arrays]
+    result = _combine(arrays, "sum" if isinstance(op, PremulSum) else op)
+    return torch.from_numpy(numpy.asarray(result)).to(dtype)
+
+
+def _factor(factor: float, dtype: numpy.dtype[Any]) -> Any:
+    if dtype.kind in "iu":
+        return numpy.array(int(factor), numpy.int64).astype(dtype)
+    return dtype.type(factor)
+
+
+def _combine(arrays: list[Any], op: str) -> Any:
+    two = {
+        "sum": numpy.add,
+        "avg": numpy.add,
+        "mean": numpy.add,
+        "product": numpy.multiply,
+        "min": lambda a, b: numpy.where((b < a) | (b != b), b, a),
+        "max": lambda a, b: numpy.where((b > a) | (b != b), b, a),
+        "band": numpy.bitwise_and,
+        "bor": numpy.bitwise_or,
+        "bxor": numpy.bitwise_xor,
+    }[op]
+    with numpy.errstate(all="ignore"):
+        result = reduce(two, arrays)
+        if op in ("avg", "mean"):
+            result = result / arrays[0].dtype.type(len(arrays))
+    return result
+
+
+def _combine_bools(arrays: list[Any], op: str) -> Any:
+    stacked = numpy.stack(arrays)
+    if op in ("sum", "max", "bor"):
+        return stacked.any(axis=0)
+    if op in ("product", "min", "band"):
+        return stacked.all(axis=0)
+    return stacked.sum(axis=0) % 2 == 1
+
+
+def _multiply_complex(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    real = a.real * b.real - a.imag * b.imag
+    imag = a.real * b.imag + a.imag * b.real
+    return torch.complex(real, imag)
+
+
+def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
+    """The bytes of a tensor's elements, in order."""
+    if not isinstance(tensor, torch.Tensor):
+        tensor = torch.from_numpy(numpy.ascontiguousarray(tensor))
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def assert_same(actual: Any, expected: Any, what: object = "") -> None:
+    """Equal in type, shape and every bit, but that one NaN is as good as another."""
+    if not isinstance(actual, torch.Tensor):
+        actual = torch.from_numpy(numpy.ascontiguousarray(actual))
+    if not isinstance(expected, torch.Tensor):
+        expected = torch.from_numpy(numpy.ascontiguousarray(expected))
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, f"{what}: {actual.shape}, not {expected.shape}"
+    if numpy.array_equal(raw(actual), raw(expected)):
+        return
+    ours, theirs = actual.detach().flatten(), expected.detach().flatten()
+    if actual.dtype in COMPLEXES:
+        assert_same(torch.view_as_real(ours), torch.view_as_real(theirs), what)
+        return
+    size = actual.dtype.itemsize
+    differ = (raw(ours).reshape(-1, size) != raw(theirs).reshape(-1, size)).any(axis=1)
+    if actual.dtype in FLOATS:
+        differ &= ~(torch.isnan(ours) & torch.isnan(theirs)).numpy()
+    places = numpy.flatnonzero(differ)
+    assert not len(places), (
+        f"{what}: {len(places)} of {len(differ)} elements differ, the first at {places[0]}: "
+        f"{ours[places[0]]} and not {theirs[places[0]]}"
+    )

@@ -1,0 +1,218 @@
+"""Ranks for tests: warm processes that run a function of a test module with a Communicator.
+
+The processes come from a fork server that has torch, NumPy and unisono loaded, so that a new one
+costs little. A job is a function that can be imported; what it returns or raises comes back. A
+job that does not end by its deadline fails with the stack of every rank.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import FileExchange
+from unisono.comm.solo import SoloCommunicator
+
+DEADLINE_S = 30.0
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["numpy", "torch", "unisono", "pytest", "hypothesis"])
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or did not end in time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended on one rank: with a value, with an error's text, or not at all."""
+
+    value: Any = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is told to do. `make` is "native", "solo" or "alone" (no Communicator)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    make: str
+    rank: int
+    size: int
+    path: str
+
+
+class RankPool:
+    """Up to `size` rank processes, used again from job to job."""
+
+    def __init__(self, size: int = 8) -> None:
+        self._size = size
+        self._folder = tempfile.TemporaryDirectory(prefix="unisono-tests-")
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._jobs = 0
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        ranks: int,
+        *args: Any,
+        make: str = "native",
+        deadline_s: float = DEADLINE_S,
+    ) -> list[Any]:
+        """Run `function(comm, *args)` on ranks 0, 1, ... and return their results in order."""
+        outcomes = self.outcomes(function, ranks, *args, make=make, deadline_s=deadline_s)
+        failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error is not None}
+        if failed:
+            texts = [f"-- rank {rank} of {ranks}:\n{text}" for rank, text in failed.items()]
+            texts.sort(key=lambda text: "PeerLost" in text)  # first what caused the rest
+            raise RankFailed(f"{function.__name__}{args!r:.200}\n" + "\n".join(texts))
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(
+        self,
+        function: Callable[..., Any],
+        ranks: int,
+        *args: Any,
+        make: str = "native",
+        deadline_s: float = DEADLINE_S,
+    ) -> list[Outcome]:
+        """As `run`, but a rank that raises or dies is a result, not a failure."""
+        self._start(ranks)
+        self._jobs += 1
+        path = os.path.join(self._folder.name, f"rendezvous-{self._jobs}")
+        for rank in range(ranks):
+            job = Job(function, args, make, rank, ranks, path)
+            self._pipes[rank].send_bytes(pickle.dumps(job))
+        return self._collect(ranks, deadline_s)
+
+    def pids(self, ranks: int) -> list[int]:
+        """The process ids of the first ranks."""
+        self._start(ranks)
+        return [process.pid for process in self._processes[:ranks]]
+
+    def close(self) -> None:
+        """End every process."""
+        self._end()
+        self._folder.cleanup()
+
+    def _start(self, ranks: int) -> None:
+        assert ranks <= self._size, f"this pool has {self._size} ranks"
+        if any(not process.is_alive() for process in self._processes):
+            self._end()
+        while len(self._processes) < ranks:
+            ours, theirs = _context.Pipe()
+            stacks = os.path.join(self._folder.name, f"stacks-{len(self._processes)}")
+            process = _context.Process(target=_serve, args=(theirs, stacks), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, ranks: int, deadline_s: float) -> list[Outcome]:
+        end = time.monotonic() + deadline_s
+        outcomes: dict[int, Outcome] = {}
+        waiting = {self._pipes[rank]: rank for rank in range(ranks)}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, end - time.monotonic()))
+            if not ready:
+                stacks = self._stacks(sorted(waiting.values()))
+                done = {rank: one.error for rank, one in outcomes.items() if one.error}
+                self._end()
+                raise RankFailed(f"not done in {deadline_s:g} s; failed: {done}\n{stacks}")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = waiting.pop(pipe)
+                try:
+                    outcomes[rank] = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    self._processes[rank].join(5)
+                    code = self._processes[rank].exitcode
+                    outcomes[rank] = Outcome(error=f"the process ended with {code}")
+        return [outcomes[rank] for rank in range(ranks)]
+
+    def _stacks(self, ranks: list[int]) -> str:
+        for rank in ranks:
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(0.3)  # the handler writes behind our back
+        texts = []
+        for rank in ranks:
+            file = Path(self._folder.name, f"stacks-{rank}")
+            texts.append(f"-- rank {rank} is at:\n{file.read_text() if file.exists() else '?'}")
+        return "\n".join(texts)
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes.clear()
+        self._pipes.clear()
+
+
+def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> BaseException | None:
+    """Call `function` and return what it raised, or None."""
+    try:
+        function(*args, **keywords)
+    except BaseException as error:
+        return error.with_traceback(None)
+    return None
+
+
+def connect(path: str, rank: int, size: int) -> NativeCommunicator:
+    """Join a native group through a file."""
+    return NativeCommunicator.connect(FileExchange(path), rank, size, timeout_s=60.0)
+
+
+def _serve(pipe: Connection, stacks: str) -> None:
+    with open(stacks, "w") as file:
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        torch.set_num_threads(1)
+        while True:
+            try:
+                data = pipe.recv_bytes()
+            except EOFError:
+                return
+            try:
+                answer = pickle.dumps(Outcome(value=_do(pickle.loads(data))))
+            except BaseException:
+                answer = pickle.dumps(Outcome(error=traceback.format_exc()))
+            pipe.send_bytes(answer)
+
+
+def _do(job: Job) -> Any:
+    if job.make == "alone":
+        return job.function(job.rank, job.size, job.path, *job.args)
+    comm: Communicator
+    if job.make == "solo":
+        comm = SoloCommunicator()
+    else:
+        comm = connect(job.path, job.rank, job.size)
+    with comm:
+        return job.function(comm, *job.args)
