@@ -3,6 +3,7 @@
  * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
  * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
  */
+#include <stdlib.h>
 #include "call.h"
 
 enum {
@@ -162,14 +163,15 @@ static void take_cut(exchange *x, size_t turn) {
 
 /* From how many bytes on the second meeting of "cut" costs less than combining everything. */
 static size_t cut_from_bytes(const un_group *g) {
-    if (g->ranks == 2) return SIZE_MAX;
+    if (g->ranks == 2 && !getenv("UN_CUT")) return SIZE_MAX;
     return (g->crowded ? 64 : 16) * 1024;
 }
 
 static void plan_all_reduce(exchange *x) {
     size_t bytes = x->call->input->bytes;
     bool cut = bytes >= cut_from_bytes(x->g);
-    cut_evenly(x, bytes, SLOT_BYTES);
+    static size_t P; if(!P) P = getenv("UN_PIECE") ? atoi(getenv("UN_PIECE")) : SLOT_BYTES;
+    cut_evenly(x, bytes, P);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;
     x->take = cut ? take_cut : take_flat;
