@@ -3,11 +3,24 @@
  * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
  * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
  */
-#include <stdlib.h>
 #include "call.h"
 
+/* Measured on Neoverse N1 and Sapphire Rapids; a build may try others with -D. */
+#ifndef TURN_BYTES
+#define TURN_BYTES (64 * 1024) /* of a part: slots and the pieces they came from stay in cache */
+#endif
+#ifndef CUT_TURN_BYTES
+#define CUT_TURN_BYTES (256 * 1024) /* of which every rank combines its share */
+#endif
+#ifndef CUT_FROM_BYTES
+#define CUT_FROM_BYTES (16 * 1024)
+#endif
+#ifndef CUT_FROM_BYTES_CROWDED
+#define CUT_FROM_BYTES_CROWDED (64 * 1024)
+#endif
+
 enum {
-    BOUNCE_BYTES = 4096,          /* through the stack, where user memory is not in one piece */
+    BOUNCE_BYTES = 4096,           /* through the stack, where user memory is not in one piece */
     LARGE_BYTES = 8 * 1024 * 1024, /* outputs from here on bypass the cache */
 };
 
@@ -163,15 +176,14 @@ static void take_cut(exchange *x, size_t turn) {
 
 /* From how many bytes on the second meeting of "cut" costs less than combining everything. */
 static size_t cut_from_bytes(const un_group *g) {
-    if (g->ranks == 2 && !getenv("UN_CUT")) return SIZE_MAX;
-    return (g->crowded ? 64 : 16) * 1024;
+    if (g->ranks == 2) return SIZE_MAX;
+    return g->crowded ? CUT_FROM_BYTES_CROWDED : CUT_FROM_BYTES;
 }
 
 static void plan_all_reduce(exchange *x) {
     size_t bytes = x->call->input->bytes;
     bool cut = bytes >= cut_from_bytes(x->g);
-    static size_t P; if(!P) P = getenv("UN_PIECE") ? atoi(getenv("UN_PIECE")) : SLOT_BYTES;
-    cut_evenly(x, bytes, P);
+    cut_evenly(x, bytes, cut ? CUT_TURN_BYTES : TURN_BYTES);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;
     x->take = cut ? take_cut : take_flat;
@@ -188,7 +200,7 @@ static void take_from_root(exchange *x, size_t turn) {
 }
 
 static void plan_broadcast(exchange *x) {
-    cut_evenly(x, x->call->input->bytes, SLOT_BYTES);
+    cut_evenly(x, x->call->input->bytes, TURN_BYTES);
     x->bring = bring_if_root;
     x->take = take_from_root;
 }
@@ -202,16 +214,38 @@ static size_t widest(const un_stream *parts, int ranks) {
     return most;
 }
 
-static void take_gathered(exchange *x, size_t turn) {
+static void take_from_others(exchange *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++)
         if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, turn);
-    copy_own(x, &x->call->output[me(x)], x->call->input,
-             span_of(x, me(x), x->call->input->bytes, turn));
+}
+
+/* Our own piece into our slot and into our output at once; not in the first turn, when nobody
+ * knows yet whether the call will happen. */
+static void bring_and_keep(exchange *x, size_t turn) {
+    const un_stream *from = x->call->input, *to = &x->call->output[me(x)];
+    span s = span_of(x, me(x), from->bytes, turn);
+    if (turn && s.bytes) {
+        const char *source = stream_direct(from, s.offset, s.bytes);
+        char *target = stream_direct(to, s.offset, s.bytes);
+        if (source && target && source != target) {
+            copy_twice(place(x, me(x), 0, turn), target, source, s.bytes);
+            return;
+        }
+        copy_own(x, to, from, s);
+    }
+    bring_all(x, turn);
+}
+
+static void take_gathered(exchange *x, size_t turn) {
+    take_from_others(x, turn);
+    if (!turn)
+        copy_own(x, &x->call->output[me(x)], x->call->input,
+                 span_of(x, me(x), x->call->input->bytes, 0));
 }
 
 static void plan_all_gather(exchange *x) {
-    cut_evenly(x, widest(x->call->output, x->g->ranks), SLOT_BYTES);
-    x->bring = bring_all;
+    cut_evenly(x, widest(x->call->output, x->g->ranks), TURN_BYTES);
+    x->bring = bring_and_keep;
     x->take = take_gathered;
 }
 
@@ -226,8 +260,10 @@ static void take_scattered_sum(exchange *x, size_t turn) {
                   x->call->output, s.offset);
 }
 
+/* What one part may take of a slot that holds one for each rank. */
 static size_t slot_share(const exchange *x) {
-    return SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
+    size_t share = SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
+    return share < TURN_BYTES ? share : TURN_BYTES;
 }
 
 static void plan_reduce_scatter(exchange *x) {
@@ -297,23 +333,24 @@ static void bring_gather(exchange *x, size_t turn) {
     if (me(x) != x->call->root) bring_all(x, turn);
 }
 
+/* At the very end, when nobody waits for us any more. */
+static void copy_own_last(exchange *x, const un_stream *to, const un_stream *from, size_t turn) {
+    if (turn + 1 == x->turns) copy_own(x, to, from, (span){0, from->bytes});
+}
+
 static void take_gather(exchange *x, size_t turn) {
-    if (me(x) == x->call->root) take_gathered(x, turn);
+    if (me(x) != x->call->root) return;
+    take_from_others(x, turn);
+    copy_own_last(x, &x->call->output[me(x)], x->call->input, turn);
 }
 
 static void bring_scatter(exchange *x, size_t turn) {
     if (me(x) == x->call->root) bring_parts(x, turn);
 }
 
-/* At the very end, when nobody waits for us any more. */
-static void copy_own_last(exchange *x, const un_stream *to, size_t turn) {
-    const un_stream *from = &x->call->input[me(x)];
-    if (turn + 1 == x->turns) copy_own(x, to, from, (span){0, from->bytes});
-}
-
 static void take_scatter(exchange *x, size_t turn) {
     if (me(x) == x->call->root)
-        copy_own_last(x, x->call->output, turn);
+        copy_own_last(x, x->call->output, &x->call->input[me(x)], turn);
     else
         take_part(x, x->call->output, x->call->root, (size_t)me(x), turn);
 }
@@ -321,11 +358,11 @@ static void take_scatter(exchange *x, size_t turn) {
 static void take_all_to_all(exchange *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++)
         if (rank != me(x)) take_part(x, &x->call->output[rank], rank, (size_t)me(x), turn);
-    copy_own_last(x, &x->call->output[me(x)], turn);
+    copy_own_last(x, &x->call->output[me(x)], &x->call->input[me(x)], turn);
 }
 
 static void plan_pairs(exchange *x, stage *bring, stage *take) {
-    x->piece = x->pitch = x->call->operation == UN_GATHER ? SLOT_BYTES : slot_share(x);
+    x->piece = x->pitch = x->call->operation == UN_GATHER ? TURN_BYTES : slot_share(x);
     x->turns = 1;
     tell_sizes(x);
     settle_giver(x, me(x));

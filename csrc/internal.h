@@ -139,6 +139,7 @@ un_status prepare_slice(un_group *g); /* this rank's data area, on first need */
 /* stream.c */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes);
 void stream_read(char *to, const un_stream *s, size_t offset, size_t bytes);
+void copy_twice(char *restrict near, char *restrict far, const char *restrict from, size_t bytes);
 void stream_write(const un_stream *s, size_t offset, const char *from, size_t bytes, bool large);
 
 /* kernels.c */

@@ -31,6 +31,20 @@ static void copy_around_cache(char *to, const char *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
+/* Copy to two places, reading once. */
+void copy_twice(char *restrict near, char *restrict far, const char *restrict from, size_t bytes) {
+    typedef unsigned char vector __attribute__((vector_size(16), aligned(1)));
+    size_t done = 0;
+    for (; done + 64 <= bytes; done += 64)
+        for (size_t i = done; i < done + 64; i += 16) {
+            vector part = *(const vector *)(from + i);
+            *(vector *)(near + i) = part;
+            *(vector *)(far + i) = part;
+        }
+    memcpy(near + done, from + done, bytes - done);
+    memcpy(far + done, from + done, bytes - done);
+}
+
 /* Copy elements between a row and memory that is `stride` apart. */
 static void copy_row(char *row, char *memory, ptrdiff_t stride, size_t items, size_t item_bytes,
                      bool to_memory) {

@@ -53,7 +53,12 @@ def meaningful(dtype: torch.dtype, op: str | PremulSum) -> bool:
 
 def values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
     """Rank `rank`'s input: `count` elements over the type's whole range."""
-    return _values(dtype, count, seed, rank).clone()
+    return copy_of(_values(dtype, count, seed, rank))
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of a row, also of types that torch itself cannot copy."""
+    return tensor.view(torch.uint8).clone().view(tensor.dtype)
 
 
 def inputs(size: int, dtype: torch.dtype, count: int, seed: int = 0) -> list[torch.Tensor]:
@@ -63,6 +68,8 @@ def inputs(size: int, dtype: torch.dtype, count: int, seed: int = 0) -> list[tor
 
 @lru_cache(maxsize=48)
 def _values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=dtype)
     random = numpy.random.default_rng([seed, rank, dtype.itemsize])
     made = min(count, _PERIOD)
     if dtype is torch.bool:
@@ -94,6 +101,8 @@ def _reals(random: numpy.random.Generator, count: int) -> torch.Tensor:
 def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
     """The inputs of all ranks, combined in rank order."""
     dtype = inputs[0].dtype
+    if not inputs[0].numel():
+        return inputs[0].clone()
     if dtype is torch.bool:
         return torch.from_numpy(_combine_bools([one.numpy() for one in inputs], str(op)))
     if dtype in COMPLEXES and op != "product":  # they add and scale like pairs of reals
@@ -155,6 +164,8 @@ def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
     """The bytes of a tensor's elements, in order."""
     if not isinstance(tensor, torch.Tensor):
         tensor = torch.from_numpy(numpy.ascontiguousarray(tensor))
+    if not tensor.numel():
+        return numpy.empty(0, numpy.uint8)
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
 
 

@@ -1,0 +1,529 @@
+"""Groups: their members, their life, and what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import RankPool, attempt
+from unisono import GroupClosed, GroupError, PeerLost
+from unisono.comm.base import Communicator
+
+
+def assert_sums(group: Communicator, count: int = 3) -> None:
+    """The sum of the members' global ranks comes out, and every member is in its place."""
+    assert group.global_ranks is not None
+    mine = group.global_ranks[group.rank]
+    group.all_reduce(tensor := torch.full((count,), float(mine)))
+    assert tensor.tolist() == [sum(group.global_ranks)] * count
+    places = torch.zeros(group.size, dtype=torch.int64)
+    group.all_gather(places, torch.tensor([mine]))
+    assert tuple(places.tolist()) == group.global_ranks
+
+
+# -- members -----------------------------------------------------------------------------------
+
+
+def test_groups_have_any_shape_and_order(pool: RankPool) -> None:
+    pool.run(groups_have_any_shape_and_order, 4)
+
+
+def groups_have_any_shape_and_order(comm: Communicator) -> None:
+    for length in (2, 3, 4):
+        for members in permutations(range(4), length):
+            group = comm.split(members)
+            if comm.rank not in members:
+                assert group is None
+                continue
+            assert group is not None
+            with group:
+                assert group.size == length
+                assert group.rank == members.index(comm.rank)
+                assert group.global_ranks == members
+                assert_sums(group)
+
+
+def test_disjoint_and_overlapping_groups_live_side_by_side(pool: RankPool) -> None:
+    pool.run(disjoint_and_overlapping_groups_live_side_by_side, 8)
+
+
+def disjoint_and_overlapping_groups_live_side_by_side(comm: Communicator) -> None:
+    rows = [comm.split(range(start, start + 4)) for start in (0, 4)]
+    columns = [comm.split(range(start, 8, 4)) for start in range(4)]
+    odd = comm.split([7, 5, 3, 1])
+    groups = [group for group in (*rows, *columns, odd) if group is not None]
+    for count in (1, 1000, 50_000):
+        for group in groups:
+            assert_sums(group, count)
+        assert_sums(comm, count)
+        for group in reversed(groups):
+            assert_sums(group, count)
+    for group in groups:
+        group.close()
+
+
+def test_two_groups_with_the_same_members_do_not_mix(pool: RankPool) -> None:
+    pool.run(two_groups_with_the_same_members_do_not_mix, 3)
+
+
+def test_two_groups_are_used_by_a_thread_each(pool: RankPool) -> None:
+    pool.run(two_groups_are_used_by_a_thread_each, 3)
+
+
+def two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None:
+    first, second = comm.split([0, 1, 2]), comm.split([0, 1, 2])
+    assert first is not None
+    assert second is not None
+    assert first.name != second.name
+    for step in range(50):
+        one, two = torch.full((2000,), float(step)), torch.full((2000,), -1.0)
+        if step % 2:
+            first.all_reduce(one)
+            second.all_reduce(two, "max")
+        else:
+            second.all_reduce(two, "max")
+            first.all_reduce(one)
+        assert one.eq(3.0 * step).all()
+        assert two.eq(-1).all()
+    first.close()
+    assert_sums(second)
+    second.close()
+
+
+def two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
+    groups = [comm.split([0, 1, 2]), comm.split([2, 1, 0])]
+    failures: list[BaseException] = []
+
+    def work(group: Communicator, amount: int) -> None:
+        try:
+            for step in range(100):
+                group.all_reduce(tensor := torch.full((amount,), float(step)))
+                assert tensor.eq(3.0 * step).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(group, amount))
+        for group, amount in zip(groups, (5, 3000), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    for group in groups:
+        assert group is not None
+        group.close()
+
+
+def test_threads_of_one_group_take_turns(pool: RankPool) -> None:
+    pool.run(threads_of_one_group_take_turns, 2)
+
+
+def threads_of_one_group_take_turns(comm: Communicator) -> None:
+    """All threads do the same, so that any order of turns fits any other."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                comm.all_reduce(tensor := torch.ones(700))
+                assert tensor.eq(2).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_groups_are_made_of_groups(pool: RankPool) -> None:
+    pool.run(groups_are_made_of_groups, 8)
+
+
+def groups_are_made_of_groups(comm: Communicator) -> None:
+    group: Communicator | None = comm
+    while group is not None and group.size > 1:
+        assert_sums(group, 100)
+        half = list(reversed(range(group.size)))[: group.size // 2]
+        group = group.split(half)
+    assert (group is not None) == (comm.rank in nested_ranks(list(range(8))))
+    if group is not None:
+        assert group.global_ranks == (comm.rank,)
+        assert_sums(group)
+
+
+def nested_ranks(ranks: list[int]) -> list[int]:
+    while len(ranks) > 1:
+        ranks = list(reversed(ranks))[: len(ranks) // 2]
+    return ranks
+
+
+def test_a_child_outlives_its_parent(pool: RankPool) -> None:
+    pool.run(a_child_outlives_its_parent, 3)
+
+
+def a_child_outlives_its_parent(comm: Communicator) -> None:
+    parent = comm.split([0, 1, 2])
+    assert parent is not None
+    child = parent.split([2, 0, 1])
+    assert child is not None
+    parent.close()
+    assert_sums(child)
+    grandchild = child.split([1, 2])
+    if grandchild is not None:
+        with grandchild:
+            assert_sums(grandchild)
+    child.close()
+
+
+def test_a_group_of_one_needs_nobody(pool: RankPool) -> None:
+    pool.run(a_group_of_one_needs_nobody, 3)
+
+
+def a_group_of_one_needs_nobody(comm: Communicator) -> None:
+    own = comm.split([comm.rank])
+    assert own is not None
+    with own:
+        assert (own.rank, own.size, own.global_ranks) == (0, 1, (comm.rank,))
+        assert_sums(own)
+    for other in range(3):
+        assert (comm.split([other]) is None) == (other != comm.rank)
+
+
+def test_only_members_take_part_in_making_a_group(pool: RankPool) -> None:
+    took = pool.run(only_members_take_part_in_making_a_group, 3)
+    assert max(took[:2]) < 0.5
+
+
+def only_members_take_part_in_making_a_group(comm: Communicator) -> float:
+    """Rank 2 neither calls split nor anything else while the others make and use a group."""
+    start = time.monotonic()
+    if comm.rank == 2:
+        time.sleep(1.0)
+    else:
+        group = comm.split([1, 0])
+        assert group is not None
+        with group:
+            assert_sums(group)
+    took = time.monotonic() - start
+    comm.barrier()
+    return took
+
+
+def test_groups_are_made_in_different_orders(pool: RankPool) -> None:
+    pool.run(groups_are_made_in_different_orders, 4)
+
+
+def groups_are_made_in_different_orders(comm: Communicator) -> None:
+    """A visitor of a group that its leader has not begun yet waits at the door."""
+    plans = {0: [(0, 1), (0, 2), (0, 3)], 1: [(0, 1)], 2: [(0, 2)], 3: [(0, 3)]}
+    if comm.rank == 0:
+        time.sleep(0.2)  # let all three come first
+    for members in plans[comm.rank]:
+        group = comm.split(members)
+        assert group is not None
+        with group:
+            assert_sums(group)
+
+
+def test_a_member_that_does_not_come_is_named(pool: RankPool) -> None:
+    errors = pool.run(a_member_does_not_come, 3)
+    assert "2" in str(errors[0])
+    assert "did not come" in str(errors[0])
+    assert errors[1] is not None
+    assert "2" in str(errors[1])
+    assert errors[2] is None
+
+
+def a_member_does_not_come(comm: Communicator) -> BaseException | None:
+    if comm.rank == 2:
+        time.sleep(0.8)
+        return None
+    comm.timeout_s = 0.4
+    return attempt(comm.split, [0, 1, 2])
+
+
+# -- life and death ----------------------------------------------------------------------------
+
+
+def test_a_thousand_groups_leave_nothing_behind(fresh_pool: RankPool) -> None:
+    for before, after in fresh_pool.run(a_thousand_groups, 2, deadline_s=60):
+        assert after["descriptors"] == before["descriptors"]
+        assert after["threads"] == before["threads"]
+        assert after["mappings"] <= before["mappings"] + 8
+        assert after["resident_mib"] - before["resident_mib"] < 8
+
+
+def a_thousand_groups(comm: Communicator) -> tuple[dict[str, float], dict[str, float]]:
+    def one_group(number: int) -> None:
+        group = comm.split([number % 2, 1 - number % 2])
+        assert group is not None
+        with group:
+            assert_sums(group, 1000 if number % 10 else 100_000)
+
+    for number in range(20):
+        one_group(number)
+    before = belongings()
+    for number in range(1000):
+        one_group(number)
+    return before, belongings()
+
+
+def belongings() -> dict[str, float]:
+    """What this process holds right now."""
+    gc.collect()
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    numbers = {words[0].rstrip(":"): words[1] for words in lines if len(words) > 1}
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(numbers["Threads"]),
+        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+        "resident_mib": int(numbers["VmRSS"]) / 1024,
+    }
+
+
+def test_worlds_leave_nothing_behind(fresh_pool: RankPool) -> None:
+    fresh_pool.run(just_a_sum, 3)
+    before = fresh_pool.run(what_this_process_holds, 3, make="alone")
+    for _ in range(30):
+        fresh_pool.run(just_a_sum, 3)
+    after = fresh_pool.run(what_this_process_holds, 3, make="alone")
+    for early, late in zip(before, after, strict=True):
+        assert late["descriptors"] == early["descriptors"]
+        assert late["threads"] == early["threads"]
+        assert late["mappings"] <= early["mappings"] + 4
+
+
+def just_a_sum(comm: Communicator) -> None:
+    assert_sums(comm, 100_000)
+
+
+def what_this_process_holds(rank: int, size: int, path: str) -> dict[str, float]:
+    return belongings()
+
+
+def test_a_group_that_is_dropped_without_close_is_given_back(pool: RankPool) -> None:
+    pool.run(a_group_is_dropped_without_close, 2)
+
+
+def a_group_is_dropped_without_close(comm: Communicator) -> None:
+    before = belongings()["descriptors"]
+    for _ in range(20):
+        group = comm.split([0, 1])
+        assert group is not None
+        assert_sums(group)
+        comm.barrier()
+        del group
+    comm.barrier()
+    assert belongings()["descriptors"] == before
+
+
+def test_closing_twice_does_nothing_and_use_after_it_raises(pool: RankPool) -> None:
+    pool.run(closing_twice_and_use_after_it, 2)
+    pool.run(closing_twice_and_use_after_it, 1, make="solo")
+
+
+def closing_twice_and_use_after_it(comm: Communicator) -> None:
+    group = comm.split(range(comm.size))
+    assert group is not None
+    assert_sums(group)
+    with group:
+        group.close()
+        group.close()
+    tensor, wide = torch.ones(2), torch.ones(2 * comm.size)
+    root = group.rank == 0
+    for use in (
+        lambda: group.barrier(),
+        lambda: group.all_reduce(tensor),
+        lambda: group.all_reduce([tensor]),
+        lambda: group.reduce(tensor),
+        lambda: group.broadcast(tensor),
+        lambda: group.all_gather(wide, tensor),
+        lambda: group.reduce_scatter(tensor, wide),
+        lambda: group.gather(wide if root else None, tensor),
+        lambda: group.scatter(tensor, wide if root else None),
+        lambda: group.all_to_all(wide, wide.clone()),
+        lambda: group.split(range(comm.size)),
+    ):
+        error = attempt(use)
+        assert isinstance(error, GroupClosed), error
+        assert "closed" in str(error)
+        assert error.group == group.name
+    assert tensor.tolist() == [1, 1]
+    assert wide.eq(1).all()
+    assert_sums(comm)
+
+
+def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(pool: RankPool) -> None:
+    for rank, (error, took_s) in enumerate(pool.run(one_closes_early, 4)):
+        if rank != 2:
+            assert isinstance(error, PeerLost), error
+            assert error.peer == 2
+            assert error.call == 2
+            assert error.rank == rank
+            assert took_s < 2.0
+
+
+def one_closes_early(comm: Communicator) -> tuple[BaseException | None, float]:
+    group = comm.split(range(comm.size))
+    assert group is not None
+    with group:
+        group.barrier()
+        if comm.rank == 2:
+            time.sleep(0.2)
+            return None, 0.0
+        start = time.monotonic()
+        error = attempt(group.all_reduce, torch.ones(10))
+        assert repr(attempt(group.barrier)) == repr(error), "the first cause stays"
+        took_s = time.monotonic() - start
+    comm.timeout_s = 5.0
+    return error, took_s
+
+
+def test_a_peer_may_close_as_soon_as_its_own_call_is_done(pool: RankPool) -> None:
+    pool.run(everyone_closes_at_once, 4)
+
+
+def everyone_closes_at_once(comm: Communicator) -> None:
+    for count in (1, 1000, 100_000) * 10:
+        group = comm.split(range(comm.size))
+        assert group is not None
+        with group:
+            group.all_reduce(tensor := torch.ones(count))
+        assert tensor.eq(comm.size).all()
+
+
+def test_abort_ends_the_calls_of_every_member(pool: RankPool) -> None:
+    for rank, error in enumerate(pool.run(one_aborts, 3)):
+        assert isinstance(error, GroupError), (rank, error)
+        assert "rank 1" in str(error)
+
+
+def one_aborts(comm: Communicator) -> BaseException | None:
+    if comm.rank == 1:
+        time.sleep(0.1)
+        comm.abort()  # type: ignore[attr-defined]
+    return attempt(comm.barrier)
+
+
+# -- fork --------------------------------------------------------------------------------------
+
+
+def in_a_fork(work: object) -> str:
+    """Run `work` in a forked child and return the name of what it raised, or "nothing"."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            error = attempt(work)  # type: ignore[arg-type]
+            os.write(writer, (type(error).__name__ if error else "nothing").encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        name = file.read()
+    os.waitpid(child, 0)
+    return name
+
+
+@pytest.mark.parametrize("use", ["all_reduce", "barrier", "list", "split", "close"])
+def test_a_forked_child_cannot_use_its_parents_group(fresh_pool: RankPool, use: str) -> None:
+    names = fresh_pool.run(use_in_a_fork, 2, use, deadline_s=10)
+    assert names == ["nothing" if use == "close" else "GroupClosed"] * 2
+
+
+def use_in_a_fork(comm: Communicator, use: str) -> str:
+    uses = {
+        "all_reduce": lambda: comm.all_reduce(torch.ones(3)),
+        "barrier": comm.barrier,
+        "list": lambda: comm.all_reduce([torch.ones(3)]),
+        "split": lambda: comm.split([0, 1]),
+        "close": comm.close,
+    }
+    comm.timeout_s = 3.0
+    assert_sums(comm, 100_000)
+    name = in_a_fork(uses[use])
+    assert_sums(comm, 100_000)
+    group = comm.split([1, 0])
+    assert group is not None
+    with group:
+        assert_sums(group)
+    return name
+
+
+def test_a_forked_child_makes_a_world_of_its_own(fresh_pool: RankPool, tmp_path: Path) -> None:
+    assert fresh_pool.run(a_child_makes_a_world, 2, str(tmp_path / "meet")) == ["nothing"] * 2
+
+
+def a_child_makes_a_world(comm: Communicator, path: str) -> str:
+    from ranks import connect
+
+    def join() -> None:
+        with connect(path, comm.rank, 2) as own:
+            assert_sums(own, 5000)
+
+    name = in_a_fork(join)
+    assert_sums(comm)
+    return name
+
+
+def test_a_forked_child_that_ends_closes_nothing(fresh_pool: RankPool) -> None:
+    fresh_pool.run(a_child_ends, 2)
+
+
+def a_child_ends(comm: Communicator) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert_sums(comm)
+    pid = os.fork()
+    if pid == 0:
+        comm.close()
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert_sums(comm)
+
+
+def test_nothing_has_a_name_in_shared_memory(pool: RankPool) -> None:
+    pool.run(nothing_has_a_name_in_shared_memory, 2)
+
+
+def nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
+    before = set(os.listdir("/dev/shm")) if comm.rank == 0 else set()
+    comm.barrier()
+    group = comm.split([0, 1])
+    assert group is not None
+    with group:
+        assert_sums(group, 200_000)
+        if comm.rank == 0:
+            new = set(os.listdir("/dev/shm")) - before
+            assert not [name for name in new if "unisono" in name or str(os.getpid()) in name]
+        group.barrier()
+
+
+def test_a_group_inherits_its_parents_deadline(pool: RankPool) -> None:
+    pool.run(a_group_inherits_its_parents_deadline, 2)
+
+
+def a_group_inherits_its_parents_deadline(comm: Communicator) -> None:
+    comm.timeout_s = 7.0
+    group = comm.split([0, 1])
+    assert group is not None
+    with group:
+        assert group.timeout_s == 7.0
+        group.timeout_s = 3.0
+        assert comm.timeout_s == 7.0

@@ -1,0 +1,461 @@
+"""Ranks that do not do the same: everyone learns of it, nothing is moved, only that group ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from expected import assert_same
+from ranks import RankPool, attempt
+from unisono import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    GroupError,
+    PeerLost,
+    PremulSum,
+)
+from unisono.comm.base import Communicator
+
+Call = Callable[[Communicator, "Buffers"], None]
+
+
+@dataclass
+class Buffers:
+    """Everything that a call may write to. `wide` has a part of four elements for each rank."""
+
+    narrow: torch.Tensor
+    wide: torch.Tensor
+    other: torch.Tensor
+    parts: list[torch.Tensor]
+    longer: list[torch.Tensor]
+
+    @staticmethod
+    def of(group: Communicator, scale: int) -> Buffers:
+        size, rank = group.size, group.rank
+        first = 10 * rank + 1.0
+        return Buffers(
+            torch.full((4 * scale,), first),
+            torch.full((4 * scale * size,), first + 1),
+            torch.full((4 * scale * size,), first + 2),
+            [torch.full(((r + 2) * scale,), first + 3) for r in range(size)],
+            [torch.full(((r + 3) * scale,), first + 4) for r in range(size)],
+        )
+
+    def all(self) -> list[torch.Tensor]:
+        return [self.narrow, self.wide, self.other, *self.parts, *self.longer]
+
+
+def gathered(group: Communicator, tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor if group.rank == 0 else None
+
+
+# For each kind of mismatch: what everyone calls, and what the odd one calls.
+KINDS: dict[str, tuple[Call, Call]] = {
+    "another operation": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.broadcast(b.narrow),
+    ),
+    "a barrier instead": (lambda g, b: g.all_gather(b.wide, b.narrow), lambda g, b: g.barrier()),
+    "a reduction instead of a barrier": (
+        lambda g, b: g.barrier(),
+        lambda g, b: g.all_reduce(b.narrow),
+    ),
+    "a gather instead of an exchange": (
+        lambda g, b: g.all_to_all(b.wide, b.other),
+        lambda g, b: g.gather(gathered(g, b.wide), b.narrow),
+    ),
+    "another dtype of the same size": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(b.narrow.view(torch.int32)),
+    ),
+    "another count": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(b.narrow[1:]),
+    ),
+    "nothing instead of something": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(b.narrow[:0]),
+    ),
+    "another reduction": (
+        lambda g, b: g.reduce_scatter(b.narrow, b.wide, "sum"),
+        lambda g, b: g.reduce_scatter(b.narrow, b.wide, "max"),
+    ),
+    "another factor": (
+        lambda g, b: g.all_reduce(b.narrow, PremulSum(2)),
+        lambda g, b: g.all_reduce(b.narrow, PremulSum(3)),
+    ),
+    "another root": (
+        lambda g, b: g.broadcast(b.narrow, 0),
+        lambda g, b: g.broadcast(b.narrow, 1),
+    ),
+    "another root of a reduce": (
+        lambda g, b: g.reduce(b.narrow, 1),
+        lambda g, b: g.reduce(b.narrow, 0),
+    ),
+    "other sizes of an all_gather": (
+        lambda g, b: g.all_gather(b.longer, b.parts[g.rank].new_zeros(len(b.longer[g.rank]))),
+        lambda g, b: g.all_gather(b.parts, b.longer[g.rank].new_zeros(len(b.parts[g.rank]))),
+    ),
+    "other sizes of a reduce_scatter": (
+        lambda g, b: g.reduce_scatter(b.longer[g.rank], [part.clone() for part in b.longer]),
+        lambda g, b: g.reduce_scatter(b.parts[g.rank], [part.clone() for part in b.parts]),
+    ),
+    "other tensors of the same total": (
+        lambda g, b: g.all_reduce([b.narrow[:1], b.narrow[1:]]),
+        lambda g, b: g.all_reduce([b.narrow[:2], b.narrow[2:]]),
+    ),
+    "a list instead of a tensor": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce([b.narrow[:2], b.narrow[2:]]),
+    ),
+}
+
+# The odd one raises about its own argument.
+REFUSALS: dict[str, tuple[Call, Call]] = {
+    "a sparse tensor": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(torch.eye(3).to_sparse()),
+    ),
+    "a number": (lambda g, b: g.broadcast(b.narrow), lambda g, b: g.broadcast(3.0)),  # type: ignore[arg-type]
+    "an unknown reduction": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(b.narrow, "total"),
+    ),
+    "a reduction that is no name": (
+        lambda g, b: g.all_reduce(b.narrow),
+        lambda g, b: g.all_reduce(b.narrow, ["sum"]),  # type: ignore[arg-type]
+    ),
+    "a factor that is no number": (
+        lambda g, b: g.all_reduce(b.narrow, PremulSum(2)),
+        lambda g, b: g.all_reduce(b.narrow, PremulSum("2x")),  # type: ignore[arg-type]
+    ),
+    "an average of integers": (
+        lambda g, b: g.all_reduce(b.narrow, "avg"),
+        lambda g, b: g.all_reduce(b.narrow.view(torch.int32), "avg"),
+    ),
+    "a root outside": (
+        lambda g, b: g.broadcast(b.narrow, 0),
+        lambda g, b: g.broadcast(b.narrow, g.size),
+    ),
+    "a root that is no rank": (
+        lambda g, b: g.broadcast(b.narrow, 0),
+        lambda g, b: g.broadcast(b.narrow, "0"),  # type: ignore[arg-type]
+    ),
+    "parts that do not fit": (
+        lambda g, b: g.all_gather(b.wide, b.narrow),
+        lambda g, b: g.all_gather(b.wide, b.narrow[1:]),
+    ),
+    "a list that is too short": (
+        lambda g, b: g.all_to_all(b.longer, b.longer),
+        lambda g, b: g.all_to_all(b.longer[1:], b.longer),
+    ),
+}
+
+# What is given is not what is taken; every rank posted the same, so that nobody can be blamed.
+PAIRS: dict[str, tuple[Call, Call]] = {
+    "an exchange": (
+        lambda g, b: g.all_to_all(b.wide, b.other),
+        lambda g, b: g.all_to_all(
+            list(b.wide.split(b.narrow.numel())),
+            [b.other[: b.narrow.numel() + (r - g.rank) % g.size] for r in range(g.size)],
+        ),
+    ),
+    "a gather": (
+        lambda g, b: g.gather(gathered(g, b.wide), b.narrow),
+        lambda g, b: g.gather(
+            [b.narrow.clone(), *(b.longer[1:])] if g.rank == 0 else None,
+            b.narrow if g.rank == 0 else b.narrow[1:],
+        ),
+    ),
+    "a scatter": (
+        lambda g, b: g.scatter(b.narrow, gathered(g, b.wide)),
+        lambda g, b: g.scatter(
+            b.narrow if g.rank == 0 else b.narrow[1:],
+            [b.narrow.clone(), *(b.longer[1:])] if g.rank == 0 else None,
+        ),
+    ),
+}
+
+
+def differ(
+    comm: Communicator, table: str, kind: str, odd: int, scale: int
+) -> tuple[BaseException | None, float]:
+    """One rank does something else. Returns what this rank raised, and after how long."""
+    ranks = list(range(comm.size))
+    group, bystander = comm.split(ranks), comm.split(ranks)
+    assert group is not None
+    assert bystander is not None
+    group.all_reduce(torch.ones(3))
+    buffers = Buffers.of(group, scale)
+    before = [tensor.clone() for tensor in buffers.all()]
+    usual, unusual = {"kinds": KINDS, "refusals": REFUSALS, "pairs": PAIRS}[table][kind]
+    start = time.monotonic()
+    error = attempt(unusual if comm.rank == odd else usual, group, buffers)
+    took_s = time.monotonic() - start
+    for tensor, old in zip(buffers.all(), before, strict=True):
+        assert_same(tensor, old, f"{kind}: a buffer has changed")
+    later = attempt(group.barrier)
+    assert isinstance(later, CollectiveMismatch), f"not poisoned: {later!r}"
+    if isinstance(error, CollectiveMismatch):
+        assert str(later) == str(error)
+    bystander.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == comm.size
+    group.close()
+    bystander.close()
+    return error, took_s
+
+
+@pytest.mark.parametrize("scale", [1, 20_000], ids=["small", "large"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mismatch_raises_on_every_rank_and_names_the_odd_one(
+    pool: RankPool, kind: str, scale: int
+) -> None:
+    for ranks in (2, 3, 4):
+        odd = random.Random(f"{kind}{ranks}{scale}").randrange(ranks)
+        for rank, (error, took_s) in enumerate(pool.run(differ, ranks, "kinds", kind, odd, scale)):
+            assert isinstance(error, CollectiveMismatch), (ranks, rank, error)
+            assert error.rank == rank
+            assert error.call == 2
+            assert len(error.calls) == ranks
+            assert error.culprits == ((odd,) if ranks > 2 else ())
+            if ranks > 2:
+                assert str(error).startswith(f"rank {odd} called something else")
+            assert "#2" in str(error)
+            assert error.group in str(error)
+            assert took_s < 3.0
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_an_argument_that_one_rank_refuses_raises_on_all_at_once(
+    fresh_pool: RankPool, kind: str
+) -> None:
+    for ranks in (2, 3):
+        odd = ranks - 1
+        outcomes = fresh_pool.run(differ, ranks, "refusals", kind, odd, 1, deadline_s=8)
+        for rank, (error, took_s) in enumerate(outcomes):
+            if rank == odd:
+                assert isinstance(error, (TypeError, ValueError)), error
+            else:
+                assert isinstance(error, CollectiveMismatch), error
+                assert "refused" in str(error)
+                assert error.culprits == ((odd,) if ranks > 2 else ())
+            assert took_s < 3.0
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_is_given_must_be_what_is_taken(pool: RankPool, kind: str) -> None:
+    for ranks in (2, 3, 4):
+        for odd in (1, ranks - 1):
+            for scale in (1, 20_000):
+                for error, _ in pool.run(differ, ranks, "pairs", kind, odd, scale):
+                    assert isinstance(error, CollectiveMismatch), (ranks, odd, scale, error)
+                    assert "gives" in str(error)
+
+
+def test_eight_ranks_name_the_odd_one(pool: RankPool) -> None:
+    for error, _ in pool.run(differ, 8, "kinds", "another count", 5, 1):
+        assert isinstance(error, CollectiveMismatch)
+        assert error.culprits == (5,)
+
+
+def test_without_a_majority_both_sides_are_shown(pool: RankPool) -> None:
+    for error in pool.run(two_against_two, 4):
+        assert isinstance(error, CollectiveMismatch)
+        assert error.culprits == ()
+        assert "ranks 0, 2: all_reduce of float32, 3 elements, sum" in str(error)
+        assert "ranks 1, 3: all_reduce of float32, 3 elements, max" in str(error)
+
+
+def two_against_two(comm: Communicator) -> BaseException | None:
+    return attempt(comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2])
+
+
+def test_groups_with_the_culprit_that_were_not_in_the_call_go_on(pool: RankPool) -> None:
+    pool.run(other_groups_go_on, 4)
+
+
+def other_groups_go_on(comm: Communicator) -> None:
+    pairs = [comm.split([0, 1]), comm.split([2, 3])]
+    mine = next(pair for pair in pairs if pair is not None)
+    if comm.rank < 2:
+        error = attempt(mine.all_reduce, torch.ones(2 + comm.rank))
+        assert isinstance(error, CollectiveMismatch)
+    for _ in range(10):
+        comm.all_reduce(tensor := torch.ones(5))
+        assert tensor.eq(4).all()
+        if comm.rank >= 2:
+            mine.all_reduce(tensor := torch.ones(5))
+            assert tensor.eq(2).all()
+    if comm.rank < 2:
+        assert isinstance(attempt(mine.barrier), CollectiveMismatch)
+    fresh = comm.split([0, 1])
+    if fresh is not None:
+        fresh.all_reduce(tensor := torch.ones(5))
+        assert tensor.eq(2).all()
+
+
+def test_a_skipped_call_is_seen_at_the_next_different_one(pool: RankPool) -> None:
+    for error in pool.run(one_skips_a_call, 3):
+        assert isinstance(error, CollectiveMismatch)
+        assert error.culprits == (1,)
+        assert error.call == 1
+
+
+def one_skips_a_call(comm: Communicator) -> BaseException | None:
+    if comm.rank != 1:
+        error = attempt(comm.all_reduce, torch.ones(4))
+        if error is not None:
+            return error
+    return attempt(comm.broadcast, torch.ones(4))
+
+
+def test_a_late_rank_is_still_in_the_report(pool: RankPool) -> None:
+    for error in pool.run(a_late_rank_disagrees, 3):
+        assert isinstance(error, CollectiveMismatch)
+        assert None not in error.calls
+        assert error.culprits == (2,)
+
+
+def a_late_rank_disagrees(comm: Communicator) -> BaseException | None:
+    if comm.rank == 1:
+        time.sleep(0.4)
+    return attempt(comm.all_reduce, torch.ones(2 + comm.rank // 2))
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_late_rank_is_named_at_the_deadline(pool: RankPool, ranks: int) -> None:
+    late = ranks - 1
+    everyone = set(range(ranks))
+    for rank, (error, took_s) in enumerate(pool.run(one_is_late, ranks, late)):
+        assert isinstance(error, CollectiveTimeout), (rank, error)
+        assert error.missing == (late,)
+        assert set(error.arrived) == everyone - {late}
+        assert error.call == 3
+        assert f"rank {late} never came" in str(error)
+        if rank != late:
+            assert 0.45 <= took_s < 1.0, took_s
+
+
+def one_is_late(comm: Communicator, late: int) -> tuple[BaseException | None, float]:
+    comm.barrier()
+    comm.barrier()
+    comm.timeout_s = 0.5
+    if comm.rank == late:
+        time.sleep(1.2)
+    tensor = torch.ones(1000)
+    start = time.monotonic()
+    error = attempt(comm.all_reduce, tensor)
+    took_s = time.monotonic() - start
+    assert tensor.eq(1).all()
+    assert repr(attempt(comm.barrier)) == repr(error), "the first cause stays"
+    return error, took_s
+
+
+def test_a_rank_that_comes_in_time_is_waited_for(pool: RankPool) -> None:
+    pool.run(a_rank_comes_in_time, 3)
+
+
+def a_rank_comes_in_time(comm: Communicator) -> None:
+    comm.timeout_s = 5.0
+    for late in range(3):
+        if comm.rank == late:
+            time.sleep(0.3)
+        comm.all_reduce(tensor := torch.ones(70_000))
+        assert tensor.eq(3).all()
+
+
+def test_the_deadline_counts_anew_for_every_call(pool: RankPool) -> None:
+    pool.run(many_slow_calls, 2)
+
+
+def many_slow_calls(comm: Communicator) -> None:
+    comm.timeout_s = 0.5
+    for step in range(4):
+        if comm.rank == step % 2:
+            time.sleep(0.25)
+        comm.barrier()
+
+
+# -- signals -----------------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_the_wait_at_once_and_the_group_for_all(fresh_pool: RankPool) -> None:
+    (interrupted, took_s), *others = fresh_pool.run(the_first_is_interrupted, 3)
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert took_s < 0.3
+    for error, took_s in others:
+        assert isinstance(error, GroupAborted), error
+        assert "rank 0" in str(error)
+        assert took_s < 0.5
+
+
+def the_first_is_interrupted(comm: Communicator) -> tuple[BaseException | None, float]:
+    comm.all_reduce(torch.ones(3))
+    moment = [0.0]
+
+    def interrupt() -> None:
+        moment[0] = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if comm.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.4, interrupt).start()
+    elif comm.rank == 2:
+        time.sleep(0.8)  # this one never waits: it comes when all is over
+    start = time.monotonic()
+    error = attempt(comm.all_reduce, torch.ones(5))
+    took_s = time.monotonic() - (moment[0] or start + (0.4 if comm.rank == 1 else 0))
+    assert isinstance(attempt(comm.barrier), GroupError)
+    return error, took_s
+
+
+def test_a_signal_that_does_not_raise_does_no_harm(fresh_pool: RankPool) -> None:
+    assert min(fresh_pool.run(signals_while_waiting, 2)) >= 10
+
+
+def signals_while_waiting(comm: Communicator) -> int:
+    seen = 0
+
+    def count(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+
+    signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    try:
+        for step in range(60):
+            if comm.rank == step % 2:
+                time.sleep(0.01)
+            comm.all_reduce(tensor := torch.ones(50_000))
+            assert tensor.eq(2).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return seen
+
+
+def test_an_exception_from_a_signal_handler_comes_out_of_the_call(fresh_pool: RankPool) -> None:
+    first, second = fresh_pool.run(a_handler_raises, 2)
+    assert isinstance(first, ZeroDivisionError)
+    assert isinstance(second, (GroupAborted, PeerLost))
+
+
+def a_handler_raises(comm: Communicator) -> BaseException | None:
+    if comm.rank == 1:
+        time.sleep(0.5)
+        return attempt(comm.barrier)
+    signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    return attempt(comm.barrier)
