@@ -359,7 +359,8 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    static const char *const names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
+    static const char *const names[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
+                                                     "max", "band", "bor",     "bxor"};
     for (int i = 0; i < UN_PREMUL_SUM; i++)
         if (!reduction_names[i] && !(reduction_names[i] = PyUnicode_InternFromString(names[i])))
             return -1;

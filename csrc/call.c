@@ -76,6 +76,8 @@ static un_status meet(exchange *x) {
         un_status status = await_flag(g, peer, &theirs->call, x->number, &x->patience);
         if (status) return status;
         if (!same_call(mine, theirs)) return mismatch(x);
+        for (size_t line = 32; line < x->post_bytes; line += LINE_BYTES)
+            __builtin_prefetch(theirs->payload + line);
     }
     return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;
 }

@@ -5,21 +5,16 @@
  */
 #include "call.h"
 
-/* Measured on Neoverse N1 and Sapphire Rapids; a build may try others with -D. */
-#ifndef TURN_BYTES
-#define TURN_BYTES (64 * 1024) /* of a part: slots and the pieces they came from stay in cache */
-#endif
-#ifndef CUT_TURN_BYTES
-#define CUT_TURN_BYTES (256 * 1024) /* of which every rank combines its share */
-#endif
-#ifndef CUT_FROM_BYTES
-#define CUT_FROM_BYTES (16 * 1024)
-#endif
-#ifndef CUT_FROM_BYTES_CROWDED
-#define CUT_FROM_BYTES_CROWDED (64 * 1024)
-#endif
-
 enum {
+    /* The most that one turn moves of a part, so that slots and the pieces which they came from
+     * stay in the second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids, where these
+     * were measured. */
+#if defined(__x86_64__)
+    TURN_BYTES = 128 * 1024,
+#else
+    TURN_BYTES = 64 * 1024,
+#endif
+    CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share */
     BOUNCE_BYTES = 4096,           /* through the stack, where user memory is not in one piece */
     LARGE_BYTES = 8 * 1024 * 1024, /* outputs from here on bypass the cache */
 };
@@ -177,7 +172,7 @@ static void take_cut(exchange *x, size_t turn) {
 /* From how many bytes on the second meeting of "cut" costs less than combining everything. */
 static size_t cut_from_bytes(const un_group *g) {
     if (g->ranks == 2) return SIZE_MAX;
-    return g->crowded ? CUT_FROM_BYTES_CROWDED : CUT_FROM_BYTES;
+    return g->crowded ? 64 * 1024 : 32 * 1024 / (size_t)g->ranks;
 }
 
 static void plan_all_reduce(exchange *x) {
@@ -401,7 +396,7 @@ static void plan_alike(exchange *x) {
     bool fits = !x->combine && fits_post(parts, bytes);
     size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
     for (int rank = 0; rank < ranks; rank++) x->g->post_pitch[rank] = pitch;
-    if (fits) x->turns = 1;
+    if (fits) x->turns = 1, x->post_bytes = bytes < 256 ? bytes : 256;
     x->needs_slice = !fits && (call->operation != UN_BROADCAST || call->root == me(x));
 
     x->bytes = wide ? 0 : bytes;

@@ -59,7 +59,8 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
 
 /* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
  * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
- * longer than all the rest, and a real tensor with that bit is strided unless it has one element. */
+ * longer than all the rest, and a real tensor with that bit is strided unless it has one
+ * element. */
 static int check_lazy(PyObject *object, const tensor *t, unsigned code) {
     bool conjugable = code == UN_COMPLEX;
     bool negatable = code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes);

@@ -185,6 +185,27 @@ def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> BaseEx
     return None
 
 
+def in_a_fork(work: Callable[[], Any]) -> str:
+    """Run `work` in a forked child; the text of what it returned, or the name of what it raised."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            try:
+                text = str(work())
+            except BaseException as error:
+                text = type(error).__name__
+            os.write(writer, text.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
 def connect(path: str, rank: int, size: int) -> NativeCommunicator:
     """Join a native group through a file."""
     return NativeCommunicator.connect(FileExchange(path), rank, size, timeout_s=60.0)

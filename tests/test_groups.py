@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, connect, in_a_fork
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.base import Communicator
 
@@ -420,28 +420,10 @@ def one_aborts(comm: Communicator) -> BaseException | None:
 # -- fork --------------------------------------------------------------------------------------
 
 
-def in_a_fork(work: object) -> str:
-    """Run `work` in a forked child and return the name of what it raised, or "nothing"."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            error = attempt(work)  # type: ignore[arg-type]
-            os.write(writer, (type(error).__name__ if error else "nothing").encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        name = file.read()
-    os.waitpid(child, 0)
-    return name
-
-
 @pytest.mark.parametrize("use", ["all_reduce", "barrier", "list", "split", "close"])
 def test_a_forked_child_cannot_use_its_parents_group(fresh_pool: RankPool, use: str) -> None:
     names = fresh_pool.run(use_in_a_fork, 2, use, deadline_s=10)
-    assert names == ["nothing" if use == "close" else "GroupClosed"] * 2
+    assert names == ["None" if use == "close" else "GroupClosed"] * 2
 
 
 def use_in_a_fork(comm: Communicator, use: str) -> str:
@@ -464,12 +446,10 @@ def use_in_a_fork(comm: Communicator, use: str) -> str:
 
 
 def test_a_forked_child_makes_a_world_of_its_own(fresh_pool: RankPool, tmp_path: Path) -> None:
-    assert fresh_pool.run(a_child_makes_a_world, 2, str(tmp_path / "meet")) == ["nothing"] * 2
+    assert fresh_pool.run(a_child_makes_a_world, 2, str(tmp_path / "meet")) == ["None"] * 2
 
 
 def a_child_makes_a_world(comm: Communicator, path: str) -> str:
-    from ranks import connect
-
     def join() -> None:
         with connect(path, comm.rank, 2) as own:
             assert_sums(own, 5000)
