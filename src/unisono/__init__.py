@@ -17,11 +17,11 @@ from unisono.launcher import launch
 from unisono.world import (
     barrier,
     get_rank,
+    get_world,
     get_world_size,
     init,
     is_main_process,
     shutdown,
-    world,
 )
 
 __version__ = "0.1.0"
@@ -41,10 +41,10 @@ __all__ = [
     "UnisonoError",
     "barrier",
     "get_rank",
+    "get_world",
     "get_world_size",
     "init",
     "is_main_process",
     "launch",
     "shutdown",
-    "world",
 ]

@@ -91,7 +91,7 @@ def race(folder: str, budget_s: float) -> list[Lap]:
 
     torch.set_num_threads(1)
     comm = world.init()
-    store = dist.FileStore(os.path.join(folder, "gloo"), comm.size)
+    store = dist.FileStore(os.path.join(folder, "gloo"), comm.size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
     laps = []
     for size_bytes in RACE_BYTES:

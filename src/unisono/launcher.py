@@ -75,9 +75,7 @@ def _run_rank(
     pipe: Connection, place: tuple[int, int, str], fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     rank, size, path = place
-    os.environ.update(
-        UNISONO_RANK=str(rank), UNISONO_SIZE=str(size), UNISONO_RENDEZVOUS=path
-    )
+    os.environ.update(UNISONO_RANK=str(rank), UNISONO_SIZE=str(size), UNISONO_RENDEZVOUS=path)
     try:
         result = fn(*args)
         world.shutdown()

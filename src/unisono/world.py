@@ -57,7 +57,7 @@ def shutdown() -> None:
         world.close()
 
 
-def world() -> Communicator:
+def get_world() -> Communicator:
     """The Communicator of all ranks."""
     if _world is None:
         raise UnisonoError("unisono is not initialised: call unisono.init() first")
@@ -105,7 +105,7 @@ def _store_from_environment() -> Any:
     """The store that torchrun's variables describe."""
     import torch.distributed
 
-    store, _, _ = next(iter(torch.distributed.rendezvous("env://")))
+    store, _, _ = next(iter(torch.distributed.rendezvous("env://")))  # type: ignore[attr-defined]
     return store
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
 from unisono.errors import EngineUnavailable, SegmentError
 
+_native: Any = None
+_why_missing = ""
 try:
-    from unisono import _native  # type: ignore[attr-defined]
+    _native = importlib.import_module("unisono._native")
 except ImportError as error:
-    _native = None
     _why_missing = str(error)
 
 

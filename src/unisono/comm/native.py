@@ -73,7 +73,7 @@ class NativeCommunicator(Communicator):
     # -- settings and life ---------------------------------------------------------------------
 
     @property
-    def timeout_s(self) -> float:  # type: ignore[override]
+    def timeout_s(self) -> float:
         """How long a call waits for its peers."""
         return self._group.timeout_ns / 1e9
 

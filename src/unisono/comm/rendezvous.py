@@ -9,6 +9,7 @@ No port is opened and nothing has a name in the file system, the exchange's file
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -246,8 +247,8 @@ class Lobby:
     ) -> None:
         """Wait until every other rank has come in."""
         seen_s: dict[int, float] = {}
-        for visitor in self._early.pop(side.key, []):
-            visitors[visitor.rank] = visitor
+        for early in self._early.pop(side.key, []):
+            visitors[early.rank] = self._check(early, side, visitors)
         while len(visitors) < side.size - 1:
             missing = [rank for rank in range(1, side.size) if rank not in visitors]
             if not deadline.left_s():
@@ -390,10 +391,8 @@ class _Line:
         self._connection.sendall(frame[sent:])
 
     def try_send(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # whoever is gone needs no message
             self.send(message)
-        except OSError:
-            pass  # whoever is gone needs no message
 
     def receive(self, deadline: _Deadline) -> dict[str, Any]:
         return self._receive(deadline)[0]
@@ -475,9 +474,7 @@ def _connect(address: str) -> _Line:
     return line
 
 
-def _find_leader(
-    exchange: Exchange, side: Side, deadline: _Deadline, me: dict[str, Any]
-) -> _Line:
+def _find_leader(exchange: Exchange, side: Side, deadline: _Deadline, me: dict[str, Any]) -> _Line:
     """Wait for rank 0's word and connect to its lobby."""
     pause_s = 0.001
     refused_since: tuple[str, float] | None = None

@@ -110,9 +110,7 @@ class SoloCommunicator(Communicator):
         for tensor in tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             if not _has_meaning(name, dtype):
-                raise TypeError(
-                    f"{what} on group {self.name}: {name} has no meaning for {dtype}"
-                )
+                raise TypeError(f"{what} on group {self.name}: {name} has no meaning for {dtype}")
             if isinstance(op, PremulSum):
                 if "int" in dtype and not float(op.factor).is_integer():
                     raise ValueError(
