@@ -92,19 +92,20 @@ static void copy_own(exchange *x, const un_stream *to, const un_stream *from, sp
 }
 
 /* Combine bytes [inside, +bytes) of everybody's part with our own input from `offset` on. The
- * result goes to `to`, or where that is NULL to the same offset of `out`. */
+ * result goes to `slot` and to the same offset of `out`, either of which may be NULL. */
 static void combine_parts(exchange *x, size_t turn, size_t part, size_t inside, size_t bytes,
-                          const un_stream *own, size_t offset, char *to, const un_stream *out,
+                          const un_stream *own, size_t offset, char *slot, const un_stream *out,
                           size_t out_offset) {
     if (!bytes) return;
     un_group *g = x->g;
     for (int rank = 0; rank < g->ranks; rank++)
         if (rank != g->rank) g->sources[rank] = place(x, rank, part, turn) + inside;
     const char *mine = stream_direct(own, offset, bytes);
-    if (!to) to = stream_direct(out, out_offset, bytes);
+    char *to = out ? stream_direct(out, out_offset, bytes) : slot;
+    char *also = out ? slot : NULL;
     if (mine && to) {
         g->sources[g->rank] = mine;
-        x->reducer.run(to, g->sources, g->ranks, bytes / x->reducer.unit, x->call->factor);
+        x->reducer.run(to, also, g->sources, g->ranks, bytes / x->reducer.unit, x->call->factor);
         return;
     }
     _Alignas(64) char given[BOUNCE_BYTES], made[BOUNCE_BYTES];
@@ -112,8 +113,8 @@ static void combine_parts(exchange *x, size_t turn, size_t part, size_t inside, 
         size_t some = bytes - done < BOUNCE_BYTES ? bytes - done : BOUNCE_BYTES;
         stream_read(given, own, offset + done, some);
         g->sources[g->rank] = given;
-        x->reducer.run(to ? to + done : made, g->sources, g->ranks, some / x->reducer.unit,
-                       x->call->factor);
+        x->reducer.run(to ? to + done : made, also ? also + done : NULL, g->sources, g->ranks,
+                       some / x->reducer.unit, x->call->factor);
         if (!to) stream_write(out, out_offset + done, made, some, false);
         for (int rank = 0; rank < g->ranks; rank++)
             if (rank != g->rank) g->sources[rank] = (const char *)g->sources[rank] + some;
@@ -140,8 +141,8 @@ static void take_flat(exchange *x, size_t turn) {
                   s.offset);
 }
 
-/* Cut: every rank combines its share and leaves it in its slot, where its own contribution to
- * that share, which nobody else needs, would have been. */
+/* Cut: every rank combines its share, once into its output and once into its slot, where its own
+ * contribution to that share, which nobody else needs, would have been; then all take the rest. */
 static void bring_cut(exchange *x, size_t turn) {
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     span mine = share_of(x, s, me(x));
@@ -154,8 +155,10 @@ static void bring_cut(exchange *x, size_t turn) {
 static void combine_cut(exchange *x, size_t turn) {
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     span mine = share_of(x, s, me(x));
-    combine_parts(x, turn, 0, mine.offset, mine.bytes, x->call->input, s.offset + mine.offset,
-                  place(x, me(x), 0, turn) + mine.offset, NULL, 0);
+    size_t offset = s.offset + mine.offset;
+    combine_parts(x, turn, 0, mine.offset, mine.bytes, x->call->input, offset,
+                  place(x, me(x), 0, turn) + mine.offset,
+                  wants_result(x) ? x->call->output : NULL, offset);
 }
 
 static void take_cut(exchange *x, size_t turn) {
@@ -163,7 +166,7 @@ static void take_cut(exchange *x, size_t turn) {
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     for (int rank = 0; rank < x->g->ranks; rank++) {
         span share = share_of(x, s, rank);
-        if (share.bytes)
+        if (share.bytes && rank != me(x))
             stream_write(x->call->output, s.offset + share.offset,
                          place(x, rank, 0, turn) + share.offset, share.bytes, false);
     }
@@ -171,8 +174,8 @@ static void take_cut(exchange *x, size_t turn) {
 
 /* From how many bytes on the second meeting of "cut" costs less than combining everything. */
 static size_t cut_from_bytes(const un_group *g) {
-    if (g->ranks == 2) return SIZE_MAX;
-    return g->crowded ? 64 * 1024 : 32 * 1024 / (size_t)g->ranks;
+    if (g->crowded) return 64 * 1024;
+    return g->ranks == 2 ? 32 * 1024 : 32 * 1024 / (size_t)g->ranks;
 }
 
 static void plan_all_reduce(exchange *x) {

@@ -83,16 +83,16 @@ def three_jobs_at_once(rank: int, size: int, path: str) -> None:
 
 # sglang 38638, 40723; vllm 51317: killed jobs left segments that filled /dev/shm
 def test_killed_ranks_leave_no_segment(fresh_pool: RankPool) -> None:
-    before = shared_memory_bytes()
+    before = our_shared_files()
     fresh_pool.run(sum_something, 3)
     outcomes = fresh_pool.outcomes(die_with_segments_open, 3)
     assert all(outcome.error == "the process ended with -9" for outcome in outcomes)
-    assert set(os.listdir("/dev/shm")) <= before["names"]
+    assert our_shared_files() <= before
     fresh_pool.run(sum_something, 3)
 
 
-def shared_memory_bytes() -> dict[str, set[str]]:
-    return {"names": set(os.listdir("/dev/shm"))}
+def our_shared_files() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "unisono" in name}
 
 
 def sum_something(comm: Communicator) -> None:

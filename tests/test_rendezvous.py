@@ -478,17 +478,15 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
 
 
 @as_root
-def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        if parent.stat().st_uid == os.geteuid() and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    for mode in (0o644, 0o600):
-        path = tmp_path / f"meeting-{mode:o}"
-        path.write_text(json.dumps(rendezvous._about_me("unisono-somebody")))
-        path.chmod(mode)
-    for error in fresh_pool.run(read_as_nobody, 2, str(tmp_path), make="alone"):
-        assert isinstance(error, RendezvousError), error
+def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        for mode in (0o644, 0o600):
+            path = Path(folder, f"meeting-{mode:o}")
+            path.write_text(json.dumps(rendezvous._about_me("unisono-somebody")))
+            path.chmod(mode)
+        for error in fresh_pool.run(read_as_nobody, 2, folder, make="alone"):
+            assert isinstance(error, RendezvousError), error
 
 
 def read_as_nobody(rank: int, size: int, _: str, folder: str) -> BaseException | None:
