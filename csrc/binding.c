@@ -113,12 +113,25 @@ static int check_sides(const Group *self, un_operation o, const side *in, const 
     return -1;
 }
 
+/* Only a rank that is not the root may have nothing on the wide side of gather and scatter. */
+static int check_present(const Group *self, const un_call *call, const side *in, const side *out,
+                         bool in_place) {
+    bool root = call->root == self->rank;
+    bool in_needed = call->operation != UN_SCATTER || root;
+    bool out_needed = !in_place && (call->operation != UN_GATHER || root);
+    if ((in_needed && !in->tensors) || (out_needed && !out->tensors)) {
+        PyErr_SetString(PyExc_TypeError, "None in place of a tensor");
+        return -1;
+    }
+    return in_place ? 0 : check_sides(self, call->operation, in, out);
+}
+
 static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
                      bool coalesced) {
     side in, out;
     start_side(&in);
     start_side(&out);
-    bool in_place = output == input;
+    bool in_place = output == input && input != Py_None;
     size_t ranks = (size_t)self->ranks;
     int failed = 0;
     if (input != Py_None) {
@@ -129,7 +142,7 @@ static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *inp
         bool wide = is_wide_output(call->operation);
         failed = read_side(&out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
-    if (!failed && !in_place) failed = check_sides(self, call->operation, &in, &out);
+    if (!failed) failed = check_present(self, call, &in, &out, in_place);
     PyObject *result = NULL;
     if (failed) {
         refuse(self, call);

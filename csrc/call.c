@@ -15,9 +15,14 @@ enum {
 };
 
 /* What must be equal on all ranks, in 64 bits: operation, reduction, refusal, root, type. */
-static uint64_t signature_of(const un_call *call, un_status refusal) {
-    return (uint64_t)call->operation | (uint64_t)call->reduction << 8 | (uint64_t)refusal << 16 |
+static uint64_t signature_of(const un_call *call) {
+    return (uint64_t)call->operation | (uint64_t)call->reduction << 8 |
            (uint64_t)(uint16_t)call->root << 24 | (uint64_t)(call->dtype & 0xffffff) << 40;
+}
+
+/* Ranks may refuse one call for different reasons. */
+static uint64_t refusal_of(const un_call *call) {
+    return (uint64_t)call->operation | (uint64_t)UN_REFUSED << 16;
 }
 
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
@@ -36,7 +41,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    mine->signature = signature_of(x->call, refusal);
+    mine->signature = refusal ? refusal_of(x->call) : signature_of(x->call);
     mine->bytes = refusal ? 0 : x->bytes;
     mine->hash = refusal ? 0 : x->hash;
     publish(g, &mine->call, x->number);

@@ -77,12 +77,20 @@ static int check_lazy(PyObject *object, const tensor *t, unsigned code) {
     return 0;
 }
 
+static bool has_elements(const dl_tensor *d) {
+    for (int i = 0; i < d->dims; i++)
+        if (!d->shape[i]) return false;
+    return true;
+}
+
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
         return refuse_type(object, "lies on a device: this group moves CPU tensors only");
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
+    if (!d->data && has_elements(d))
+        return refuse_type(object, "has elements but no memory (a lazy zero?): pass a .clone()");
     if (set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable)) return -1;
     return check_lazy(object, t, d->dtype.code);
 }
@@ -142,7 +150,13 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, &t->buffer, flags)) {
         t->buffer.obj = NULL;
-        if (writable && PyErr_ExceptionMatches(PyExc_BufferError)) return -1;
+        PyErr_Clear();
+        Py_buffer readable;
+        if (writable && !PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT)) {
+            PyBuffer_Release(&readable);
+            PyErr_SetString(PyExc_ValueError, "a read-only array cannot receive a result");
+            return -1;
+        }
         PyErr_Clear();
         return refuse_type(object, "is neither a tensor nor an array of plain numbers");
     }

@@ -208,7 +208,7 @@ def test_a_world_comes_and_goes_many_times_at_one_path(fresh_pool: RankPool) -> 
 def init_and_shutdown(rank: int, size: int, path: str, times: int) -> None:
     for _ in range(times):
         comm = unisono.init(rank=rank, size=size, rendezvous=path)
-        assert unisono.world() is comm
+        assert unisono.get_world() is comm
         assert (unisono.get_rank(), unisono.get_world_size()) == (rank, size)
         assert_works(comm)
         unisono.shutdown()
@@ -234,7 +234,7 @@ def test_a_program_that_nobody_launched_is_a_world_of_one(pool: RankPool) -> Non
 def a_world_of_one(rank: int, size: int, path: str) -> None:
     assert (unisono.get_rank(), unisono.get_world_size()) == (0, 1)
     unisono.barrier()
-    assert isinstance(attempt(unisono.world), UnisonoError)
+    assert isinstance(attempt(unisono.get_world), UnisonoError)
     comm = unisono.init()
     assert (comm.rank, comm.size) == (0, 1)
     assert_works(comm)

@@ -38,7 +38,10 @@ def launch(fn: Callable[..., Any], ranks: int, args: Sequence[Any] = ()) -> list
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-            return _collect(pipes)
+            results = _collect(pipes)
+            for process in processes:
+                process.join(10)  # let it flush what it printed
+            return results
         finally:
             for process in processes:
                 if process.is_alive():

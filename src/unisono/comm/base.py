@@ -41,6 +41,29 @@ REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 """The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
 
 
+def has_meaning(op: str, dtype: str) -> bool:
+    """Whether a reduction means something for a dtype, both by name: csrc/reduce.c's rule."""
+    if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
+        return False
+    if dtype == "bool":
+        return op not in ("avg", "mean", "premul_sum")
+    if "int" in dtype:
+        return op not in ("avg", "mean")
+    if dtype.startswith("complex"):
+        return op in ("sum", "avg", "mean", "product", "premul_sum")
+    return op not in ("band", "bor", "bxor")
+
+
+def holds(dtype: str, factor: float) -> bool:
+    """Whether a factor can scale numbers of this dtype: integers need a whole one of 64 bits."""
+    return "int" not in dtype or (float(factor).is_integer() and -(2**63) <= factor < 2**63)
+
+
+def dtype_name(tensor: Any) -> str:
+    """The dtype of a tensor or array by name, the same for torch and NumPy."""
+    return str(getattr(tensor, "dtype", "no dtype")).removeprefix("torch.")
+
+
 class Communicator(ABC):
     """A group of ranks and the ways in which they exchange tensors.
 

@@ -113,10 +113,15 @@ def create_segment(ranks: int, cores: int, nonce: int) -> int:
         ) from error
 
 
+def engine_ns(seconds: float) -> int:
+    """Seconds as the engine wants them; a century stands for ever."""
+    return int(min(seconds, 3.2e9) * 1e9)
+
+
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
     """Take place `rank` in the group whose segment `descriptor` is."""
     try:
-        group = _module().Group(descriptor, rank, ranks, nonce, int(timeout_s * 1e9))
+        group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return cast(Group, group)

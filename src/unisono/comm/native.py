@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono.comm import records
-from unisono.comm.base import DEFAULT_TIMEOUT_S, REDUCTIONS, Communicator, Op, PremulSum
-from unisono.comm.engine import Operation, Status, memory_room, open_group
+from unisono.comm.base import (
+    DEFAULT_TIMEOUT_S,
+    REDUCTIONS,
+    Communicator,
+    Op,
+    PremulSum,
+    dtype_name,
+    has_meaning,
+    holds,
+)
+from unisono.comm.engine import Operation, Status, engine_ns, memory_room, open_group
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import (
@@ -79,7 +89,7 @@ class NativeCommunicator(Communicator):
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self._group.timeout_ns = int(seconds * 1e9)
+        self._group.timeout_ns = engine_ns(seconds)
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         members = tuple(ranks)
@@ -182,11 +192,11 @@ class NativeCommunicator(Communicator):
         self, operation: Operation, tensor: Any, root: int, reduction: int, factor: float
     ) -> None:
         self._check_root(operation, root)
-        if isinstance(tensor, (list, tuple)):
-            for alike, _ in _by_dtype(tensor, tensor):
-                self._run(operation, alike, alike, root, reduction, factor, True)
-        else:
+        if not isinstance(tensor, (list, tuple)):
             self._run(operation, tensor, tensor, root, reduction, factor)
+            return
+        for alike, _ in self._by_dtype(operation, tensor, tensor):
+            self._run(operation, alike, alike, root, reduction, factor, True)
 
     def _widening(
         self,
@@ -204,28 +214,54 @@ class NativeCommunicator(Communicator):
             self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
         if len(output) != len(input):
             self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
-        for outputs, inputs in _by_dtype(output, input):
+        for outputs, inputs in self._by_dtype(operation, output, input):
             self._run(operation, outputs, inputs, 0, reduction, factor, True)
+
+    def _by_dtype(
+        self, operation: Operation, outputs: Sequence[Any], inputs: Sequence[Any]
+    ) -> list[tuple[list[Any], list[Any]]]:
+        """Pairs of tensors sorted into lists of one dtype each, in order of first appearance."""
+        alike: dict[str, tuple[list[Any], list[Any]]] = {}
+        for output, input in zip(outputs, inputs, strict=True):
+            if not hasattr(output, "dtype") or not hasattr(input, "dtype"):
+                odd = input if hasattr(output, "dtype") else output
+                self._refuse(operation, f"{type(odd).__name__} is no tensor", TypeError)
+            pair = alike.setdefault(dtype_name(output), ([], []))
+            pair[0].append(output)
+            pair[1].append(input)
+        if not alike:
+            self.barrier()  # nothing to move, but peers that have something must learn of it
+        if outputs is inputs:
+            return [(both, both) for both, _ in alike.values()]
+        return list(alike.values())
 
     # -- refusing and failing --------------------------------------------------------------------
 
-    def _reduction(self, operation: Operation, op: Op, tensor: Any) -> tuple[int, float]:
-        if isinstance(op, PremulSum):
-            if not float(op.factor).is_integer() and _is_integral(tensor):
-                self._refuse(operation, f"integers cannot be scaled by {op.factor}")
-            return _PREMUL_SUM, float(op.factor)
-        number = _REDUCTION_NUMBERS.get(op)
-        if number is None:
+    def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
+        """The engine's number of `op`, once it is known to fit every tensor of a list."""
+        name, number, factor = op, _PREMUL_SUM, 1.0
+        try:
+            if isinstance(op, PremulSum):
+                name, factor = "premul_sum", float(op.factor)
+            else:
+                number = _REDUCTION_NUMBERS[op]
+        except (KeyError, TypeError, ValueError):
             self._refuse(
                 operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
             )
-        return number, 1.0
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
+            dtype = dtype_name(tensor)
+            if isinstance(tensors, (list, tuple)) and not has_meaning(str(name), dtype):
+                self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)
+            if not holds(dtype, factor):
+                self._refuse(operation, f"{dtype} cannot be scaled by {factor}")
+        return number, factor
 
     def _check_root(
         self, operation: Operation, root: int, wide: Any = False, which: str = ""
     ) -> None:
-        if not 0 <= root < self.size:
-            self._refuse(operation, f"root {root} is not a rank of a group of {self.size}")
+        if not isinstance(root, int) or not 0 <= root < self.size:
+            self._refuse(operation, f"root {root!r} is not a rank of a group of {self.size}")
         if wide is None and self.rank == root:
             self._refuse(operation, f"the root must pass an {which}")
         if wide is not None and wide is not False and self.rank != root:
@@ -246,7 +282,7 @@ class NativeCommunicator(Communicator):
             op = (*REDUCTIONS, "premul_sum")[reduction]
             raise TypeError(
                 f"{operation.name.lower()} on group {self.name}: {op} has no meaning for "
-                f"{_dtype_of(tensors)}{_remedy(op)}"
+                f"{dtype_name(_first(tensors))}{_remedy(op)}"
             )
         if status == Status.NO_MEMORY:
             raise SegmentError(
@@ -264,7 +300,7 @@ class NativeCommunicator(Communicator):
             raise self._closed()
         if self._cause is None:
             self._cause = self._describe_failure()
-        raise self._cause.with_traceback(None)
+        raise copy.copy(self._cause)  # a copy: the original would keep the caller's frames alive
 
     def _closed(self) -> GroupClosed:
         return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)
@@ -316,29 +352,8 @@ def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
     )
 
 
-def _by_dtype(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
-    """Pairs of tensors sorted into lists of one dtype each, in order of first appearance."""
-    alike: dict[str, tuple[list[Any], list[Any]]] = {}
-    for output, input in zip(outputs, inputs, strict=True):
-        key = str(getattr(output, "dtype", None))
-        pair = alike.setdefault(key, ([], []))
-        pair[0].append(output)
-        pair[1].append(input)
-    if outputs is inputs:
-        return [(outs, outs) for outs, _ in alike.values()]
-    return list(alike.values())
-
-
 def _first(tensors: Any) -> Any:
     return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-
-
-def _dtype_of(tensors: Any) -> str:
-    return str(getattr(_first(tensors), "dtype", "this type")).removeprefix("torch.")
-
-
-def _is_integral(tensors: Any) -> bool:
-    return "int" in _dtype_of(tensors)
 
 
 def _remedy(op: str) -> str:

@@ -35,7 +35,7 @@ def dtype_name(dtype: int) -> str:
 def describe_post(group: Group, rank: int, call: int) -> str | None:
     """What `rank` posted for this call, in words; None if it has not arrived."""
     posted = group.posted(rank, call)
-    if posted is None or posted[0] != call:
+    if call == 0 or posted is None or posted[0] != call:
         return None
     _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
         posted[index] for index in range(8)
@@ -57,7 +57,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if operation in _PAIRED:
         details.append("sizes of its own")
     elif shape_hash:
-        details.append(f"shapes {shape_hash & 0xFFFF:04x}")
+        what = "factor" if reduction == len(REDUCTIONS) else "shapes"
+        details.append(f"{what} with hash {shape_hash:016x}")
     return f"{text} of {', '.join(details)}"
 
 

@@ -3,122 +3,37 @@
 Every process keeps a *lobby*: an abstract unix socket with a random name, open to this user
 alone. The first member of a new group, its *leader*, receives the others in its lobby, makes the
 segment and hands its descriptor over. Who the leader is, the members of an existing group know;
-strangers learn it through an *exchange*: a torch Store, a file, or an inherited descriptor.
-No port is opened and nothing has a name in the file system, the exchange's file aside.
+strangers learn it through an *exchange* (exchange.py). No port is opened and nothing has a name
+in the file system, the exchange's file aside.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
+import select
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
 
 from unisono.comm import engine
-from unisono.errors import RendezvousError, UnisonoError
+from unisono.comm.exchange import Exchange, FileExchange, StoreExchange, Word
+from unisono.comm.line import Deadline, Line
+from unisono.errors import GroupClosed, RendezvousError, UnisonoError
+
+__all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
 
 UNREACHABLE_S = 10.0
-"""How long a leader that has announced itself may refuse connections."""
+"""How long a living leader that has announced itself may refuse connections."""
 
-_LONGEST_MESSAGE_BYTES = 1 << 22
+_HELLO_S = 10.0
+"""How long a connection may stay silent before it is hung up."""
 
-
-class Exchange(Protocol):
-    """Where strangers leave word of themselves: rank 0 for all, the others for rank 0."""
-
-    def announce(self, rank: int, word: dict[str, Any]) -> None: ...
-    def look_up(self, rank: int) -> dict[str, Any] | None: ...
-    def clear(self, rank: int) -> None: ...
-
-
-class FileExchange:
-    """An exchange in a file: a path that all ranks know, or a descriptor that all inherited.
-
-    Only rank 0 leaves word here. A stale file of a dead job does no harm: its lobby is gone.
-    """
-
-    def __init__(self, where: str | os.PathLike[str] | int) -> None:
-        self._where = where
-
-    def announce(self, rank: int, word: dict[str, Any]) -> None:
-        if rank != 0:
-            return
-        data = json.dumps(word).encode()
-        if isinstance(self._where, int):
-            os.ftruncate(self._where, 0)
-            os.pwrite(self._where, data, 0)
-            return
-        path = Path(self._where)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise RendezvousError(f"cannot write the rendezvous file {path}: {error}") from error
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(draft, path)
-
-    def look_up(self, rank: int) -> dict[str, Any] | None:
-        if rank != 0:
-            return None
-        try:
-            if isinstance(self._where, int):
-                data = os.pread(self._where, 1 << 16, 0)
-            else:
-                with open(self._where, "rb") as file:
-                    owner = os.fstat(file.fileno()).st_uid
-                    if owner != os.geteuid():
-                        raise RendezvousError(
-                            f"the rendezvous file {self._where} belongs to user {owner}, not to "
-                            f"{os.geteuid()}: use a path of your own"
-                        )
-                    data = file.read(1 << 16)
-            word = json.loads(data)
-        except (FileNotFoundError, ValueError):
-            return None
-        return word if isinstance(word, dict) else None
-
-    def clear(self, rank: int) -> None:
-        if rank != 0:
-            return
-        if isinstance(self._where, int):
-            os.ftruncate(self._where, 0)
-        else:
-            Path(self._where).unlink(missing_ok=True)
-
-
-class StoreExchange:
-    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...)."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def announce(self, rank: int, word: dict[str, Any]) -> None:
-        self._store.set(f"unisono/{rank}", json.dumps(word))
-
-    def look_up(self, rank: int) -> dict[str, Any] | None:
-        key = f"unisono/{rank}"
-        if not self._store.check([key]):
-            return None
-        try:
-            word = json.loads(self._store.get(key))
-        except ValueError:
-            return None
-        return word if isinstance(word, dict) else None
-
-    def clear(self, rank: int) -> None:
-        try:
-            self._store.delete_key(f"unisono/{rank}")
-        except (RuntimeError, NotImplementedError):
-            self._store.set(f"unisono/{rank}", "")  # not every store can forget
+_GRACE_S = 2.0
+"""How much longer followers wait than their leader, so that they hear its reason."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +59,11 @@ class Place:
 
 
 @dataclass
-class _Deadline:
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        self._end = time.monotonic() + self.timeout_s
-
-    def left_s(self) -> float:
-        return max(0.0, self._end - time.monotonic())
+class _Visitor:
+    line: Line
+    hello: Word
+    key: str
+    rank: int
 
 
 class Lobby:
@@ -165,6 +77,8 @@ class Lobby:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.bind(b"\0" + self.address.encode())
         self._socket.listen(1024)
+        self._socket.setblocking(False)
+        self._silent: dict[Line, Deadline] = {}
         self._early: dict[str, list[_Visitor]] = {}
         self._owners = 1
         self._pid = os.getpid()
@@ -181,6 +95,8 @@ class Lobby:
             for visitors in self._early.values():
                 for visitor in visitors:
                     visitor.line.close()
+            for line in self._silent:
+                line.close()
             self._socket.close()
 
     def __enter__(self) -> Lobby:
@@ -198,25 +114,29 @@ class Lobby:
 
     def meet_by(self, exchange: Exchange, side: Side) -> Place:
         """Meet strangers: rank 0 leads, and is found through the exchange."""
-        deadline = _Deadline(side.timeout_s)
+        deadline = Deadline(side.timeout_s)
         me = _about_me(self.address)
         exchange.announce(side.rank, me)
         if side.rank == 0:
             try:
-                return self._lead(side, deadline, exchange)
-            finally:
-                for rank in range(side.size):
-                    exchange.clear(rank)
+                return self._lead(side, deadline, exchange, me)
+            except BaseException:
+                exchange.clear(0, me)
+                raise
         line = _find_leader(exchange, side, deadline, me)
         return self._follow(line, side, deadline)
 
     def meet_at(self, leader_address: str, side: Side) -> Place:
         """Meet acquaintances: the leader's address is known."""
-        deadline = _Deadline(side.timeout_s)
+        if self._pid != os.getpid():
+            raise GroupClosed(
+                f"the parent group belongs to process {self._pid}: a forked child cannot split it"
+            )
+        deadline = Deadline(side.timeout_s)
         if side.rank == 0:
-            return self._lead(side, deadline, None)
+            return self._lead(side, deadline, None, {})
         try:
-            line = _connect(leader_address)
+            line = Line.connect(leader_address)
         except OSError as error:
             raise RendezvousError(
                 f"rank 0 of the new group {side.key} cannot be reached: its process has ended or "
@@ -224,11 +144,13 @@ class Lobby:
             ) from error
         return self._follow(line, side, deadline)
 
-    def _lead(self, side: Side, deadline: _Deadline, exchange: Exchange | None) -> Place:
+    # -- leading -------------------------------------------------------------------------------
+
+    def _lead(self, side: Side, deadline: Deadline, exchange: Exchange | None, me: Word) -> Place:
         visitors: dict[int, _Visitor] = {}
         try:
             self._receive(side, deadline, exchange, visitors)
-            return self._seat(side, deadline, visitors)
+            return self._seat(side, deadline, exchange, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             for visitor in visitors.values():
@@ -241,12 +163,12 @@ class Lobby:
     def _receive(
         self,
         side: Side,
-        deadline: _Deadline,
+        deadline: Deadline,
         exchange: Exchange | None,
         visitors: dict[int, _Visitor],
     ) -> None:
         """Wait until every other rank has come in."""
-        seen_s: dict[int, float] = {}
+        unreached: dict[int, float] = {}
         for early in self._early.pop(side.key, []):
             visitors[early.rank] = self._check(early, side, visitors)
         while len(visitors) < side.size - 1:
@@ -256,31 +178,40 @@ class Lobby:
                     f"group {side.key}: rank(s) {_join(missing)} of {side.size} did not come "
                     f"within {side.timeout_s:g} s"
                 )
-            visitor = self._next_visitor(min(0.2, deadline.left_s()))
-            if visitor is None:
-                if exchange is not None:
-                    _check_missing(exchange, missing, seen_s)
-                continue
-            if visitor.key != side.key:
-                self._early.setdefault(visitor.key, []).append(visitor)
-                continue
-            visitors[visitor.rank] = self._check(visitor, side, visitors)
+            for visitor in self._new_visitors(min(0.2, deadline.left_s())):
+                if visitor.key == side.key:
+                    visitors[visitor.rank] = self._check(visitor, side, visitors)
+                else:
+                    self._early.setdefault(visitor.key, []).append(visitor)
+            if exchange is not None:
+                _check_missing(exchange, missing, unreached)
 
-    def _next_visitor(self, timeout_s: float) -> _Visitor | None:
-        self._socket.settimeout(max(timeout_s, 0.001))
+    def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
+        """Let people in for a while; those who have said who they are."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        for line in self._silent:
+            poller.register(line, select.POLLIN)
+        if not poller.poll(max(1, int(timeout_s * 1000))):
+            return []
         try:
             accepted, _ = self._socket.accept()
-        except TimeoutError:
-            return None
-        line = _Line(accepted)
-        try:
-            if line.peer_uid() != os.geteuid():
-                raise ValueError("another user")
-            hello = line.receive(_Deadline(2.0))
-            return _Visitor(line, hello, str(hello["key"]), int(hello["rank"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            line.close()  # a stranger, or noise: not our business
-            return None
+            self._silent[Line(accepted)] = Deadline(_HELLO_S)
+        except BlockingIOError:
+            pass
+        visitors = []
+        for line, patience in list(self._silent.items()):
+            try:
+                if line.peer_uid() != os.geteuid() or not patience.left_s():
+                    raise ValueError("a stranger, or one who says nothing")
+                hello = line.poll()
+                if hello is None:
+                    continue
+                visitors.append(_Visitor(line, hello, str(hello["key"]), int(hello["rank"])))
+            except (OSError, ValueError, KeyError, TypeError, OverflowError):
+                line.close()  # noise: not our business
+            del self._silent[line]
+        return visitors
 
     @staticmethod
     def _check(visitor: _Visitor, side: Side, present: dict[int, _Visitor]) -> _Visitor:
@@ -299,7 +230,14 @@ class Lobby:
             raise RendezvousError(reason)
         return visitor
 
-    def _seat(self, side: Side, deadline: _Deadline, visitors: dict[int, _Visitor]) -> Place:
+    def _seat(
+        self,
+        side: Side,
+        deadline: Deadline,
+        exchange: Exchange | None,
+        me: Word,
+        visitors: dict[int, _Visitor],
+    ) -> Place:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
         everyone = [_about_me(self.address)] + [
             visitors[rank].hello for rank in range(1, side.size)
@@ -316,10 +254,12 @@ class Lobby:
         finally:
             os.close(descriptor)
         try:
-            for rank, visitor in visitors.items():
-                answer = visitor.line.receive(deadline)
-                if "error" in answer:
-                    raise RendezvousError(f"rank {rank}: {answer['error']}")
+            for visitor in visitors.values():
+                visitor.line.receive(deadline)
+            if exchange is not None:  # before anybody can come back for another meeting
+                exchange.clear(0, me)
+                for rank in visitors:
+                    exchange.clear(rank)
             for visitor in visitors.values():
                 visitor.line.send({"go": True})
         except BaseException as error:
@@ -331,23 +271,26 @@ class Lobby:
             raise
         return Place(side.key, 0, side.size, group, addresses)
 
-    def _follow(self, line: _Line, side: Side, deadline: _Deadline) -> Place:
+    # -- following -----------------------------------------------------------------------------
+
+    def _follow(self, line: Line, side: Side, deadline: Deadline) -> Place:
+        patient = Deadline(deadline.left_s() + _GRACE_S)
         group: engine.Group | None = None
+        descriptors: list[int] = []
         try:
             line.send(
                 _about_me(self.address) | {"key": side.key, "rank": side.rank, "size": side.size}
             )
-            invitation, descriptor = line.receive_with_descriptor(deadline)
+            invitation = line.receive(patient, descriptors)
             addresses = tuple(str(address) for address in invitation["addresses"])
             try:
+                (descriptor,) = descriptors
                 group = side.open(descriptor, side.rank, side.size, int(invitation["nonce"]))
             except (UnisonoError, ValueError) as error:
-                line.try_send({"error": str(error)})
+                line.try_send({"error": f"rank {side.rank}: {error}"})
                 raise
-            finally:
-                os.close(descriptor)
             line.send({"opened": True})
-            line.receive_checked(deadline)
+            line.receive(patient)
             return Place(side.key, side.rank, side.size, group, addresses)
         except BaseException as error:
             if group is not None:
@@ -358,95 +301,16 @@ class Lobby:
                 ) from error
             raise
         finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
             line.close()
-
-
-@dataclass
-class _Visitor:
-    line: _Line
-    hello: dict[str, Any]
-    key: str
-    rank: int
-
-
-class _Line:
-    """One connection: framed JSON, and descriptors beside it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def peer_uid(self) -> int:
-        credentials = self._connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        return int(struct.unpack("3i", credentials)[1])
-
-    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        data = json.dumps(message).encode()
-        frame = struct.pack("<I", len(data)) + data
-        self._connection.settimeout(10.0)
-        sent = 0
-        if descriptor is not None:
-            sent = socket.send_fds(self._connection, [frame], [descriptor])
-        self._connection.sendall(frame[sent:])
-
-    def try_send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # whoever is gone needs no message
-            self.send(message)
-
-    def receive(self, deadline: _Deadline) -> dict[str, Any]:
-        return self._receive(deadline)[0]
-
-    def receive_checked(self, deadline: _Deadline) -> dict[str, Any]:
-        """As `receive`, but an error that the other side reports is raised here."""
-        message = self.receive(deadline)
-        if "error" in message:
-            raise RendezvousError(str(message["error"]))
-        return message
-
-    def receive_with_descriptor(self, deadline: _Deadline) -> tuple[dict[str, Any], int]:
-        message, descriptors = self._receive(deadline, 1)
-        if "error" in message:
-            raise RendezvousError(str(message["error"]))
-        if len(descriptors) != 1:
-            raise ValueError("a message without the segment")
-        return message, descriptors[0]
-
-    def _receive(
-        self, deadline: _Deadline, descriptors_wanted: int = 0
-    ) -> tuple[dict[str, Any], list[int]]:
-        self._connection.settimeout(max(deadline.left_s(), 0.001))
-        try:
-            head, descriptors, _, _ = socket.recv_fds(self._connection, 4, descriptors_wanted)
-            head += self._exactly(4 - len(head))
-            (length,) = struct.unpack("<I", head)
-            if length > _LONGEST_MESSAGE_BYTES:
-                raise ValueError("a message that is too long")
-            message = json.loads(self._exactly(length))
-        except TimeoutError as error:
-            raise RendezvousError("the other side did not answer in time") from error
-        if not isinstance(message, dict):
-            raise ValueError("a message that is no object")
-        return message, descriptors
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._connection.recv(count - len(data))
-            if not part:
-                raise ConnectionError("the other side closed the connection")
-            data += part
-        return data
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _about_me(address: str) -> dict[str, Any]:
+def _about_me(address: str) -> Word:
     return {
         "address": address,
         "host": socket.gethostname(),
@@ -458,43 +322,29 @@ def _about_me(address: str) -> dict[str, Any]:
     }
 
 
-def _connect(address: str) -> _Line:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        connection.settimeout(10.0)
-        connection.connect(b"\0" + address.encode())
-    except BaseException:
-        connection.close()
-        raise
-    line = _Line(connection)
-    if line.peer_uid() != os.geteuid():
-        uid = line.peer_uid()
-        line.close()
-        raise RendezvousError(f"rank 0 runs as user {uid}, this rank as {os.geteuid()}")
-    return line
-
-
-def _find_leader(exchange: Exchange, side: Side, deadline: _Deadline, me: dict[str, Any]) -> _Line:
+def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -> Line:
     """Wait for rank 0's word and connect to its lobby."""
     pause_s = 0.001
     refused_since: tuple[str, float] | None = None
     while True:
         word = exchange.look_up(0)
-        if word is not None:
+        if word is not None and not _is_stale(word, me):
             _check_same_host(0, word, side.rank, me)
             address = str(word["address"])
             try:
-                return _connect(address)
+                return Line.connect(address)
             except OSError as error:
                 if refused_since is None or refused_since[0] != address:
                     refused_since = (address, time.monotonic())
                 if time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     raise RendezvousError(
                         f"rank {side.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
-                        f"{word.get('pid')}) on host {me['host']}, though both are on it: rank 0 "
-                        f"has ended, or lives in another network namespace ({error.strerror})"
+                        f"{word.get('pid')}) on host {me['host']}, though both are on it: do they "
+                        f"live in different network namespaces? ({error.strerror})"
                     ) from error
         if not deadline.left_s():
+            if word is not None:  # it looked stale; perhaps it is another host of this name
+                _check_same_host(0, word, side.rank, me)
             raise RendezvousError(
                 f"group {side.key}: rank 0 did not come within {side.timeout_s:g} s"
             )
@@ -502,22 +352,33 @@ def _find_leader(exchange: Exchange, side: Side, deadline: _Deadline, me: dict[s
         pause_s = min(pause_s * 1.5, 0.05)
 
 
-def _check_missing(exchange: Exchange, missing: list[int], seen_s: dict[int, float]) -> None:
+def _is_stale(word: Word, me: Word) -> bool:
+    """Whether a word was left by a process that is gone: of this host before it was started
+    anew, or of one that lives no more."""
+    if word.get("host") != me["host"]:
+        return False
+    if word.get("boot") != me["boot"]:
+        return True
+    return not Path(f"/proc/{word.get('pid')}").exists()
+
+
+def _check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, float]) -> None:
     """Say at once if a missing rank has announced itself from where it cannot come."""
+    me = _about_me("")
     for rank in missing:
         word = exchange.look_up(rank)
-        if word is None:
+        if word is None or _is_stale(word, me):
             continue
-        _check_same_host(rank, word, 0, _about_me(""))
-        first = seen_s.setdefault(rank, time.monotonic())
+        _check_same_host(rank, word, 0, me)
+        first = unreached.setdefault(rank, time.monotonic())
         if time.monotonic() - first > UNREACHABLE_S:
             raise RendezvousError(
                 f"rank {rank} (pid {word.get('pid')}) is on this host but does not reach rank 0 "
-                f"(pid {os.getpid()}): it has ended, or lives in another network namespace"
+                f"(pid {os.getpid()}): do they live in different network namespaces?"
             )
 
 
-def _check_same_host(rank: int, word: dict[str, Any], my_rank: int, me: dict[str, Any]) -> None:
+def _check_same_host(rank: int, word: Word, my_rank: int, me: Word) -> None:
     if word.get("boot") != me["boot"]:
         raise RendezvousError(
             f"rank {rank} is on host {word.get('host')}, rank {my_rank} on host {me['host']}: "

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S, REDUCTIONS, Communicator, Op, PremulSum
+import numpy as np
+
+from unisono.comm.base import (
+    DEFAULT_TIMEOUT_S,
+    REDUCTIONS,
+    Communicator,
+    Op,
+    PremulSum,
+    dtype_name,
+    has_meaning,
+    holds,
+)
 from unisono.errors import GroupClosed
 
 if TYPE_CHECKING:
@@ -30,32 +41,36 @@ class SoloCommunicator(Communicator):
         self._splits = 0
 
     def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
-        self._reduce("all_reduce", _many(tensor), op)
+        self._reduce("all_reduce", tensor, op)
 
     def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
         self._check("reduce", root)
-        self._reduce("reduce", _many(tensor), op)
+        self._reduce("reduce", tensor, op)
 
     def broadcast(self, tensor: Tensors, root: int = 0) -> None:
         self._check("broadcast", root)
+        self._tensors("broadcast", tensor, writable=True)
 
     def all_gather(self, output: Tensors, input: Tensors) -> None:
-        self._copy("all_gather", output, input)
+        coalesced = isinstance(input, (list, tuple))
+        self._copy("all_gather", output, input, coalesced)
 
     def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
-        self._copy("reduce_scatter", output, input)
-        self._reduce("reduce_scatter", _many(output), op)
+        coalesced = isinstance(output, (list, tuple))
+        self._check_op("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
+        self._copy("reduce_scatter", output, input, coalesced)
+        self._reduce("reduce_scatter", output, op)
 
     def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
         self._check("gather", root)
         if output is None:
-            raise ValueError(f"gather on group {self.name}: the root must pass an output")
+            self._refuse("gather", "the root must pass an output")
         self._copy("gather", output, input)
 
     def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
         self._check("scatter", root)
         if input is None:
-            raise ValueError(f"scatter on group {self.name}: the root must pass an input")
+            self._refuse("scatter", "the root must pass an input")
         self._copy("scatter", output, input)
 
     def all_to_all(self, output: Tensors, input: Tensors) -> None:
@@ -75,65 +90,136 @@ class SoloCommunicator(Communicator):
     def close(self) -> None:
         self._open = False
 
+    # -- what stands behind them -----------------------------------------------------------------
+
+    def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
+        raise kind(f"{what} on group {self.name}: {why}")
+
     def _check(self, what: str, root: int = 0) -> None:
         if not self._open:
             raise GroupClosed(f"group {self.name} is closed", rank=0, group=self.name)
-        if root != 0:
-            raise ValueError(f"{what} on group {self.name}: root {root} is not a rank of 1")
+        if root != 0 or not isinstance(root, int):
+            self._refuse(what, f"root {root!r} is not a rank of a group of 1")
 
-    def _copy(self, what: str, output: Any, input: Any) -> None:
+    def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
+        """The tensors of one argument, checked."""
         self._check(what)
-        outputs, inputs = _many(output), _many(input)
-        if len(outputs) != len(inputs):
-            raise ValueError(
-                f"{what} on group {self.name}: {len(outputs)} outputs for {len(inputs)} inputs"
-            )
+        many = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        for tensor in many:
+            kind, why = _complaint(tensor, writable)
+            if kind is not None:
+                self._refuse(what, why, kind)
+        return many
+
+    def _copy(self, what: str, output: Any, input: Any, coalesced: bool = False) -> None:
+        if coalesced and not (
+            isinstance(output, (list, tuple)) and isinstance(input, (list, tuple))
+        ):
+            self._refuse(what, "a coalesced call takes a list on both sides", TypeError)
+        outputs = self._tensors(what, output, True)
+        inputs = self._tensors(what, input, False)
+        if len(outputs) != len(inputs) or (not coalesced and len(outputs) != 1):
+            self._refuse(what, f"{len(outputs)} outputs for {len(inputs)} inputs in a group of 1")
         for to, source in zip(outputs, inputs, strict=True):
-            if str(to.dtype) != str(source.dtype):
-                raise TypeError(f"{what} on group {self.name}: input and output differ in dtype")
+            if dtype_name(to) != dtype_name(source):
+                self._refuse(what, "input and output have different dtypes", TypeError)
             if _count(to) != _count(source):
-                raise ValueError(
-                    f"{what} on group {self.name}: this rank's part has {_count(source)} elements "
-                    f"in the input and {_count(to)} in the output"
+                self._refuse(
+                    what,
+                    f"this rank's part has {_count(source)} elements in the input and "
+                    f"{_count(to)} in the output",
                 )
         for to, source in zip(outputs, inputs, strict=True):
-            to[...] = source.reshape(to.shape)
+            _assign(to, source)
 
-    def _reduce(self, what: str, tensors: list[Any], op: Op) -> None:
-        self._check(what)
+    def _check_op(self, what: str, tensors: list[Any], op: Op) -> str:
         name = "premul_sum" if isinstance(op, PremulSum) else op
         if name not in (*REDUCTIONS, "mean", "premul_sum"):
-            raise ValueError(
-                f"{what} on group {self.name}: unknown reduction {op!r}: use "
-                f"{', '.join(REDUCTIONS)} or PremulSum"
+            self._refuse(
+                what, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
             )
         for tensor in tensors:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if not _has_meaning(name, dtype):
-                raise TypeError(f"{what} on group {self.name}: {name} has no meaning for {dtype}")
-            if isinstance(op, PremulSum):
-                if "int" in dtype and not float(op.factor).is_integer():
-                    raise ValueError(
-                        f"{what} on group {self.name}: integers cannot be scaled by {op.factor}"
-                    )
-                tensor *= int(op.factor) if "int" in dtype else op.factor
+            dtype = dtype_name(tensor)
+            if not has_meaning(name, dtype):
+                self._refuse(what, f"{name} has no meaning for {dtype}", TypeError)
+            if isinstance(op, PremulSum) and not holds(dtype, float(op.factor)):
+                self._refuse(what, f"{dtype} cannot be scaled by {op.factor}")
+        return name
+
+    def _reduce(self, what: str, tensor: Any, op: Op) -> None:
+        tensors = self._tensors(what, tensor, True)
+        self._check_op(what, tensors, op)
+        if isinstance(op, PremulSum):
+            for one in tensors:
+                _scale(one, float(op.factor))
 
 
-def _has_meaning(op: str, dtype: str) -> bool:
-    """The engine's rule (csrc/reduce.c), by name."""
-    if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
-        return False
-    if dtype == "bool":
-        return op not in ("avg", "mean", "premul_sum")
+def _complaint(tensor: Any, writable: bool) -> tuple[type[Exception] | None, str]:
+    """What is wrong with a tensor, if anything; csrc/tensors.c's rules."""
+    if hasattr(tensor, "layout") and hasattr(tensor, "device"):
+        return _torch_complaint(tensor, writable)
+    if not hasattr(tensor, "__array_interface__"):
+        return TypeError, f"{type(tensor).__name__} is neither a tensor nor an array"
+    if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
+        return TypeError, f"{tensor.dtype} elements are not plain numbers"
+    if writable and not tensor.flags.writeable:
+        return ValueError, "a read-only array cannot receive a result"
+    return (ValueError, _EXPANDED) if writable and _is_expanded(tensor) else (None, "")
+
+
+def _torch_complaint(tensor: Any, writable: bool) -> tuple[type[Exception] | None, str]:
+    import torch
+
+    dtype = dtype_name(tensor)
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.is_quantized or dtype.startswith("bits") or tensor._is_zerotensor():
+        return TypeError, (
+            f"a tensor of {dtype}, {tensor.layout} on device {tensor.device} has no plain memory "
+            "to share: pass a dense CPU tensor"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
+    strided = writable and _is_expanded(tensor)
+    return (ValueError, _EXPANDED) if strided else (None, "")
+
+
+_EXPANDED = "an expanded tensor (stride 0) cannot receive a result: pass a .clone()"
+
+
+def _is_expanded(tensor: Any) -> bool:
+    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
+    pairs = zip(tensor.shape, strides, strict=True)
+    return _count(tensor) > 0 and any(length > 1 and stride == 0 for length, stride in pairs)
+
+
+def _assign(to: Any, source: Any) -> None:
+    if not hasattr(to, "detach"):
+        to[...] = (source.numpy() if hasattr(source, "numpy") else source).reshape(to.shape)
+        return
+    import torch
+
+    source = torch.as_tensor(source).detach().reshape(to.shape)
+    try:
+        to.detach().copy_(source)
+    except NotImplementedError:  # torch has dtypes (int1, ...) that it cannot copy: move bytes
+        to.detach().view(torch.uint8).copy_(source.view(torch.uint8))
+
+
+def _scale(tensor: Any, factor: float) -> None:
+    """Multiply in place as the engine does: integers wrap, half precision is rounded once."""
+    dtype = dtype_name(tensor)
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach()
+        if "int" not in dtype:
+            wide = tensor.float() if dtype in ("float16", "bfloat16") else tensor
+            tensor.copy_(wide * factor)
+            return
+        tensor = tensor.numpy()
     if "int" in dtype:
-        return op not in ("avg", "mean")
-    if dtype.startswith("complex"):
-        return op in ("sum", "avg", "mean", "product", "premul_sum")
-    return op not in ("band", "bor", "bxor")
-
-
-def _many(tensors: Any) -> list[Any]:
-    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        number = np.array(int(factor)).astype(tensor.dtype)
+    else:
+        number = np.array(factor, dtype="float32" if dtype == "float16" else tensor.dtype)
+    np.multiply(tensor, number, out=tensor, casting="unsafe")
 
 
 def _count(tensor: Any) -> int:

@@ -1,0 +1,142 @@
+"""One connection between two processes of this user: framed JSON, and descriptors beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from typing import Any
+
+from unisono.errors import RendezvousError
+
+_LONGEST_MESSAGE_BYTES = 1 << 22
+
+
+class Deadline:
+    """A moment to come."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds left, 0 if none."""
+        return max(0.0, self._end - time.monotonic())
+
+
+class Line:
+    """A connected unix socket. Whatever arrives that is no message raises ValueError."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = b""
+
+    @classmethod
+    def connect(cls, address: str) -> Line:
+        """Call the lobby at `address`; its owner must be this user."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        line = cls(connection)
+        try:
+            connection.settimeout(10.0)
+            connection.connect(b"\0" + address.encode())
+            if line.peer_uid() != os.geteuid():
+                raise RendezvousError(
+                    f"rank 0 runs as user {line.peer_uid()}, this rank as {os.geteuid()}"
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return line
+
+    def fileno(self) -> int:
+        """For select and poll."""
+        return self._connection.fileno()
+
+    def peer_uid(self) -> int:
+        """The user at the other end, as the kernel knows it."""
+        credentials = self._connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        return int(struct.unpack("3i", credentials)[1])
+
+    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        """Send a message, with a descriptor if one is given."""
+        data = json.dumps(message).encode()
+        frame = struct.pack("<I", len(data)) + data
+        self._connection.settimeout(10.0)
+        sent = 0
+        if descriptor is not None:
+            sent = socket.send_fds(self._connection, [frame], [descriptor])
+        self._connection.sendall(frame[sent:])
+
+    def try_send(self, message: dict[str, Any]) -> None:
+        """As `send`; whoever is gone needs no message."""
+        with contextlib.suppress(OSError):
+            self.send(message)
+
+    def poll(self) -> dict[str, Any] | None:
+        """Read what is there without waiting; a message once one is complete."""
+        with contextlib.suppress(BlockingIOError):
+            part = self._connection.recv(1 << 16, socket.MSG_DONTWAIT)
+            if not part:
+                raise ConnectionError("the other side closed the connection")
+            self._unread += part
+        if len(self._unread) < 4:
+            return None
+        length = _length(self._unread[:4])
+        if len(self._unread) < 4 + length:
+            return None
+        data, self._unread = self._unread[4 : 4 + length], self._unread[4 + length :]
+        return _message(data)
+
+    def receive(self, deadline: Deadline, descriptors: list[int] | None = None) -> dict[str, Any]:
+        """Wait for a message; an error that the other side reports is raised here.
+
+        Descriptors that come with it are added to `descriptors`.
+        """
+        self._connection.settimeout(max(deadline.left_s(), 0.001))
+        try:
+            head, received, _, _ = socket.recv_fds(
+                self._connection, 4, 0 if descriptors is None else 1
+            )
+            if descriptors is not None:
+                descriptors += received
+            head += self._exactly(4 - len(head))
+            message = _message(self._exactly(_length(head)))
+        except TimeoutError as error:
+            raise RendezvousError("the other side did not answer in time") from error
+        if "error" in message:
+            raise RendezvousError(str(message["error"]))
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self._connection.recv(count - len(data))
+            if not part:
+                raise ConnectionError("the other side closed the connection")
+            data += part
+        return data
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+def _length(head: bytes) -> int:
+    (length,) = struct.unpack("<I", head)
+    if length > _LONGEST_MESSAGE_BYTES:
+        raise ValueError("a message that is too long")
+    return int(length)
+
+
+def _message(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except RecursionError:
+        raise ValueError("a message that is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("a message that is no object")
+    return message
