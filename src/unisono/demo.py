@@ -134,7 +134,8 @@ def run_demo(ranks: int, report: Path, console: Console, budget_s: float = 10.0)
     console.print(f"[bold]unisono[/]: {ranks} processes of this machine over shared memory\n")
     pictures = launch(show_collectives, ranks)
     for number, picture in enumerate(pictures[0]):
-        console.print(_picture_table(picture.title, [mine[number] for mine in pictures]))
+        console.print(f"[bold cyan]{picture.title}[/]")
+        console.print(_picture_table([mine[number] for mine in pictures]))
 
     console.print(f"\nall_reduce of float32 on 2 ranks, in turns with gloo ({budget_s:g} s) ...")
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
@@ -145,8 +146,8 @@ def run_demo(ranks: int, report: Path, console: Console, budget_s: float = 10.0)
     console.print(f"report: {report} ({time.perf_counter() - start:.0f} s in all)")
 
 
-def _picture_table(title: str, pictures: Sequence[Picture]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold cyan")
+def _picture_table(pictures: Sequence[Picture]) -> Table:
+    table = Table()
     table.add_column("rank", justify="right")
     table.add_column("had")
     table.add_column("has")

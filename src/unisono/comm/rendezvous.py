@@ -326,6 +326,7 @@ def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -
     """Wait for rank 0's word and connect to its lobby."""
     pause_s = 0.001
     refused_since: tuple[str, float] | None = None
+    suspect: Word | None = None
     while True:
         word = exchange.look_up(0)
         if word is not None and not _is_stale(word, me):
@@ -342,9 +343,10 @@ def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -
                         f"{word.get('pid')}) on host {me['host']}, though both are on it: do they "
                         f"live in different network namespaces? ({error.strerror})"
                     ) from error
+        suspect = word or suspect
         if not deadline.left_s():
-            if word is not None:  # it looked stale; perhaps it is another host of this name
-                _check_same_host(0, word, side.rank, me)
+            if suspect is not None:  # it looked stale; perhaps it is another host of this name
+                _check_same_host(0, suspect, side.rank, me)
             raise RendezvousError(
                 f"group {side.key}: rank 0 did not come within {side.timeout_s:g} s"
             )
