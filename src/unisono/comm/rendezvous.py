@@ -153,7 +153,7 @@ class Lobby:
             return self._seat(side, deadline, exchange, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
-            for visitor in visitors.values():
+            for visitor in (*visitors.values(), *self._new_visitors(0.05)):
                 visitor.line.try_send({"error": reason})
             raise
         finally:
@@ -178,12 +178,13 @@ class Lobby:
                     f"group {side.key}: rank(s) {_join(missing)} of {side.size} did not come "
                     f"within {side.timeout_s:g} s"
                 )
-            for visitor in self._new_visitors(min(0.2, deadline.left_s())):
+            arrived = self._new_visitors(min(0.2, deadline.left_s()))
+            for visitor in arrived:
                 if visitor.key == side.key:
                     visitors[visitor.rank] = self._check(visitor, side, visitors)
                 else:
                     self._early.setdefault(visitor.key, []).append(visitor)
-            if exchange is not None:
+            if exchange is not None and not arrived:
                 _check_missing(exchange, missing, unreached)
 
     def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
