@@ -153,7 +153,7 @@ class Lobby:
             return self._seat(side, deadline, exchange, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
-            for visitor in (*visitors.values(), *self._new_visitors(0.05)):
+            for visitor in (*visitors.values(), *self._visitors_for(side.key, 0.05)):
                 visitor.line.try_send({"error": reason})
             raise
         finally:
@@ -169,8 +169,6 @@ class Lobby:
     ) -> None:
         """Wait until every other rank has come in."""
         unreached: dict[int, float] = {}
-        for early in self._early.pop(side.key, []):
-            visitors[early.rank] = self._check(early, side, visitors)
         while len(visitors) < side.size - 1:
             missing = [rank for rank in range(1, side.size) if rank not in visitors]
             if not deadline.left_s():
@@ -178,14 +176,18 @@ class Lobby:
                     f"group {side.key}: rank(s) {_join(missing)} of {side.size} did not come "
                     f"within {side.timeout_s:g} s"
                 )
-            arrived = self._new_visitors(min(0.2, deadline.left_s()))
+            arrived = self._visitors_for(side.key, min(0.2, deadline.left_s()))
             for visitor in arrived:
-                if visitor.key == side.key:
-                    visitors[visitor.rank] = self._check(visitor, side, visitors)
-                else:
-                    self._early.setdefault(visitor.key, []).append(visitor)
+                visitors[visitor.rank] = self._check(visitor, side, visitors)
             if exchange is not None and not arrived:
                 _check_missing(exchange, missing, unreached)
+
+    def _visitors_for(self, key: str, timeout_s: float) -> list[_Visitor]:
+        """Those who have come for this group; whoever comes for another waits for it."""
+        if key not in self._early:
+            for visitor in self._new_visitors(timeout_s):
+                self._early.setdefault(visitor.key, []).append(visitor)
+        return self._early.pop(key, [])
 
     def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
         """Let people in for a while; those who have said who they are."""
