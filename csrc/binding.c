@@ -35,7 +35,10 @@ static int handle_signals(void *parked) {
 static void close_now(Group *self) {
     un_group *group = self->group;
     self->group = NULL;
-    if (group) un_group_close(group);
+    if (!group) return;
+    PyThreadState *parked = PyEval_SaveThread();
+    un_group_close(group);
+    PyEval_RestoreThread(parked);
 }
 
 /* Enter the engine. The result is a status, or -1 with an exception. */
@@ -232,6 +235,16 @@ static PyObject *group_close(PyObject *object, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
+/* watch(rank, identity, pidfd) */
+static PyObject *group_watch(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank, pidfd;
+    unsigned long long identity;
+    if (!PyArg_ParseTuple(arguments, "iKi", &rank, &identity, &pidfd)) return NULL;
+    bool watched = self->group && un_group_watch(self->group, rank, identity, pidfd);
+    return PyBool_FromLong(watched);
+}
+
 static PyObject *group_failure(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
@@ -311,6 +324,7 @@ static PyMethodDef group_methods[] = {
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_NOARGS, NULL},
+    {"watch", group_watch, METH_VARARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
     {"posted", group_posted, METH_VARARGS, NULL},

@@ -68,7 +68,7 @@ static bool same_call(const post *a, const post *b) {
 
 static un_status mismatch(exchange *x) {
     linger(x, MISMATCH_GRACE_MS);
-    return fail(x->g, UN_MISMATCH, -1, 0);
+    return fail(x->g, UN_MISMATCH, -1);
 }
 
 /* Wait for all posts and compare them with ours. */
@@ -121,7 +121,7 @@ static un_status refuse(exchange *x, un_status reason) {
     const post *mine = post_of(g, g->rank, x->number);
     for (int rank = 0; agreed && rank < g->ranks; rank++)
         agreed = same_call(mine, post_of(g, rank, x->number));
-    if (!agreed) fail(g, UN_MISMATCH, g->rank, 0);
+    if (!agreed) fail(g, UN_MISMATCH, g->rank);
     return reason;
 }
 

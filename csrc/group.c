@@ -16,6 +16,7 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 static void free_group(un_group *g) {
     free(g->sources);
     free(g->post_pitch);
+    free(g->peers);
     free(g);
 }
 
@@ -29,8 +30,9 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     g->ranks = ranks;
     g->sources = calloc((size_t)ranks, sizeof *g->sources);
     g->post_pitch = calloc((size_t)ranks, sizeof *g->post_pitch);
+    g->peers = calloc((size_t)ranks, sizeof *g->peers);
     un_status status = UN_SYSTEM;
-    if (g->sources && g->post_pitch) status = segment_map(g, descriptor, nonce);
+    if (g->sources && g->post_pitch && g->peers) status = segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
         return status;
@@ -42,7 +44,9 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     return UN_OK;
 }
 
-bool group_is_inherited(const un_group *g) { return g->process != atomic_load(&process_number); }
+unsigned current_process(void) { return atomic_load(&process_number); }
+
+bool group_is_inherited(const un_group *g) { return g->process != current_process(); }
 
 static void wake_everyone(un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
@@ -55,6 +59,7 @@ static void wake_everyone(un_group *g) {
 
 void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
+        stop_watching(g);
         while (atomic_exchange(&g->busy, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
@@ -65,36 +70,35 @@ void un_group_close(un_group *g) {
 }
 
 /* The abort word: status in 8 bits, rank in 16, call in 40. The first fault wins. */
-static uint64_t abort_word(const un_failure *f) {
-    return (uint64_t)f->status | (uint64_t)(uint16_t)f->rank << 8 | f->call << 24;
-}
-
-un_status fail(un_group *g, un_status status, int rank, int64_t detail) {
-    g->failure =
-        (un_failure){.status = status, .rank = rank, .call = g->calls, .detail = detail};
+void abort_group(un_group *g, un_status status, int rank, uint64_t call) {
     uint64_t none = 0;
-    if (!atomic_compare_exchange_strong(&g->header->abort, &none, abort_word(&g->failure)))
-        return fail_from_abort(g);
-    wake_everyone(g);
-    return status;
+    uint64_t word = (uint64_t)status | (uint64_t)(uint16_t)rank << 8 | call << 24;
+    if (atomic_compare_exchange_strong(&g->header->abort, &none, word)) wake_everyone(g);
 }
 
-/* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
+un_status fail(un_group *g, un_status status, int rank) {
+    abort_group(g, status, rank, g->calls);
+    return fail_from_abort(g);
+}
+
+/* Somebody else's fault is ours too; only an interrupt reads differently from outside, and a
+ * death happens to each in its own call. */
 un_status fail_from_abort(un_group *g) {
     uint64_t word = atomic_load_explicit(&g->header->abort, memory_order_acquire);
     un_status status = (un_status)(word & 0xff);
     int rank = (int16_t)(word >> 8 & 0xffff);
     if (status == UN_INTERRUPTED && rank != g->rank) status = UN_ABORTED;
     g->failure = (un_failure){.status = status, .rank = rank, .call = word >> 24};
+    if (status == UN_PEER_LOST) {
+        g->failure.call = g->calls;
+        g->failure.detail = ending_of_peer(g, rank);
+    }
     return status;
 }
 
 void un_group_abort(un_group *g) {
     if (group_is_inherited(g)) return;
-    un_failure cause = {.status = UN_ABORTED, .rank = g->rank, .call = g->calls};
-    uint64_t none = 0;
-    if (atomic_compare_exchange_strong(&g->header->abort, &none, abort_word(&cause)))
-        wake_everyone(g);
+    abort_group(g, UN_ABORTED, g->rank, g->calls);
 }
 
 un_failure un_group_failure(const un_group *g) { return g->failure; }

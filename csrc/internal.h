@@ -64,6 +64,9 @@ struct un_group {
     _Atomic int busy; /* a thread is in a call */
     const void **sources; /* scratch: for each rank, where its part of a reduction lies */
     size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
+    struct peer **peers;  /* the processes of the other ranks, see watcher.c */
+    bool watched;
+    un_group *next_watched;
 };
 
 static inline control *control_of(const un_group *g, int rank) {
@@ -127,14 +130,20 @@ static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
 }
 
 /* group.c */
+unsigned current_process(void);
+void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool group_is_inherited(const un_group *g);
-un_status fail(un_group *g, un_status status, int rank, int64_t detail);
+un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
 
 /* segment.c */
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g); /* this rank's data area, on first need */
+
+/* watcher.c */
+void stop_watching(un_group *g);
+int64_t ending_of_peer(const un_group *g, int rank);
 
 /* stream.c */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes);

@@ -26,6 +26,7 @@ typedef enum un_status {
     UN_CLOSED,      /* the group was closed in this process */
     UN_FORKED,      /* the group belongs to the process that forked this one */
     UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
+    UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
 } un_status;
 
 typedef enum un_operation {
@@ -117,8 +118,10 @@ typedef struct un_failure {
     un_status status;
     int rank; /* who caused it, or -1 */
     uint64_t call;
-    int64_t detail; /* UN_SYSTEM: errno; UN_NO_MEMORY: bytes that were missing room */
+    int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status */
 } un_failure;
+
+#define UN_ENDING_KNOWN ((int64_t)1 << 32)
 
 typedef struct un_group un_group;
 
@@ -129,6 +132,10 @@ int un_segment_create(int ranks, int cores, uint64_t nonce);
 /* Take a place in the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM with
  * errno, or UN_MISMATCH where the segment is of another build, nonce or size. */
 un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group);
+
+/* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
+ * (or -1) is needed the first time that it is seen, and stays the caller's. */
+bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
 /* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
 void un_group_close(un_group *group);

@@ -44,7 +44,7 @@ static un_status look_around(un_group *g, int peer, const flag_t *flag, uint64_t
     if (atomic_load_explicit(&g->header->abort, memory_order_acquire)) return fail_from_abort(g);
     if (atomic_load_explicit(&control_of(g, peer)->closed, memory_order_acquire) &&
         !reached(flag, target))
-        return fail(g, UN_PEER_CLOSED, peer, 0);
+        return fail(g, UN_PEER_CLOSED, peer);
     return UN_OK;
 }
 
@@ -94,7 +94,7 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         un_status status = look_around(g, peer, flag, target);
         if (status) return status;
         int64_t left_ns = p->deadline_ns - clock_ns();
-        if (left_ns <= 0) return fail(g, UN_TIMEOUT, peer, 0);
+        if (left_ns <= 0) return fail(g, UN_TIMEOUT, peer);
 
         atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
         uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);
@@ -102,7 +102,7 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 
         if (!reached(flag, target) && p->call->pause && p->call->pause(p->call->argument))
-            return fail(g, UN_INTERRUPTED, g->rank, 0);
+            return fail(g, UN_INTERRUPTED, g->rank);
     }
     return UN_OK;
 }

@@ -30,6 +30,7 @@ class Status(IntEnum):
     CLOSED = 8
     FORKED = 9
     SYSTEM = 10
+    PEER_LOST = 11
     ASK_AGAIN = 100
 
 
@@ -45,6 +46,10 @@ class Operation(IntEnum):
     GATHER = 7
     SCATTER = 8
     ALL_TO_ALL = 9
+
+
+ENDING_KNOWN = 1 << 32
+"""In a failure's detail: the rest is the wait status of the process that ended."""
 
 
 class Posted(Protocol):
@@ -73,6 +78,7 @@ class Group(Protocol):
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
     def abort(self) -> None: ...
+    def watch(self, rank: int, identity: int, pidfd: int) -> bool: ...
     def close(self) -> None: ...
     def failure(self) -> tuple[int, int, int, int]: ...
     def posted(self, rank: int, call: int) -> Posted | None: ...

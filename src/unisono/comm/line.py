@@ -13,6 +13,7 @@ from typing import Any
 from unisono.errors import RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 22
+_MOST_DESCRIPTORS = 253  # that Linux lets travel with one message
 
 
 class Deadline:
@@ -32,6 +33,8 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unread = b""
+        self.descriptors: list[int] = []
+        """Descriptors that came with messages; ours to close."""
 
     @classmethod
     def connect(cls, address: str) -> Line:
@@ -61,14 +64,14 @@ class Line:
         )
         return int(struct.unpack("3i", credentials)[1])
 
-    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send a message, with a descriptor if one is given."""
+    def send(self, message: dict[str, Any], *descriptors: int) -> None:
+        """Send a message, and descriptors with it."""
         data = json.dumps(message).encode()
         frame = struct.pack("<I", len(data)) + data
         self._connection.settimeout(10.0)
         sent = 0
-        if descriptor is not None:
-            sent = socket.send_fds(self._connection, [frame], [descriptor])
+        if descriptors:
+            sent = socket.send_fds(self._connection, [frame], descriptors)
         self._connection.sendall(frame[sent:])
 
     def try_send(self, message: dict[str, Any]) -> None:
@@ -79,7 +82,7 @@ class Line:
     def poll(self) -> dict[str, Any] | None:
         """Read what is there without waiting; a message once one is complete."""
         with contextlib.suppress(BlockingIOError):
-            part = self._connection.recv(1 << 16, socket.MSG_DONTWAIT)
+            part = self._recv(1 << 16, socket.MSG_DONTWAIT)
             if not part:
                 raise ConnectionError("the other side closed the connection")
             self._unread += part
@@ -91,20 +94,11 @@ class Line:
         data, self._unread = self._unread[4 : 4 + length], self._unread[4 + length :]
         return _message(data)
 
-    def receive(self, deadline: Deadline, descriptors: list[int] | None = None) -> dict[str, Any]:
-        """Wait for a message; an error that the other side reports is raised here.
-
-        Descriptors that come with it are added to `descriptors`.
-        """
+    def receive(self, deadline: Deadline) -> dict[str, Any]:
+        """Wait for a message; an error that the other side reports is raised here."""
         self._connection.settimeout(max(deadline.left_s(), 0.001))
         try:
-            head, received, _, _ = socket.recv_fds(
-                self._connection, 4, 0 if descriptors is None else 1
-            )
-            if descriptors is not None:
-                descriptors += received
-            head += self._exactly(4 - len(head))
-            message = _message(self._exactly(_length(head)))
+            message = _message(self._exactly(_length(self._exactly(4))))
         except TimeoutError as error:
             raise RendezvousError("the other side did not answer in time") from error
         if "error" in message:
@@ -114,15 +108,25 @@ class Line:
     def _exactly(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            part = self._connection.recv(count - len(data))
+            part = self._recv(count - len(data))
             if not part:
                 raise ConnectionError("the other side closed the connection")
             data += part
         return data
 
+    def _recv(self, count: int, flags: int = 0) -> bytes:
+        data, received, _, _ = socket.recv_fds(
+            self._connection, count, _MOST_DESCRIPTORS, flags | socket.MSG_CMSG_CLOEXEC
+        )
+        self.descriptors += received
+        return data
+
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, and close what came."""
         self._connection.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
 
 
 def _length(head: bytes) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
 _PREMUL_SUM = len(REDUCTIONS)
+_LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 
 
 class NativeCommunicator(Communicator):
@@ -115,7 +116,7 @@ class NativeCommunicator(Communicator):
             self.timeout_s,
             open_with(self.timeout_s),
         )
-        place = self._lobby.meet_at(self._place.addresses[members[0]], side)
+        place = self._lobby.meet_at(self._place.members[members[0]].address, side)
         return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
 
     def abort(self) -> None:
@@ -153,12 +154,12 @@ class NativeCommunicator(Communicator):
         self._in_place(Operation.BROADCAST, tensor, root, 0, 1.0)
 
     def all_gather(self, output: Tensors, input: Tensors) -> None:
-        self._widening(Operation.ALL_GATHER, output, input, isinstance(input, (list, tuple)))
+        self._widening(Operation.ALL_GATHER, output, input, type(input) in _LISTS)
 
     def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
         operation = Operation.REDUCE_SCATTER
         reduction, factor = self._reduction(operation, op, output)
-        coalesced = isinstance(output, (list, tuple))
+        coalesced = type(output) in _LISTS
         self._widening(operation, output, input, coalesced, reduction, factor)
 
     def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
@@ -192,7 +193,7 @@ class NativeCommunicator(Communicator):
         self, operation: Operation, tensor: Any, root: int, reduction: int, factor: float
     ) -> None:
         self._check_root(operation, root)
-        if not isinstance(tensor, (list, tuple)):
+        if type(tensor) not in _LISTS:
             self._run(operation, tensor, tensor, root, reduction, factor)
             return
         for alike, _ in self._by_dtype(operation, tensor, tensor):
@@ -210,7 +211,7 @@ class NativeCommunicator(Communicator):
         if not coalesced:
             self._run(operation, output, input, 0, reduction, factor)
             return
-        if not isinstance(output, (list, tuple)) or not isinstance(input, (list, tuple)):
+        if type(output) not in _LISTS or type(input) not in _LISTS:
             self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
         if len(output) != len(input):
             self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
@@ -238,24 +239,32 @@ class NativeCommunicator(Communicator):
     # -- refusing and failing --------------------------------------------------------------------
 
     def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
-        """The engine's number of `op`, once it is known to fit every tensor of a list."""
-        name, number, factor = op, _PREMUL_SUM, 1.0
-        try:
-            if isinstance(op, PremulSum):
-                name, factor = "premul_sum", float(op.factor)
-            else:
-                number = _REDUCTION_NUMBERS[op]
-        except (KeyError, TypeError, ValueError):
+        """The engine's number of `op` and its factor; a list is checked as a whole."""
+        number, factor = None, 1.0
+        if isinstance(op, PremulSum):
+            number, factor = _PREMUL_SUM, self._factor(operation, op, tensors)
+        elif isinstance(op, str):
+            number = _REDUCTION_NUMBERS.get(op)
+        if number is None:
             self._refuse(
                 operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
             )
-        for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
-            dtype = dtype_name(tensor)
-            if isinstance(tensors, (list, tuple)) and not has_meaning(str(name), dtype):
-                self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)
-            if not holds(dtype, factor):
-                self._refuse(operation, f"{dtype} cannot be scaled by {factor}")
+        if type(tensors) in _LISTS:
+            name = (*REDUCTIONS, "premul_sum")[number]
+            for dtype in {dtype_name(tensor) for tensor in tensors}:
+                if not has_meaning(name, dtype):
+                    self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)
         return number, factor
+
+    def _factor(self, operation: Operation, op: PremulSum, tensors: Any) -> float:
+        try:
+            factor = float(op.factor)
+        except (TypeError, ValueError):
+            self._refuse(operation, f"the factor {op.factor!r} is no number")
+        for tensor in tensors if type(tensors) in _LISTS else (tensors,):
+            if not holds(dtype_name(tensor), factor):
+                self._refuse(operation, f"{dtype_name(tensor)} cannot be scaled by {factor}")
+        return factor
 
     def _check_root(
         self, operation: Operation, root: int, wide: Any = False, which: str = ""
@@ -306,7 +315,7 @@ class NativeCommunicator(Communicator):
         return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)
 
     def _describe_failure(self) -> GroupError:
-        status, culprit, call, _ = self._group.failure()
+        status, culprit, call, detail = self._group.failure()
         calls = [records.describe_post(self._group, rank, call) for rank in range(self.size)]
         if status == Status.MISMATCH:
             return CollectiveMismatch(
@@ -337,6 +346,17 @@ class NativeCommunicator(Communicator):
                 call=call,
                 peer=culprit,
             )
+        if status == Status.PEER_LOST:
+            pid = self._place.members[culprit].pid
+            what = calls[self.rank] or "no call"
+            return PeerLost(
+                f"rank {culprit} (pid {pid}) {records.ending(detail)}; this rank was in {what}, "
+                f"call #{call} of group {self.name}",
+                rank=self.rank,
+                group=self.name,
+                call=call,
+                peer=culprit,
+            )
         return GroupAborted(
             f"rank {culprit} ended group {self.name} at call #{call}",
             rank=self.rank,
@@ -353,7 +373,7 @@ def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
 
 
 def _first(tensors: Any) -> Any:
-    return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+    return tensors[0] if type(tensors) in _LISTS and tensors else tensors
 
 
 def _remedy(op: str) -> str:

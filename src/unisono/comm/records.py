@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTIONS
-from unisono.comm.engine import Group, Operation
+from unisono.comm.engine import ENDING_KNOWN, Group, Operation
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {
@@ -100,6 +102,20 @@ def timeout_report(
     if not missing:
         return f"{waited}: all ranks arrived, one stopped moving data"
     return f"{waited}: rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+
+
+def ending(detail: int) -> str:
+    """How a process ended, from a failure's detail."""
+    if not detail & ENDING_KNOWN:
+        return "has ended"
+    status = detail & 0xFFFF
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"was killed by signal {number}"
+    return f"exited with code {os.WEXITSTATUS(status)}"
 
 
 def _join(ranks: Sequence[int]) -> str:

@@ -9,12 +9,13 @@ in the file system, the exchange's file aside.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,9 @@ UNREACHABLE_S = 10.0
 
 _HELLO_S = 10.0
 """How long a connection may stay silent before it is hung up."""
+
+_MOST_PIDFDS = 250
+"""Larger groups are not watched: so many descriptors do not fit into one message."""
 
 _GRACE_S = 2.0
 """How much longer followers wait than their leader, so that they hear its reason."""
@@ -55,7 +59,20 @@ class Place:
     rank: int
     size: int
     group: engine.Group
-    addresses: tuple[str, ...]
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank as its peers know it."""
+
+    address: str
+    pid: int
+
+    @property
+    def identity(self) -> int:
+        """A number for the process; the address is random, so its end is as good as all of it."""
+        return int(self.address[-16:], 16)
 
 
 @dataclass
@@ -124,7 +141,7 @@ class Lobby:
                 exchange.clear(0, me)
                 raise
         line = _find_leader(exchange, side, deadline, me)
-        return self._follow(line, side, deadline)
+        return self._follow(line, side, deadline, strangers=True)
 
     def meet_at(self, leader_address: str, side: Side) -> Place:
         """Meet acquaintances: the leader's address is known."""
@@ -142,7 +159,7 @@ class Lobby:
                 f"rank 0 of the new group {side.key} cannot be reached: its process has ended or "
                 f"closed the parent group ({error.strerror})"
             ) from error
-        return self._follow(line, side, deadline)
+        return self._follow(line, side, deadline, strangers=False)
 
     # -- leading -------------------------------------------------------------------------------
 
@@ -248,12 +265,23 @@ class Lobby:
         cpus = set().union(*(member["cpus"] for member in everyone))
         cores = min(len(cpus), *(member["quota"] for member in everyone))
         nonce = secrets.randbits(63)
-        addresses = tuple(str(member["address"]) for member in everyone)
+        invitation = {
+            "nonce": nonce,
+            "members": [(member["address"], member["pid"]) for member in everyone],
+        }
+        members = _members(invitation)
         descriptor = engine.create_segment(side.size, cores, nonce)
         try:
-            for visitor in visitors.values():
-                visitor.line.send({"nonce": nonce, "addresses": addresses}, descriptor)
-            group = side.open(descriptor, 0, side.size, nonce)
+            with _own_pidfd() as mine:
+                pidfds = mine + [
+                    fd for rank in sorted(visitors) for fd in visitors[rank].line.descriptors
+                ]
+                if len(pidfds) != side.size or side.size > _MOST_PIDFDS:
+                    pidfds = []  # acquaintances know each other's already
+                for visitor in visitors.values():
+                    visitor.line.send(invitation, descriptor, *pidfds)
+                group = side.open(descriptor, 0, side.size, nonce)
+                _watch(group, side, members, pidfds)
         finally:
             os.close(descriptor)
         try:
@@ -272,29 +300,30 @@ class Lobby:
                     f"a member of group {side.key} left while the group was made"
                 ) from error
             raise
-        return Place(side.key, 0, side.size, group, addresses)
+        return Place(side.key, 0, side.size, group, members)
 
     # -- following -----------------------------------------------------------------------------
 
-    def _follow(self, line: Line, side: Side, deadline: Deadline) -> Place:
+    def _follow(self, line: Line, side: Side, deadline: Deadline, strangers: bool) -> Place:
         patient = Deadline(deadline.left_s() + _GRACE_S)
         group: engine.Group | None = None
-        descriptors: list[int] = []
         try:
-            line.send(
-                _about_me(self.address) | {"key": side.key, "rank": side.rank, "size": side.size}
-            )
-            invitation = line.receive(patient, descriptors)
-            addresses = tuple(str(address) for address in invitation["addresses"])
+            hello = _about_me(self.address)
+            hello |= {"key": side.key, "rank": side.rank, "size": side.size}
+            with _own_pidfd() as mine:
+                line.send(hello, *(mine if strangers else ()))
+            invitation = line.receive(patient)
+            members = _members(invitation)
             try:
-                (descriptor,) = descriptors
+                descriptor, *pidfds = line.descriptors
                 group = side.open(descriptor, side.rank, side.size, int(invitation["nonce"]))
+                _watch(group, side, members, pidfds)
             except (UnisonoError, ValueError) as error:
                 line.try_send({"error": f"rank {side.rank}: {error}"})
                 raise
             line.send({"opened": True})
             line.receive(patient)
-            return Place(side.key, side.rank, side.size, group, addresses)
+            return Place(side.key, side.rank, side.size, group, members)
         except BaseException as error:
             if group is not None:
                 group.close()
@@ -304,9 +333,31 @@ class Lobby:
                 ) from error
             raise
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
             line.close()
+
+
+@contextlib.contextmanager
+def _own_pidfd() -> Iterator[list[int]]:
+    """A descriptor of this process, by which peers learn of its end; none on old kernels."""
+    try:
+        descriptor = os.pidfd_open(os.getpid())
+    except OSError:
+        yield []
+        return
+    try:
+        yield [descriptor]
+    finally:
+        os.close(descriptor)
+
+
+def _watch(group: engine.Group, side: Side, members: tuple[Member, ...], pidfds: list[int]) -> None:
+    for rank, member in enumerate(members):
+        if rank != side.rank:
+            group.watch(rank, member.identity, pidfds[rank] if pidfds else -1)
+
+
+def _members(invitation: Word) -> tuple[Member, ...]:
+    return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
 
 
 def _boot_id() -> str:

@@ -1,0 +1,217 @@
+/* Death: one thread a process that waits for its peers' processes to end.
+ *
+ * A peer is known by its pidfd, which it opened on itself and handed over: that works across PID
+ * namespaces, and a socket's hang-up would not tell when a child process inherited the socket. A
+ * process that is in many groups with us is watched once. When it ends, every group that it has
+ * not closed is aborted with UN_PEER_LOST, and whoever sleeps there wakes up.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+typedef struct peer {
+    uint64_t identity;
+    int pidfd;
+    unsigned users; /* places in groups */
+    bool dead;
+    int64_t ending; /* see un_failure.detail */
+    struct peer *next;
+} peer;
+
+static pthread_mutex_t lifecycle = PTHREAD_MUTEX_INITIALIZER; /* starting and ending the thread */
+
+static struct {
+    pthread_mutex_t lock;
+    peer *peers;
+    un_group *groups;
+    bool running;
+    pthread_t thread;
+    int bell; /* an eventfd: the set of peers has changed, or the thread should end */
+    unsigned process;
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* How a process ended, from kernels that tell others than its parent (Linux 6.15): the status as
+ * wait(2) has it, with ENDING_KNOWN beside it. It is there once the parent has collected it. */
+static int64_t ending_of(int pidfd) {
+    struct {
+        uint64_t mask, cgroup;
+        uint32_t ids[11];
+        int32_t exit_code;
+    } info;
+    const uint64_t wants_exit = 1 << 3;
+    const unsigned long get_info = _IOWR(0xff, 11, info);
+    const struct timespec moment = {.tv_nsec = 1000 * 1000};
+    for (int tries = 0; tries < 5; tries++) {
+        memset(&info, 0, sizeof info);
+        info.mask = wants_exit;
+        if (ioctl(pidfd, get_info, &info)) return 0;
+        if (info.mask & wants_exit) return UN_ENDING_KNOWN | (uint32_t)info.exit_code;
+        nanosleep(&moment, NULL);
+    }
+    return 0;
+}
+
+static void tell_groups(const peer *lost) {
+    for (un_group *g = watch.groups; g; g = g->next_watched)
+        for (int rank = 0; rank < g->ranks; rank++)
+            if (g->peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed))
+                abort_group(g, UN_PEER_LOST, rank, 0);
+}
+
+static void ring(void) {
+    uint64_t one = 1;
+    if (write(watch.bell, &one, sizeof one) < 0) abort(); /* cannot happen: the counter is reset */
+}
+
+static void *watch_peers(void *unused) {
+    (void)unused;
+    struct pollfd *polled = NULL;
+    peer **owners = NULL;
+    pthread_mutex_lock(&watch.lock);
+    while (watch.running) {
+        size_t count = 1;
+        for (peer *p = watch.peers; p; p = p->next) count += !p->dead;
+        struct pollfd *more = realloc(polled, count * sizeof *polled);
+        peer **more_owners = realloc(owners, count * sizeof *owners);
+        if (more) polled = more;
+        if (more_owners) owners = more_owners;
+        if (!more || !more_owners) count = 1; /* no memory: deaths are found by the deadline */
+        if (!polled || !owners) break;
+        polled[0] = (struct pollfd){.fd = watch.bell, .events = POLLIN};
+        size_t next = 1;
+        for (peer *p = watch.peers; p && next < count; p = p->next) {
+            if (p->dead) continue;
+            owners[next] = p;
+            polled[next++] = (struct pollfd){.fd = p->pidfd, .events = POLLIN};
+        }
+        pthread_mutex_unlock(&watch.lock);
+        poll(polled, count, -1);
+        pthread_mutex_lock(&watch.lock);
+        if (polled[0].revents) { /* the set changed: what we polled may be gone */
+            uint64_t rung;
+            if (read(watch.bell, &rung, sizeof rung) < 0) continue;
+        }
+        for (size_t i = 1; i < count; i++) {
+            if (!polled[i].revents) continue;
+            for (peer *p = watch.peers; p; p = p->next)
+                if (p == owners[i] && p->pidfd == polled[i].fd && !p->dead) {
+                    p->dead = true;
+                    p->ending = ending_of(p->pidfd);
+                    tell_groups(p);
+                }
+        }
+    }
+    pthread_mutex_unlock(&watch.lock);
+    free(polled);
+    free(owners);
+    return NULL;
+}
+
+/* After a fork the thread is gone, and what it watched is the parent's. */
+static void start_over_after_fork(void) {
+    unsigned now = current_process();
+    if (watch.process == now) return;
+    watch.process = now;
+    watch.peers = NULL;
+    watch.groups = NULL;
+    watch.running = false;
+}
+
+static bool start_thread(void) {
+    if (watch.running) return true;
+    watch.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (watch.bell < 0) return false;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    watch.running = !pthread_create(&watch.thread, NULL, watch_peers, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!watch.running) close(watch.bell);
+    return watch.running;
+}
+
+static peer *find_peer(uint64_t identity, int pidfd) {
+    for (peer *p = watch.peers; p; p = p->next)
+        if (p->identity == identity) return p;
+    peer *made = pidfd < 0 ? NULL : calloc(1, sizeof *made);
+    if (!made) return NULL;
+    *made = (peer){.identity = identity, .next = watch.peers};
+    made->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    watch.peers = made;
+    return made;
+}
+
+bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || rank == g->rank) return false;
+    pthread_mutex_lock(&lifecycle);
+    pthread_mutex_lock(&watch.lock);
+    start_over_after_fork();
+    peer *p = start_thread() && !g->peers[rank] ? find_peer(identity, pidfd) : NULL;
+    if (p) {
+        p->users++;
+        g->peers[rank] = p;
+        if (!g->watched) {
+            g->watched = true;
+            g->next_watched = watch.groups;
+            watch.groups = g;
+        }
+        if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);
+        ring();
+    }
+    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&lifecycle);
+    return p != NULL;
+}
+
+int64_t ending_of_peer(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    const peer *p = rank >= 0 && rank < g->ranks ? g->peers[rank] : NULL;
+    int64_t ending = p ? p->ending : 0;
+    pthread_mutex_unlock(&watch.lock);
+    return ending;
+}
+
+static void forget_peer(peer *gone) {
+    for (peer **link = &watch.peers; *link; link = &(*link)->next)
+        if (*link == gone) {
+            *link = gone->next;
+            break;
+        }
+    close(gone->pidfd);
+    free(gone);
+}
+
+/* The group closes. The last one to go takes the thread along. */
+void stop_watching(un_group *g) {
+    if (!g->watched) return;
+    pthread_mutex_lock(&lifecycle);
+    pthread_mutex_lock(&watch.lock);
+    for (un_group **link = &watch.groups; *link; link = &(*link)->next_watched)
+        if (*link == g) {
+            *link = g->next_watched;
+            break;
+        }
+    for (int rank = 0; rank < g->ranks; rank++) {
+        peer *p = g->peers[rank];
+        if (p && !--p->users) forget_peer(p);
+        g->peers[rank] = NULL;
+    }
+    bool last = !watch.groups;
+    if (last) watch.running = false;
+    ring();
+    pthread_mutex_unlock(&watch.lock);
+    if (last) {
+        pthread_join(watch.thread, NULL);
+        close(watch.bell);
+    }
+    pthread_mutex_unlock(&lifecycle);
+}
