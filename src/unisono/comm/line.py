@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from array import array
 from typing import Any
 
 from unisono.errors import RendezvousError
@@ -115,10 +116,14 @@ class Line:
         return data
 
     def _recv(self, count: int, flags: int = 0) -> bytes:
-        data, received, _, _ = socket.recv_fds(
-            self._connection, count, _MOST_DESCRIPTORS, flags | socket.MSG_CMSG_CLOEXEC
-        )
-        self.descriptors += received
+        # not socket.recv_fds, which ignores its flags
+        room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array("i").itemsize)
+        data, extras, _, _ = self._connection.recvmsg(count, room, flags | socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in extras:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self.descriptors += received
         return data
 
     def close(self) -> None:
