@@ -73,7 +73,8 @@ class Line:
         sent = 0
         if descriptors:
             sent = socket.send_fds(self._connection, [frame], descriptors)
-        self._connection.sendall(frame[sent:])
+        if sent < len(frame):
+            self._connection.sendall(frame[sent:])
 
     def try_send(self, message: dict[str, Any]) -> None:
         """As `send`; whoever is gone needs no message."""
