@@ -12,7 +12,10 @@ typedef struct Group {
     int users; /* calls under way, counted under the GIL */
     bool closing;
     int64_t timeout_ns;
+    struct Work *pending; /* works under way, oldest first */
 } Group;
+
+static void reap(Group *self);
 
 /* -- calls ----------------------------------------------------------------------------------- */
 
@@ -39,12 +42,14 @@ static void close_now(Group *self) {
     PyThreadState *parked = PyEval_SaveThread();
     un_group_close(group);
     PyEval_RestoreThread(parked);
+    reap(self);
 }
 
 /* Enter the engine. The result is a status, or -1 with an exception. */
 static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small) {
     if (!self->group || self->closing) return UN_CLOSED;
+    if (self->pending) reap(self);
     self->users++;
     PyThreadState *parked = NULL;
     call->timeout_ns = self->timeout_ns;
@@ -129,32 +134,40 @@ static int check_present(const Group *self, const un_call *call, const side *in,
     return in_place ? 0 : check_sides(self, call->operation, in, out);
 }
 
-static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
-                     bool coalesced) {
-    side in, out;
-    start_side(&in);
-    start_side(&out);
+/* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
+static int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
+                          bool coalesced, side *in, side *out) {
     bool in_place = output == input && input != Py_None;
     size_t ranks = (size_t)self->ranks;
     int failed = 0;
+    start_side(in);
+    start_side(out);
     if (input != Py_None) {
         bool wide = is_wide_input(call->operation);
-        failed = read_side(&in, input, wide ? ranks : 1, coalesced || !wide, in_place);
+        failed = read_side(in, input, wide ? ranks : 1, coalesced || !wide, in_place);
     }
     if (!failed && !in_place && output != Py_None) {
         bool wide = is_wide_output(call->operation);
-        failed = read_side(&out, output, wide ? ranks : 1, coalesced || !wide, true);
+        failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
-    if (!failed) failed = check_present(self, call, &in, &out, in_place);
-    PyObject *result = NULL;
+    if (!failed) failed = check_present(self, call, in, out, in_place);
     if (failed) {
         refuse(self, call);
-    } else {
-        const side *narrow = is_wide_input(call->operation) ? &out : &in;
-        call->dtype = (in.tensors ? &in : &out)->tensor->dtype;
-        call->input = in.streams;
-        call->output = in_place ? in.streams : out.streams;
-        if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+        return -1;
+    }
+    const side *narrow = is_wide_input(call->operation) ? out : in;
+    call->dtype = (in->tensors ? in : out)->tensor->dtype;
+    call->input = in->streams;
+    call->output = in_place ? in->streams : out->streams;
+    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+    return 0;
+}
+
+static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
+                     bool coalesced) {
+    side in, out;
+    PyObject *result = NULL;
+    if (!read_arguments(self, call, output, input, coalesced, &in, &out)) {
         bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
         int status = enter(self, un_run, call, small);
         if (status >= 0) result = PyLong_FromLong(status);
@@ -188,16 +201,26 @@ static PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, 
     return run((Group *)object, &call, tensors, tensors, false);
 }
 
-/* run(operation, output, input, root, reduction, factor, coalesced) */
+/* (operation, output, input, root, reduction, factor, coalesced) */
+static int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
+                     Py_ssize_t count) {
+    if (count != 7) {
+        PyErr_SetString(PyExc_TypeError, "a call has 7 arguments");
+        return -1;
+    }
+    *call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
+                      .root = (int)PyLong_AsLong(arguments[3]),
+                      .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
+                      .factor = PyFloat_AsDouble(arguments[5])};
+    *coalesced = PyObject_IsTrue(arguments[6]) > 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 7) return PyErr_Format(PyExc_TypeError, "run takes 7 arguments");
-    un_call call = {.operation = (un_operation)PyLong_AsLong(arguments[0]),
-                    .root = (int)PyLong_AsLong(arguments[3]),
-                    .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
-                    .factor = PyFloat_AsDouble(arguments[5])};
-    int coalesced = PyObject_IsTrue(arguments[6]);
-    if (PyErr_Occurred()) return NULL;
-    return run((Group *)object, &call, arguments[1], arguments[2], coalesced > 0);
+    un_call call;
+    bool coalesced;
+    if (read_call(&call, &coalesced, arguments, count)) return NULL;
+    return run((Group *)object, &call, arguments[1], arguments[2], coalesced);
 }
 
 static PyObject *group_barrier(PyObject *object, PyObject *ignored) {
@@ -214,6 +237,127 @@ static PyObject *group_refuse(PyObject *object, PyObject *operation) {
     int status = enter((Group *)object, un_refuse, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
+
+/* -- works ------------------------------------------------------------------------------------- */
+
+/* A submitted call. While it is under way its group holds on to it, and it to its tensors. */
+typedef struct Work {
+    PyObject_HEAD
+    un_work work;
+    side in, out;
+    Group *group;
+    PyObject *tensors;
+    struct Work *next; /* in the group's list, in the order of submission */
+} Work;
+
+static PyTypeObject *work_type;
+
+static void release_tensors(Work *self) {
+    if (!self->tensors) return;
+    free_side(&self->in);
+    free_side(&self->out);
+    Py_CLEAR(self->tensors);
+}
+
+/* Let go of the works that are done. Called with the GIL, whenever the group is used. */
+static void reap(Group *self) {
+    while (self->pending && un_work_done(&self->pending->work)) {
+        Work *work = self->pending;
+        self->pending = work->next;
+        release_tensors(work);
+        Py_DECREF((PyObject *)work);
+    }
+}
+
+/* submit(...), with the arguments of run: a Work. */
+static PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Group *self = (Group *)object;
+    un_call call;
+    bool coalesced;
+    if (read_call(&call, &coalesced, arguments, count)) return NULL;
+    if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
+    reap(self);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(work_type, Py_tp_alloc);
+    Work *work = (Work *)allocate(work_type, 0);
+    if (!work) return NULL;
+    start_side(&work->in);
+    start_side(&work->out);
+    work->tensors = PyTuple_Pack(2, arguments[1], arguments[2]);
+    int failed = !work->tensors;
+    if (!failed && call.operation != UN_BARRIER)
+        failed = read_arguments(self, &call, arguments[1], arguments[2], coalesced, &work->in,
+                                &work->out);
+    call.timeout_ns = self->timeout_ns;
+    work->work.call = call;
+    un_status status = failed ? UN_OK : un_submit(self->group, &work->work);
+    if (failed || status) {
+        Py_DECREF((PyObject *)work);
+        return failed ? NULL : PyLong_FromLong(status);
+    }
+    Py_INCREF(object);
+    work->group = self;
+    Py_INCREF((PyObject *)work); /* the list's */
+    Work **link = &self->pending;
+    while (*link) link = &(*link)->next;
+    *link = work;
+    return (PyObject *)work;
+}
+
+static PyObject *work_is_done(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    return PyBool_FromLong(un_work_done(&((Work *)object)->work));
+}
+
+/* wait(timeout_ns): a status; a negative timeout waits for as long as it takes. */
+static PyObject *work_wait(PyObject *object, PyObject *timeout) {
+    Work *self = (Work *)object;
+    Group *group = self->group;
+    PyThreadState *parked = NULL;
+    un_call hooks = {.timeout_ns = PyLong_AsLongLong(timeout),
+                     .block = release_gil,
+                     .pause = handle_signals,
+                     .argument = &parked};
+    if (PyErr_Occurred()) return NULL;
+    int status = (int)self->work.status;
+    if (!un_work_done(&self->work)) {
+        group->users++;
+        status = (int)un_work_wait(group->group, &self->work, &hooks);
+        if (parked) PyEval_RestoreThread(parked);
+        if (!--group->users && group->closing) close_now(group);
+    }
+    if (group->group) reap(group);
+    return status == UN_INTERRUPTED && PyErr_Occurred() ? NULL : PyLong_FromLong(status);
+}
+
+static void work_free(PyObject *object) {
+    Work *self = (Work *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    release_tensors(self);
+    Py_XDECREF((PyObject *)self->group);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef work_methods[] = {
+    {"done", work_is_done, METH_NOARGS, NULL},
+    {"wait", work_wait, METH_O, NULL},
+    {0},
+};
+
+static PyType_Slot work_slots[] = {
+    {Py_tp_doc, "A call that goes on by itself; made by Group.submit."},
+    {Py_tp_dealloc, (void *)work_free},
+    {Py_tp_methods, work_methods},
+    {0, NULL},
+};
+
+static PyType_Spec work_spec = {
+    .name = "unisono._native.Work",
+    .basicsize = sizeof(Work),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = work_slots,
+};
 
 /* -- the group ------------------------------------------------------------------------------- */
 
@@ -321,6 +465,7 @@ static void group_free(PyObject *object) {
 static PyMethodDef group_methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
+    {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_NOARGS, NULL},
@@ -386,6 +531,8 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
+    if (!work_type) work_type = (PyTypeObject *)PyType_FromSpec(&work_spec);
+    if (!work_type) return -1;
     static const char *const names[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
                                                      "max", "band", "bor",     "bxor"};
     for (int i = 0; i < UN_PREMUL_SUM; i++)

@@ -137,31 +137,32 @@ static un_status run(exchange *x) {
     return move(x);
 }
 
-/* One thread at a time; a second waits its turn, and can be interrupted meanwhile. */
-static un_status take_turn(un_group *g, patience *p) {
-    const struct timespec moment = {.tv_nsec = 50 * 1000};
-    for (int tries = 1; atomic_exchange_explicit(&g->busy, 1, memory_order_acquire); tries++) {
-        prepare_to_block(p);
-        nanosleep(&moment, NULL);
-        if (tries % 500 == 0 && p->call->pause && p->call->pause(p->call->argument))
-            return UN_INTERRUPTED;
-    }
-    return UN_OK;
-}
-
-static un_status enter(un_group *g, const un_call *call, un_status (*body)(exchange *)) {
-    if (group_is_inherited(g)) return UN_FORKED;
-    exchange x = {.g = g, .call = call, .patience = {.call = call}};
-    un_status status = take_turn(g, &x.patience);
-    if (status) return status;
+/* With the turn: one call, unless the group has failed before. `hooks` says how to wait. */
+static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
+                           un_status (*body)(exchange *)) {
     if (!g->failure.status && atomic_load_explicit(&g->header->abort, memory_order_relaxed))
         fail_from_abort(g);
-    status = g->failure.status;
-    if (!status) {
-        x.number = ++g->calls;
-        status = body(&x);
+    if (g->failure.status) return g->failure.status;
+    exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
+    return body(&x);
+}
+
+un_status proceed(un_group *g, const un_call *call, const un_call *hooks) {
+    return carry_out(g, call, hooks, run);
+}
+
+/* In the caller's thread, after whatever was submitted before. */
+static un_status enter(un_group *g, const un_call *call, un_status (*body)(exchange *)) {
+    if (group_is_inherited(g)) return UN_FORKED;
+    patience p = {.call = call};
+    un_status status = take_turn(g, &p);
+    if (status) return status;
+    if (atomic_load_explicit(&g->queued, memory_order_relaxed)) {
+        prepare_to_block(&p);
+        run_queue(g, NULL, call);
     }
-    atomic_store_explicit(&g->busy, 0, memory_order_release);
+    status = carry_out(g, call, call, body);
+    leave_turn(g);
     return status;
 }
 

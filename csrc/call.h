@@ -30,6 +30,9 @@ struct exchange {
     void (*settle)(exchange *x);      /* what is known only after the meeting; may be NULL */
 };
 
+/* Run a call with the turn; waiting is done by the hooks and timeout of `hooks`. */
+un_status proceed(un_group *g, const un_call *call, const un_call *hooks);
+
 /* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
 un_status plan_exchange(exchange *x);
 

@@ -38,8 +38,10 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
         return status;
     }
     g->crowded = ranks > (int)g->header->cores;
+    g->roomy = 2 * ranks <= (int)g->header->cores;
     g->spin_ns = 100 * 1000;
     g->process = atomic_load(&process_number);
+    pthread_mutex_init(&g->queue_lock, NULL);
     *group = g;
     return UN_OK;
 }
@@ -60,11 +62,13 @@ static void wake_everyone(un_group *g) {
 void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
         stop_watching(g);
-        while (atomic_exchange(&g->busy, 1)) sched_yield();
+        stop_worker(g);
+        while (atomic_exchange(&g->turn, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
         segment_unmap(g);
+        pthread_mutex_destroy(&g->queue_lock);
     }
     free_group(g);
 }

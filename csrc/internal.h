@@ -3,6 +3,7 @@
 #define UNISONO_INTERNAL_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -55,13 +56,23 @@ struct un_group {
     int rank;
     int ranks;
     bool crowded; /* more ranks than cores: waiting must give the core away */
+    bool roomy;   /* a core for every rank's worker too */
     bool slice_ready;
     unsigned process;  /* which process opened it, see group.c */
     uint64_t calls;    /* number of the latest call */
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
     un_failure failure;
-    _Atomic int busy; /* a thread is in a call */
+    _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
+    _Atomic uint32_t queued;
+    pthread_mutex_t queue_lock;
+    un_work *first;
+    un_work *last;
+    bool has_worker;
+    pthread_t worker;
+    _Atomic uint32_t bell;
+    _Atomic uint32_t asleep;
+    _Atomic uint32_t stopping;
     const void **sources; /* scratch: for each rank, where its part of a reduction lies */
     size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
     struct peer **peers;  /* the processes of the other ranks, see watcher.c */
@@ -140,6 +151,12 @@ un_status fail_from_abort(un_group *g);
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g); /* this rank's data area, on first need */
+
+/* worker.c */
+un_status take_turn(un_group *g, patience *p);
+void leave_turn(un_group *g);
+void run_queue(un_group *g, const un_work *last, const un_call *hooks);
+void stop_worker(un_group *g);
 
 /* watcher.c */
 void stop_watching(un_group *g);

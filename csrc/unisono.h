@@ -7,6 +7,7 @@
 #ifndef UNISONO_H
 #define UNISONO_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@ typedef enum un_status {
     UN_CLOSED,      /* the group was closed in this process */
     UN_FORKED,      /* the group belongs to the process that forked this one */
     UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
+    UN_NOT_YET,     /* a work is still under way when the wait for it ends */
     UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
 } un_status;
 
@@ -102,6 +104,15 @@ typedef struct un_call {
     void *argument;        /* of both */
 } un_call;
 
+/* A call that goes on by itself. It and everything that it points to must live until it is done. */
+typedef struct un_work {
+    un_call call;
+    un_status status; /* once done */
+    _Atomic uint32_t done;
+    _Atomic uint32_t waiting;
+    struct un_work *next;
+} un_work;
+
 /* What a rank posted for a call, for reports. */
 typedef struct un_posted {
     uint64_t call; /* the number of the rank's latest post in this call's place */
@@ -146,6 +157,12 @@ un_status un_run(un_group *group, const un_call *call);
 
 /* Take part in a call whose arguments this rank refuses, so that its peers do not wait for it. */
 un_status un_refuse(un_group *group, const un_call *call);
+
+/* Have a call carried out after those submitted before it, and wait for it: with a negative
+ * timeout for as long as it takes, otherwise perhaps in vain (UN_NOT_YET). */
+un_status un_submit(un_group *group, un_work *work);
+un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
+bool un_work_done(const un_work *work);
 
 /* End the group on every member. */
 void un_group_abort(un_group *group);

@@ -1,6 +1,6 @@
 """unisono: collective communication for PyTorch on one machine."""
 
-from unisono.comm.base import Communicator, PremulSum
+from unisono.comm.base import Communicator, PremulSum, Work
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -39,6 +39,7 @@ __all__ = [
     "RendezvousError",
     "SegmentError",
     "UnisonoError",
+    "Work",
     "barrier",
     "get_rank",
     "get_world",

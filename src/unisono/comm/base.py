@@ -64,6 +64,29 @@ def dtype_name(tensor: Any) -> str:
     return str(getattr(tensor, "dtype", "no dtype")).removeprefix("torch.")
 
 
+class Work(ABC):
+    """An operation that may not have finished. It keeps its tensors alive until it has.
+
+    Works may be waited for in any order and from any thread, or dropped: they finish anyway.
+    """
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once the operation has finished, or raise what went wrong.
+
+        Raises CollectiveTimeout after `timeout_s`; the operation goes on, and may be waited for
+        again.
+        """
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether it has finished, well or not."""
+
+    @abstractmethod
+    def exception(self) -> Exception | None:
+        """What went wrong; None if nothing has, or not yet."""
+
+
 class Communicator(ABC):
     """A group of ranks and the ways in which they exchange tensors.
 
@@ -71,6 +94,9 @@ class Communicator(ABC):
     when that fails, and the group is then poisoned: later calls raise the first cause again.
     An argument that makes no sense raises ValueError or TypeError on every rank that passed it;
     where all members did, the group goes on.
+
+    With `async_op` a method returns a `Work` at once and the operation goes on by itself, after
+    those that were begun before it; its tensors must not be touched until it has finished.
     """
 
     rank: int
@@ -80,39 +106,47 @@ class Communicator(ABC):
     timeout_s: float
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
+    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same."""
 
     @abstractmethod
-    def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
+    def reduce(
+        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         """Combine `tensor` over all ranks; `root` has the result, the others' stay untouched."""
 
     @abstractmethod
-    def broadcast(self, tensor: Tensors, root: int = 0) -> None:
+    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         """Copy `root`'s tensor to every rank."""
 
     @abstractmethod
-    def all_gather(self, output: Tensors, input: Tensors) -> None:
+    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         """Every rank has all inputs, in rank order, in its wide `output`."""
 
     @abstractmethod
-    def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
+    def reduce_scatter(
+        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         """Combine the wide inputs over all ranks; rank r has part r of the result in `output`."""
 
     @abstractmethod
-    def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
+    def gather(
+        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         """`root` has all inputs, in rank order, in its wide `output`; others pass None."""
 
     @abstractmethod
-    def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
+    def scatter(
+        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         """Rank r has part r of `root`'s wide `input` in `output`; others pass None as input."""
 
     @abstractmethod
-    def all_to_all(self, output: Tensors, input: Tensors) -> None:
+    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         """Part j of rank i's wide `input` is part i of rank j's wide `output`."""
 
     @abstractmethod
-    def barrier(self) -> None:
+    def barrier(self, *, async_op: bool = False) -> Work | None:
         """Return once every rank has called it."""
 
     @abstractmethod

@@ -30,7 +30,8 @@ class Status(IntEnum):
     CLOSED = 8
     FORKED = 9
     SYSTEM = 10
-    PEER_LOST = 11
+    NOT_YET = 11
+    PEER_LOST = 12
     ASK_AGAIN = 100
 
 
@@ -58,6 +59,13 @@ class Posted(Protocol):
     def __getitem__(self, index: int) -> int: ...
 
 
+class EngineWork(Protocol):
+    """A call that goes on by itself."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_ns: int) -> int: ...
+
+
 class Group(Protocol):
     """A place in a group. The methods that take part in a call return a `Status`."""
 
@@ -75,6 +83,16 @@ class Group(Protocol):
         factor: float,
         coalesced: bool,
     ) -> int: ...
+    def submit(
+        self,
+        operation: int,
+        output: Any,
+        input: Any,
+        root: int,
+        reduction: int,
+        factor: float,
+        coalesced: bool,
+    ) -> EngineWork | int: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
     def abort(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono.comm import records
@@ -14,6 +15,7 @@ from unisono.comm.base import (
     Communicator,
     Op,
     PremulSum,
+    Work,
     dtype_name,
     has_meaning,
     holds,
@@ -21,6 +23,7 @@ from unisono.comm.base import (
 from unisono.comm.engine import Operation, Status, engine_ns, memory_room, open_group
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
+from unisono.comm.work import NativeWork, joined
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -131,47 +134,59 @@ class NativeCommunicator(Communicator):
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def barrier(self) -> None:
+    def barrier(self, *, async_op: bool = False) -> Work | None:
+        if async_op:
+            return self._run(Operation.BARRIER, None, None, async_op=True)
         status = self._barrier()
         if status:
             self._fail(status, Operation.BARRIER)
+        return None
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
-        status = self._all_reduce(tensor, op)
-        if not status:
-            return
-        if status == Status.ASK_AGAIN:
-            reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
-            self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor)
-        else:
-            self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
+    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
+        if not async_op:
+            status = self._all_reduce(tensor, op)
+            if not status:
+                return None
+            if status != Status.ASK_AGAIN:
+                self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
+        reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
+        return self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor, async_op)
 
-    def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
+    def reduce(
+        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         reduction, factor = self._reduction(Operation.REDUCE, op, tensor)
-        self._in_place(Operation.REDUCE, tensor, root, reduction, factor)
+        return self._in_place(Operation.REDUCE, tensor, root, reduction, factor, async_op)
 
-    def broadcast(self, tensor: Tensors, root: int = 0) -> None:
-        self._in_place(Operation.BROADCAST, tensor, root, 0, 1.0)
+    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
+        return self._in_place(Operation.BROADCAST, tensor, root, 0, 1.0, async_op)
 
-    def all_gather(self, output: Tensors, input: Tensors) -> None:
-        self._widening(Operation.ALL_GATHER, output, input, type(input) in _LISTS)
+    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+        coalesced = type(input) in _LISTS
+        return self._widening(Operation.ALL_GATHER, output, input, coalesced, async_op=async_op)
 
-    def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
+    def reduce_scatter(
+        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         operation = Operation.REDUCE_SCATTER
         reduction, factor = self._reduction(operation, op, output)
         coalesced = type(output) in _LISTS
-        self._widening(operation, output, input, coalesced, reduction, factor)
+        return self._widening(operation, output, input, coalesced, reduction, factor, async_op)
 
-    def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
+    def gather(
+        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         self._check_root(Operation.GATHER, root, output, "output")
-        self._run(Operation.GATHER, output, input, root)
+        return self._run(Operation.GATHER, output, input, root, async_op=async_op)
 
-    def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
+    def scatter(
+        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         self._check_root(Operation.SCATTER, root, input, "input")
-        self._run(Operation.SCATTER, output, input, root)
+        return self._run(Operation.SCATTER, output, input, root, async_op=async_op)
 
-    def all_to_all(self, output: Tensors, input: Tensors) -> None:
-        self._run(Operation.ALL_TO_ALL, output, input)
+    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+        return self._run(Operation.ALL_TO_ALL, output, input, async_op=async_op)
 
     # -- the way to the engine -------------------------------------------------------------------
 
@@ -184,20 +199,35 @@ class NativeCommunicator(Communicator):
         reduction: int = 0,
         factor: float = 1.0,
         coalesced: bool = False,
-    ) -> None:
+        async_op: bool = False,
+    ) -> Work | None:
+        if async_op:
+            work = self._group.submit(operation, output, input, root, reduction, factor, coalesced)
+            if isinstance(work, int):
+                self._fail(work, operation)
+            blame = partial(self._error, operation=operation, reduction=reduction, tensors=output)
+            return NativeWork(work, blame)
         status = self._group.run(operation, output, input, root, reduction, factor, coalesced)
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
+        return None
 
     def _in_place(
-        self, operation: Operation, tensor: Any, root: int, reduction: int, factor: float
-    ) -> None:
+        self,
+        operation: Operation,
+        tensor: Any,
+        root: int,
+        reduction: int,
+        factor: float,
+        async_op: bool,
+    ) -> Work | None:
         self._check_root(operation, root)
         if type(tensor) not in _LISTS:
-            self._run(operation, tensor, tensor, root, reduction, factor)
-            return
-        for alike, _ in self._by_dtype(operation, tensor, tensor):
-            self._run(operation, alike, alike, root, reduction, factor, True)
+            return self._run(operation, tensor, tensor, root, reduction, factor, async_op=async_op)
+        return joined(
+            self._run(operation, alike, alike, root, reduction, factor, True, async_op)
+            for alike, _ in self._by_dtype(operation, tensor, tensor)
+        )
 
     def _widening(
         self,
@@ -207,16 +237,18 @@ class NativeCommunicator(Communicator):
         coalesced: bool,
         reduction: int = 0,
         factor: float = 1.0,
-    ) -> None:
+        async_op: bool = False,
+    ) -> Work | None:
         if not coalesced:
-            self._run(operation, output, input, 0, reduction, factor)
-            return
+            return self._run(operation, output, input, 0, reduction, factor, False, async_op)
         if type(output) not in _LISTS or type(input) not in _LISTS:
             self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
         if len(output) != len(input):
             self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
-        for outputs, inputs in self._by_dtype(operation, output, input):
-            self._run(operation, outputs, inputs, 0, reduction, factor, True)
+        return joined(
+            self._run(operation, outputs, inputs, 0, reduction, factor, True, async_op)
+            for outputs, inputs in self._by_dtype(operation, output, input)
+        )
 
     def _by_dtype(
         self, operation: Operation, outputs: Sequence[Any], inputs: Sequence[Any]
@@ -287,29 +319,41 @@ class NativeCommunicator(Communicator):
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
+        raise self._error(status, operation, reduction, tensors)
+
+    def _error(
+        self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
+    ) -> Exception:
+        """The exception for a status that is not OK."""
         if status == Status.REFUSED:
             op = (*REDUCTIONS, "premul_sum")[reduction]
-            raise TypeError(
+            return TypeError(
                 f"{operation.name.lower()} on group {self.name}: {op} has no meaning for "
                 f"{dtype_name(_first(tensors))}{_remedy(op)}"
             )
         if status == Status.NO_MEMORY:
-            raise SegmentError(
+            return SegmentError(
                 f"no room for this rank's slice of shared memory (2 MiB) in group {self.name}: "
                 f"the memory limits leave {max(0, memory_room())} bytes"
             )
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{operation.name.lower()} on group {self.name} is still under way",
+                rank=self.rank,
+                group=self.name,
+            )
         if status == Status.FORKED:
-            raise GroupClosed(
+            return GroupClosed(
                 f"group {self.name} belongs to the parent process (pid {os.getppid()}): a forked "
                 "child cannot use it",
                 rank=self.rank,
                 group=self.name,
             )
         if status == Status.CLOSED:
-            raise self._closed()
+            return self._closed()
         if self._cause is None:
             self._cause = self._describe_failure()
-        raise copy.copy(self._cause)  # a copy: the original would keep the caller's frames alive
+        return copy.copy(self._cause)  # a copy: the original would keep frames alive
 
     def _closed(self) -> GroupClosed:
         return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)

@@ -13,10 +13,12 @@ from unisono.comm.base import (
     Communicator,
     Op,
     PremulSum,
+    Work,
     dtype_name,
     has_meaning,
     holds,
 )
+from unisono.comm.work import FinishedWork
 from unisono.errors import GroupClosed
 
 if TYPE_CHECKING:
@@ -40,44 +42,61 @@ class SoloCommunicator(Communicator):
         self._open = True
         self._splits = 0
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum") -> None:
+    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
         self._reduce("all_reduce", tensor, op)
+        return _over(async_op)
 
-    def reduce(self, tensor: Tensors, root: int = 0, op: Op = "sum") -> None:
+    def reduce(
+        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         self._check("reduce", root)
         self._reduce("reduce", tensor, op)
+        return _over(async_op)
 
-    def broadcast(self, tensor: Tensors, root: int = 0) -> None:
+    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._check("broadcast", root)
         self._tensors("broadcast", tensor, writable=True)
+        return _over(async_op)
 
-    def all_gather(self, output: Tensors, input: Tensors) -> None:
+    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         coalesced = isinstance(input, (list, tuple))
         self._copy("all_gather", output, input, coalesced)
+        return _over(async_op)
 
-    def reduce_scatter(self, output: Tensors, input: Tensors, op: Op = "sum") -> None:
+    def reduce_scatter(
+        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+    ) -> Work | None:
         coalesced = isinstance(output, (list, tuple))
         self._check_op("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, coalesced)
         self._reduce("reduce_scatter", output, op)
+        return _over(async_op)
 
-    def gather(self, output: Tensors | None, input: Tensor, root: int = 0) -> None:
+    def gather(
+        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         self._check("gather", root)
         if output is None:
             self._refuse("gather", "the root must pass an output")
         self._copy("gather", output, input)
+        return _over(async_op)
 
-    def scatter(self, output: Tensor, input: Tensors | None, root: int = 0) -> None:
+    def scatter(
+        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    ) -> Work | None:
         self._check("scatter", root)
         if input is None:
             self._refuse("scatter", "the root must pass an input")
         self._copy("scatter", output, input)
+        return _over(async_op)
 
-    def all_to_all(self, output: Tensors, input: Tensors) -> None:
+    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         self._copy("all_to_all", output, input)
+        return _over(async_op)
 
-    def barrier(self) -> None:
+    def barrier(self, *, async_op: bool = False) -> Work | None:
         self._check("barrier")
+        return _over(async_op)
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         self._check("split")
@@ -152,6 +171,10 @@ class SoloCommunicator(Communicator):
         if isinstance(op, PremulSum):
             for one in tensors:
                 _scale(one, float(op.factor))
+
+
+def _over(async_op: bool) -> Work | None:
+    return FinishedWork() if async_op else None
 
 
 def _complaint(tensor: Any, writable: bool) -> tuple[type[Exception] | None, str]:

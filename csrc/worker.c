@@ -1,0 +1,190 @@
+/* Turns and queues: one thread at a time is in a group, and works that were submitted come first.
+ *
+ * Whoever has the turn may run the queue. That is the group's own thread, started with the first
+ * work; or a thread that waits for a work which nobody has begun, and saves itself the handing
+ * over; or one that makes a blocking call and must not overtake.
+ */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "call.h"
+
+enum {
+    SLICE_NS = 50 * 1000 * 1000,
+    IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
+    WAIT_SPIN_NS = 50 * 1000,
+};
+
+static void sleep_until_changed(_Atomic uint32_t *word, uint32_t seen, int64_t ns) {
+    struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &slice, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word, int most) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+}
+
+/* -- the turn: 0 free, 1 taken, 2 taken and somebody waits ------------------------------------- */
+
+static bool try_turn(un_group *g) {
+    uint32_t none = 0;
+    return atomic_compare_exchange_strong_explicit(&g->turn, &none, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+un_status take_turn(un_group *g, patience *p) {
+    if (try_turn(g)) return UN_OK;
+    prepare_to_block(p);
+    while (atomic_exchange_explicit(&g->turn, 2, memory_order_acquire)) {
+        sleep_until_changed(&g->turn, 2, SLICE_NS);
+        if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
+    }
+    return UN_OK;
+}
+
+void leave_turn(un_group *g) {
+    if (atomic_exchange_explicit(&g->turn, 0, memory_order_release) == 2) wake(&g->turn, 1);
+}
+
+/* -- the queue --------------------------------------------------------------------------------- */
+
+static un_work *next_work(un_group *g) {
+    pthread_mutex_lock(&g->queue_lock);
+    un_work *work = g->first;
+    if (work) g->first = work->next;
+    pthread_mutex_unlock(&g->queue_lock);
+    return work;
+}
+
+static void finish(un_group *g, un_work *work, un_status status) {
+    work->status = status;
+    atomic_fetch_sub(&g->queued, 1);
+    atomic_store_explicit(&work->done, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&work->waiting, memory_order_seq_cst)) wake(&work->done, INT_MAX);
+}
+
+/* With the turn: run what was submitted, up to and including `last`; NULL: everything. After
+ * `finish` a work may be gone. */
+void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
+    for (un_work *work; (work = next_work(g));) {
+        un_call waiting = *hooks;
+        waiting.timeout_ns = work->call.timeout_ns;
+        bool enough = work == last;
+        finish(g, work, proceed(g, &work->call, &waiting));
+        if (enough) return;
+    }
+}
+
+static bool idle(un_group *g, uint32_t seen) {
+    int64_t start = clock_ns();
+    while (g->roomy && clock_ns() - start < IDLE_SPIN_NS) {
+        if (atomic_load(&g->bell) != seen) return false;
+        relax_cpu();
+    }
+    return true;
+}
+
+static void *work_off(void *argument) {
+    un_group *g = argument;
+    const un_call no_hooks = {0};
+    for (;;) {
+        uint32_t seen = atomic_load(&g->bell);
+        if (atomic_load(&g->queued)) {
+            patience p = {.call = &no_hooks};
+            take_turn(g, &p);
+            run_queue(g, NULL, &no_hooks);
+            leave_turn(g);
+        } else if (atomic_load(&g->stopping)) {
+            return NULL;
+        } else if (idle(g, seen)) {
+            atomic_store(&g->asleep, 1);
+            if (atomic_load(&g->bell) == seen) sleep_until_changed(&g->bell, seen, 1000000000);
+            atomic_store(&g->asleep, 0);
+        }
+    }
+}
+
+static void ring(un_group *g) {
+    atomic_fetch_add(&g->bell, 1);
+    if (atomic_load(&g->asleep)) wake(&g->bell, 1);
+}
+
+static bool start_worker(un_group *g) {
+    if (g->has_worker) return true;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    g->has_worker = !pthread_create(&g->worker, NULL, work_off, g);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return g->has_worker;
+}
+
+un_status un_submit(un_group *g, un_work *work) {
+    if (group_is_inherited(g)) return UN_FORKED;
+    atomic_store(&work->done, 0);
+    atomic_store(&work->waiting, 0);
+    work->next = NULL;
+    work->call.block = NULL;
+    work->call.pause = NULL;
+    pthread_mutex_lock(&g->queue_lock);
+    bool started = start_worker(g);
+    if (started) {
+        if (g->first)
+            g->last->next = work;
+        else
+            g->first = work;
+        g->last = work;
+        atomic_fetch_add(&g->queued, 1);
+    }
+    pthread_mutex_unlock(&g->queue_lock);
+    if (!started) return UN_SYSTEM;
+    ring(g);
+    return UN_OK;
+}
+
+bool un_work_done(const un_work *work) {
+    return atomic_load_explicit(&work->done, memory_order_acquire);
+}
+
+un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
+    bool forever = hooks->timeout_ns < 0;
+    patience p = {.call = hooks};
+    if (forever && !un_work_done(work) && try_turn(g)) {
+        prepare_to_block(&p);
+        run_queue(g, work, hooks);
+        leave_turn(g);
+    }
+    if (un_work_done(work)) return work->status;
+    prepare_to_block(&p);
+    int64_t start = clock_ns();
+    while (g->roomy && clock_ns() - start < WAIT_SPIN_NS) {
+        if (un_work_done(work)) return work->status;
+        relax_cpu();
+    }
+    while (!un_work_done(work)) {
+        int64_t left_ns = forever ? SLICE_NS : start + hooks->timeout_ns - clock_ns();
+        if (left_ns <= 0) return UN_NOT_YET;
+        atomic_store_explicit(&work->waiting, 1, memory_order_seq_cst);
+        if (!atomic_load_explicit(&work->done, memory_order_seq_cst))
+            sleep_until_changed(&work->done, 0, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument)) {
+            abort_group(g, UN_INTERRUPTED, g->rank, g->calls);
+            return UN_INTERRUPTED;
+        }
+    }
+    return work->status;
+}
+
+/* The group closes: nothing may be under way any more when its memory goes. */
+void stop_worker(un_group *g) {
+    if (!g->has_worker) return;
+    if (atomic_load(&g->queued)) abort_group(g, UN_ABORTED, g->rank, g->calls);
+    atomic_store(&g->stopping, 1);
+    ring(g);
+    pthread_join(g->worker, NULL);
+}

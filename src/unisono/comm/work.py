@@ -1,0 +1,67 @@
+"""The handles of operations that go on by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from unisono.comm.base import Work
+from unisono.comm.engine import EngineWork, Status, engine_ns
+
+
+class NativeWork(Work):
+    """A submitted call of the engine; `blame` makes an exception of its status."""
+
+    def __init__(self, work: EngineWork, blame: Callable[[int], Exception]) -> None:
+        self._work = work
+        self._blame = blame
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        status = self._work.wait(-1 if timeout_s is None else engine_ns(max(0.0, timeout_s)))
+        if status:
+            raise self._blame(status)
+
+    def is_completed(self) -> bool:
+        return self._work.done()
+
+    def exception(self) -> Exception | None:
+        status = self._work.wait(0) if self._work.done() else Status.OK
+        return self._blame(status) if status else None
+
+
+class FinishedWork(Work):
+    """What was over before anybody could wait for it."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        return None
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None
+
+
+class JoinedWork(Work):
+    """Several works as one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self._works = works
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        for work in self._works:
+            work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((error for work in self._works if (error := work.exception())), None)
+
+
+def joined(works: Iterable[Work | None]) -> Work | None:
+    """The works of one call as one; None where the call was carried out at once."""
+    begun = list(works)
+    asynchronous = [work for work in begun if work is not None]
+    if not asynchronous:
+        return None
+    return asynchronous[0] if len(asynchronous) == 1 else JoinedWork(asynchronous)
