@@ -60,7 +60,7 @@ static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un
     un_status status = body(self->group, call);
     if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
-    return status == UN_INTERRUPTED && PyErr_Occurred() ? -1 : (int)status;
+    return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }
 
 /* An argument made no sense: tell the peers, then let the exception go on. */
@@ -105,7 +105,8 @@ static bool is_wide_output(un_operation o) {
 }
 
 /* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
-static int check_sides(const Group *self, un_operation o, const side *in, const side *out) {
+static int check_sides(const Group *self, un_operation o, const side *in, const side *out,
+                       bool coalesced) {
     if (!in->tensors || !out->tensors) return 0;
     if (in->tensor[0].dtype != out->tensor[0].dtype) {
         PyErr_SetString(PyExc_TypeError, "input and output have different dtypes");
@@ -113,7 +114,13 @@ static int check_sides(const Group *self, un_operation o, const side *in, const 
     }
     size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
     size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
-    if (given == taken) return 0;
+    bool fits = given == taken && (!coalesced || in->tensors == out->tensors);
+    for (size_t i = 0; fits && coalesced && i < in->tensors; i++) {
+        given = in->tensor[i].bytes / (is_wide_input(o) ? (size_t)self->ranks : 1);
+        taken = out->tensor[i].bytes / (is_wide_output(o) ? (size_t)self->ranks : 1);
+        fits = given == taken;
+    }
+    if (fits) return 0;
     size_t item = in->tensor[0].item_bytes;
     PyErr_Format(PyExc_ValueError,
                  "this rank's part has %zu elements in the input and %zu in the output",
@@ -123,7 +130,7 @@ static int check_sides(const Group *self, un_operation o, const side *in, const 
 
 /* Only a rank that is not the root may have nothing on the wide side of gather and scatter. */
 static int check_present(const Group *self, const un_call *call, const side *in, const side *out,
-                         bool in_place) {
+                         bool in_place, bool coalesced) {
     bool root = call->root == self->rank;
     bool in_needed = call->operation != UN_SCATTER || root;
     bool out_needed = !in_place && (call->operation != UN_GATHER || root);
@@ -131,13 +138,14 @@ static int check_present(const Group *self, const un_call *call, const side *in,
         PyErr_SetString(PyExc_TypeError, "None in place of a tensor");
         return -1;
     }
-    return in_place ? 0 : check_sides(self, call->operation, in, out);
+    return in_place ? 0 : check_sides(self, call->operation, in, out, coalesced);
 }
 
 /* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
 static int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
                           bool coalesced, side *in, side *out) {
-    bool in_place = output == input && input != Py_None;
+    bool in_place = output == input && input != Py_None &&
+                    is_wide_input(call->operation) == is_wide_output(call->operation);
     size_t ranks = (size_t)self->ranks;
     int failed = 0;
     start_side(in);
@@ -150,7 +158,7 @@ static int read_arguments(Group *self, un_call *call, PyObject *output, PyObject
         bool wide = is_wide_output(call->operation);
         failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
-    if (!failed) failed = check_present(self, call, in, out, in_place);
+    if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
     if (failed) {
         refuse(self, call);
         return -1;
@@ -326,7 +334,7 @@ static PyObject *work_wait(PyObject *object, PyObject *timeout) {
         if (!--group->users && group->closing) close_now(group);
     }
     if (group->group) reap(group);
-    return status == UN_INTERRUPTED && PyErr_Occurred() ? NULL : PyLong_FromLong(status);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
 }
 
 static void work_free(PyObject *object) {

@@ -10,7 +10,10 @@
  * without a system call. */
 static _Atomic unsigned process_number;
 
-static void note_fork(void) { atomic_fetch_add(&process_number, 1); }
+static void note_fork(void) {
+    atomic_fetch_add(&process_number, 1);
+    forget_watching_after_fork();
+}
 static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 
 static void free_group(un_group *g) {

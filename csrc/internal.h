@@ -64,6 +64,8 @@ struct un_group {
     int64_t spin_ns;
     un_failure failure;
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
+    _Atomic uint32_t owned;
+    pthread_t owner;
     _Atomic uint32_t queued;
     pthread_mutex_t queue_lock;
     un_work *first;
@@ -160,6 +162,7 @@ void stop_worker(un_group *g);
 
 /* watcher.c */
 void stop_watching(un_group *g);
+void forget_watching_after_fork(void);
 int64_t ending_of_peer(const un_group *g, int rank);
 
 /* stream.c */

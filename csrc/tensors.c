@@ -233,6 +233,7 @@ static int allocate_side(side *s, size_t tensors, size_t parts, size_t views) {
         for (size_t i = 0; i < tensors; i++) {
             s->tensor[i].layout = NULL;
             s->tensor[i].capsule = NULL;
+            s->tensor[i].owner = NULL;
             s->tensor[i].buffer.obj = NULL;
         }
     if (s->tensor && s->views && s->streams) return 0;
@@ -245,6 +246,7 @@ void free_side(side *s) {
         free(s->tensor[i].layout);
         if (s->tensor[i].buffer.obj) PyBuffer_Release(&s->tensor[i].buffer);
         Py_XDECREF(s->tensor[i].capsule);
+        Py_XDECREF(s->tensor[i].owner);
     }
     if (s->tensor != s->few_tensors) free(s->tensor);
     if (s->views != s->few_views) free(s->views);
@@ -321,9 +323,8 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
     for (Py_ssize_t i = 0; i < tensors; i++) {
         PyObject *item = PySequence_GetItem(object, i);
         if (!item) return -1;
-        int failed = read_tensor(&s->tensor[i], item, writable);
-        Py_DECREF(item); /* the caller's sequence keeps it alive */
-        if (failed) return -1;
+        s->tensor[i].owner = item;
+        if (read_tensor(&s->tensor[i], item, writable)) return -1;
     }
     if (same_dtype(s)) return -1;
     return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);

@@ -15,6 +15,7 @@ typedef struct tensor {
     un_layout *layout; /* NULL: contiguous */
     Py_buffer buffer;  /* held while buffer.obj is set */
     PyObject *capsule; /* likewise, for other DLPack producers */
+    PyObject *owner;   /* the tensor itself */
 } tensor;
 
 /* One side of a call: its tensors, and the streams made of them. */

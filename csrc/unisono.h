@@ -27,6 +27,7 @@ typedef enum un_status {
     UN_CLOSED,      /* the group was closed in this process */
     UN_FORKED,      /* the group belongs to the process that forked this one */
     UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
+    UN_REENTERED,   /* the thread is in a call of this group already */
     UN_NOT_YET,     /* a work is still under way when the wait for it ends */
     UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
 } un_status;
@@ -108,8 +109,7 @@ typedef struct un_call {
 typedef struct un_work {
     un_call call;
     un_status status; /* once done */
-    _Atomic uint32_t done;
-    _Atomic uint32_t waiting;
+    _Atomic uint32_t state;
     struct un_work *next;
 } un_work;
 

@@ -36,7 +36,6 @@ static struct {
     bool running;
     pthread_t thread;
     int bell; /* an eventfd: the set of peers has changed, or the thread should end */
-    unsigned process;
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* How a process ended, from kernels that tell others than its parent (Linux 6.15): the status as
@@ -116,11 +115,11 @@ static void *watch_peers(void *unused) {
     return NULL;
 }
 
-/* After a fork the thread is gone, and what it watched is the parent's. */
-static void start_over_after_fork(void) {
-    unsigned now = current_process();
-    if (watch.process == now) return;
-    watch.process = now;
+/* In a forked child the thread is gone, what it watched is the parent's, and a lock may have been
+ * copied while it was held. */
+void forget_watching_after_fork(void) {
+    pthread_mutex_init(&lifecycle, NULL);
+    pthread_mutex_init(&watch.lock, NULL);
     watch.peers = NULL;
     watch.groups = NULL;
     watch.running = false;
@@ -146,6 +145,10 @@ static peer *find_peer(uint64_t identity, int pidfd) {
     if (!made) return NULL;
     *made = (peer){.identity = identity, .next = watch.peers};
     made->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    if (made->pidfd < 0) {
+        free(made);
+        return NULL;
+    }
     watch.peers = made;
     return made;
 }
@@ -154,9 +157,8 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || rank == g->rank) return false;
     pthread_mutex_lock(&lifecycle);
     pthread_mutex_lock(&watch.lock);
-    start_over_after_fork();
-    peer *p = start_thread() && !g->peers[rank] ? find_peer(identity, pidfd) : NULL;
-    if (p) {
+    peer *p = g->peers[rank] ? NULL : find_peer(identity, pidfd);
+    if (p && start_thread()) {
         p->users++;
         g->peers[rank] = p;
         if (!g->watched) {

@@ -37,17 +37,28 @@ static bool try_turn(un_group *g) {
                                                    memory_order_relaxed);
 }
 
+static void own_turn(un_group *g) {
+    g->owner = pthread_self();
+    atomic_store_explicit(&g->owned, 1, memory_order_relaxed);
+}
+
+/* A thread that has the turn already (a signal handler that interrupted a call, say) would wait
+ * for itself. */
 un_status take_turn(un_group *g, patience *p) {
-    if (try_turn(g)) return UN_OK;
-    prepare_to_block(p);
-    while (atomic_exchange_explicit(&g->turn, 2, memory_order_acquire)) {
-        sleep_until_changed(&g->turn, 2, SLICE_NS);
-        if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
+    if (!try_turn(g)) {
+        if (atomic_load(&g->owned) && pthread_equal(g->owner, pthread_self())) return UN_REENTERED;
+        prepare_to_block(p);
+        while (atomic_exchange_explicit(&g->turn, 2, memory_order_acquire)) {
+            sleep_until_changed(&g->turn, 2, SLICE_NS);
+            if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
+        }
     }
+    own_turn(g);
     return UN_OK;
 }
 
 void leave_turn(un_group *g) {
+    atomic_store_explicit(&g->owned, 0, memory_order_relaxed);
     if (atomic_exchange_explicit(&g->turn, 0, memory_order_release) == 2) wake(&g->turn, 1);
 }
 
@@ -61,11 +72,14 @@ static un_work *next_work(un_group *g) {
     return work;
 }
 
+/* A work's state: 0 under way, 1 done, 2 under way and somebody sleeps until it is. */
+enum { UNDER_WAY, DONE, AWAITED };
+
 static void finish(un_group *g, un_work *work, un_status status) {
     work->status = status;
     atomic_fetch_sub(&g->queued, 1);
-    atomic_store_explicit(&work->done, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&work->waiting, memory_order_seq_cst)) wake(&work->done, INT_MAX);
+    /* From the exchange on the work may be gone: only its address is used. */
+    if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
 }
 
 /* With the turn: run what was submitted, up to and including `last`; NULL: everything. After
@@ -126,8 +140,7 @@ static bool start_worker(un_group *g) {
 
 un_status un_submit(un_group *g, un_work *work) {
     if (group_is_inherited(g)) return UN_FORKED;
-    atomic_store(&work->done, 0);
-    atomic_store(&work->waiting, 0);
+    atomic_store(&work->state, UNDER_WAY);
     work->next = NULL;
     work->call.block = NULL;
     work->call.pause = NULL;
@@ -148,13 +161,15 @@ un_status un_submit(un_group *g, un_work *work) {
 }
 
 bool un_work_done(const un_work *work) {
-    return atomic_load_explicit(&work->done, memory_order_acquire);
+    return atomic_load_explicit(&work->state, memory_order_acquire) == DONE;
 }
 
 un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
+    if (group_is_inherited(g)) return un_work_done(work) ? work->status : UN_FORKED;
     bool forever = hooks->timeout_ns < 0;
     patience p = {.call = hooks};
     if (forever && !un_work_done(work) && try_turn(g)) {
+        own_turn(g);
         prepare_to_block(&p);
         run_queue(g, work, hooks);
         leave_turn(g);
@@ -169,9 +184,10 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
     while (!un_work_done(work)) {
         int64_t left_ns = forever ? SLICE_NS : start + hooks->timeout_ns - clock_ns();
         if (left_ns <= 0) return UN_NOT_YET;
-        atomic_store_explicit(&work->waiting, 1, memory_order_seq_cst);
-        if (!atomic_load_explicit(&work->done, memory_order_seq_cst))
-            sleep_until_changed(&work->done, 0, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        uint32_t seen = UNDER_WAY;
+        atomic_compare_exchange_strong(&work->state, &seen, AWAITED);
+        if (seen != DONE)
+            sleep_until_changed(&work->state, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument)) {
             abort_group(g, UN_INTERRUPTED, g->rank, g->calls);
             return UN_INTERRUPTED;

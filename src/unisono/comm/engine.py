@@ -30,8 +30,9 @@ class Status(IntEnum):
     CLOSED = 8
     FORKED = 9
     SYSTEM = 10
-    NOT_YET = 11
-    PEER_LOST = 12
+    REENTERED = 11
+    NOT_YET = 12
+    PEER_LOST = 13
     ASK_AGAIN = 100
 
 

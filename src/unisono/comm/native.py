@@ -349,7 +349,12 @@ class NativeCommunicator(Communicator):
                 rank=self.rank,
                 group=self.name,
             )
-        if status == Status.CLOSED:
+        if status == Status.REENTERED:
+            return RuntimeError(
+                f"{operation.name.lower()} on group {self.name}: this thread is in a call of the "
+                "group already (is this a signal handler?)"
+            )
+        if status == Status.CLOSED or self._group.failure()[0] == Status.CLOSED:
             return self._closed()
         if self._cause is None:
             self._cause = self._describe_failure()

@@ -14,7 +14,9 @@ import os
 import secrets
 import select
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +85,18 @@ class _Visitor:
     rank: int
 
 
+_lobbies: weakref.WeakSet[Lobby] = weakref.WeakSet()
+
+
+def _close_doors() -> None:
+    """In a forked child: the doors are the parent's, and must not stay open when it ends."""
+    for lobby in list(_lobbies):
+        lobby.shut()
+
+
+os.register_at_fork(after_in_child=_close_doors)
+
+
 class Lobby:
     """This process's door: a listening socket, and the visitors that came too early.
 
@@ -99,6 +113,8 @@ class Lobby:
         self._early: dict[str, list[_Visitor]] = {}
         self._owners = 1
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        _lobbies.add(self)
 
     def share(self) -> Lobby:
         """Count one more owner."""
@@ -109,12 +125,18 @@ class Lobby:
         """Count one owner less; the last one closes the door."""
         self._owners -= 1
         if self._owners == 0 and self._pid == os.getpid():
-            for visitors in self._early.values():
-                for visitor in visitors:
-                    visitor.line.close()
-            for line in self._silent:
-                line.close()
-            self._socket.close()
+            self.shut()
+
+    def shut(self) -> None:
+        """Close the socket, and hang up on whoever stands at the door."""
+        for visitors in self._early.values():
+            for visitor in visitors:
+                visitor.line.close()
+        for line in self._silent:
+            line.close()
+        self._early.clear()
+        self._silent.clear()
+        self._socket.close()
 
     def __enter__(self) -> Lobby:
         return self
@@ -170,8 +192,11 @@ class Lobby:
             return self._seat(side, deadline, exchange, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
-            for visitor in (*visitors.values(), *self._visitors_for(side.key, 0.05)):
+            late = self._visitors_for(side.key, 0.05)
+            for visitor in (*visitors.values(), *late):
                 visitor.line.try_send({"error": reason})
+            for visitor in late:
+                visitor.line.close()
             raise
         finally:
             for visitor in visitors.values():
@@ -194,17 +219,24 @@ class Lobby:
                     f"within {side.timeout_s:g} s"
                 )
             arrived = self._visitors_for(side.key, min(0.2, deadline.left_s()))
-            for visitor in arrived:
-                visitors[visitor.rank] = self._check(visitor, side, visitors)
-            if exchange is not None and not arrived:
+            nobody = not arrived
+            while arrived:
+                visitor = arrived.pop(0)
+                try:
+                    visitors[visitor.rank] = self._check(visitor, side, visitors)
+                except RendezvousError:
+                    self._early[side.key] = arrived  # they are told, too
+                    raise
+            if exchange is not None and nobody:
                 _check_missing(exchange, missing, unreached)
 
     def _visitors_for(self, key: str, timeout_s: float) -> list[_Visitor]:
         """Those who have come for this group; whoever comes for another waits for it."""
-        if key not in self._early:
-            for visitor in self._new_visitors(timeout_s):
-                self._early.setdefault(visitor.key, []).append(visitor)
-        return self._early.pop(key, [])
+        with self._lock:
+            if key not in self._early:
+                for visitor in self._new_visitors(timeout_s):
+                    self._early.setdefault(visitor.key, []).append(visitor)
+            return self._early.pop(key, [])
 
     def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
         """Let people in for a while; those who have said who they are."""
@@ -214,11 +246,9 @@ class Lobby:
             poller.register(line, select.POLLIN)
         if not poller.poll(max(1, int(timeout_s * 1000))):
             return []
-        try:
+        with contextlib.suppress(OSError):  # nobody there, or gone again
             accepted, _ = self._socket.accept()
             self._silent[Line(accepted)] = Deadline(_HELLO_S)
-        except BlockingIOError:
-            pass
         visitors = []
         for line, patience in list(self._silent.items()):
             try:
@@ -259,32 +289,16 @@ class Lobby:
         visitors: dict[int, _Visitor],
     ) -> Place:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
-        everyone = [_about_me(self.address)] + [
-            visitors[rank].hello for rank in range(1, side.size)
-        ]
-        cpus = set().union(*(member["cpus"] for member in everyone))
-        cores = min(len(cpus), *(member["quota"] for member in everyone))
-        nonce = secrets.randbits(63)
-        invitation = {
-            "nonce": nonce,
-            "members": [(member["address"], member["pid"]) for member in everyone],
-        }
-        members = _members(invitation)
-        descriptor = engine.create_segment(side.size, cores, nonce)
+        group: engine.Group | None = None
         try:
-            with _own_pidfd() as mine:
-                pidfds = mine + [
-                    fd for rank in sorted(visitors) for fd in visitors[rank].line.descriptors
-                ]
-                if len(pidfds) != side.size or side.size > _MOST_PIDFDS:
-                    pidfds = []  # acquaintances know each other's already
-                for visitor in visitors.values():
-                    visitor.line.send(invitation, descriptor, *pidfds)
-                group = side.open(descriptor, 0, side.size, nonce)
-                _watch(group, side, members, pidfds)
-        finally:
-            os.close(descriptor)
-        try:
+            everyone = [_about_me(self.address)]
+            everyone += [visitors[rank].hello for rank in range(1, side.size)]
+            invitation = {
+                "nonce": secrets.randbits(63),
+                "members": [(member["address"], member["pid"]) for member in everyone],
+            }
+            members = _members(invitation)
+            group = self._hand_over(side, invitation, _cores(everyone), visitors)
             for visitor in visitors.values():
                 visitor.line.receive(deadline)
             if exchange is not None:  # before anybody can come back for another meeting
@@ -294,13 +308,34 @@ class Lobby:
             for visitor in visitors.values():
                 visitor.line.send({"go": True})
         except BaseException as error:
-            group.close()
-            if isinstance(error, (OSError, ValueError)):
+            if group is not None:
+                group.close()
+            if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise RendezvousError(
-                    f"a member of group {side.key} left while the group was made"
+                    f"a member of group {side.key} left, or spoke nonsense, while the group was "
+                    f"made ({error})"
                 ) from error
             raise
         return Place(side.key, 0, side.size, group, members)
+
+    @staticmethod
+    def _hand_over(
+        side: Side, invitation: Word, cores: int, visitors: dict[int, _Visitor]
+    ) -> engine.Group:
+        descriptor = engine.create_segment(side.size, cores, invitation["nonce"])
+        try:
+            with _own_pidfd() as mine:
+                theirs = (visitors[rank].line.descriptors for rank in sorted(visitors))
+                pidfds = mine + [pidfd for sent in theirs for pidfd in sent]
+                if len(pidfds) != side.size or side.size > _MOST_PIDFDS:
+                    pidfds = []  # acquaintances know each other's already
+                for visitor in visitors.values():
+                    visitor.line.send(invitation, descriptor, *pidfds)
+                group = side.open(descriptor, 0, side.size, invitation["nonce"])
+                _watch(group, side, _members(invitation), pidfds)
+                return group
+        finally:
+            os.close(descriptor)
 
     # -- following -----------------------------------------------------------------------------
 
@@ -353,7 +388,13 @@ def _own_pidfd() -> Iterator[list[int]]:
 def _watch(group: engine.Group, side: Side, members: tuple[Member, ...], pidfds: list[int]) -> None:
     for rank, member in enumerate(members):
         if rank != side.rank:
-            group.watch(rank, member.identity, pidfds[rank] if pidfds else -1)
+            group.watch(rank, member.identity, pidfds[rank] if rank < len(pidfds) else -1)
+
+
+def _cores(everyone: list[Word]) -> int:
+    """How many cores the members have together: those they may run on, cut by their quotas."""
+    cpus = {cpu for member in everyone for cpu in member["cpus"]}
+    return min(len(cpus), *(int(member["quota"]) for member in everyone))
 
 
 def _members(invitation: Word) -> tuple[Member, ...]:
@@ -383,13 +424,13 @@ def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -
     suspect: Word | None = None
     while True:
         word = exchange.look_up(0)
-        if word is not None and not _is_stale(word, me):
+        if word is not None and not _is_from_before(word, me):
             _check_same_host(0, word, side.rank, me)
             address = str(word["address"])
             try:
                 return Line.connect(address)
             except OSError as error:
-                if refused_since is None or refused_since[0] != address:
+                if refused_since is None or refused_since[0] != address or _is_dead(word):
                     refused_since = (address, time.monotonic())
                 if time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     raise RendezvousError(
@@ -408,13 +449,13 @@ def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -
         pause_s = min(pause_s * 1.5, 0.05)
 
 
-def _is_stale(word: Word, me: Word) -> bool:
-    """Whether a word was left by a process that is gone: of this host before it was started
-    anew, or of one that lives no more."""
-    if word.get("host") != me["host"]:
-        return False
-    if word.get("boot") != me["boot"]:
-        return True
+def _is_from_before(word: Word, me: Word) -> bool:
+    """Whether a word was left on this host before it was started anew."""
+    return bool(word.get("host") == me["host"] and word.get("boot") != me["boot"])
+
+
+def _is_dead(word: Word) -> bool:
+    """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
     return not Path(f"/proc/{word.get('pid')}").exists()
 
 
@@ -423,7 +464,7 @@ def _check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, 
     me = _about_me("")
     for rank in missing:
         word = exchange.look_up(rank)
-        if word is None or _is_stale(word, me):
+        if word is None or _is_from_before(word, me) or _is_dead(word):
             continue
         _check_same_host(rank, word, 0, me)
         first = unreached.setdefault(rank, time.monotonic())
