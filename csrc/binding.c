@@ -248,10 +248,13 @@ static PyObject *group_refuse(PyObject *object, PyObject *operation) {
 
 /* -- works ------------------------------------------------------------------------------------- */
 
-/* A submitted call. While it is under way its group holds on to it, and it to its tensors. */
+/* A submitted call or a message. While it is under way its group holds on to it, and it to its
+ * tensors. */
 typedef struct Work {
     PyObject_HEAD
+    bool is_message;
     un_work work;
+    un_message message;
     side in, out;
     Group *group;
     PyObject *tensors;
@@ -267,14 +270,47 @@ static void release_tensors(Work *self) {
     Py_CLEAR(self->tensors);
 }
 
+static bool is_done(const Work *self) {
+    return self->is_message ? un_message_done(&self->message) : un_work_done(&self->work);
+}
+
 /* Let go of the works that are done. Called with the GIL, whenever the group is used. */
 static void reap(Group *self) {
-    while (self->pending && un_work_done(&self->pending->work)) {
-        Work *work = self->pending;
-        self->pending = work->next;
+    for (Work **link = &self->pending; *link;) {
+        Work *work = *link;
+        if (!is_done(work)) {
+            link = &work->next;
+            continue;
+        }
+        *link = work->next;
         release_tensors(work);
         Py_DECREF((PyObject *)work);
     }
+}
+
+/* A work that holds `tensors`; a new reference, or NULL with an exception. */
+static Work *new_work(PyObject *tensors) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(work_type, Py_tp_alloc);
+    Work *work = tensors ? (Work *)allocate(work_type, 0) : NULL;
+    if (!work) {
+        Py_XDECREF(tensors);
+        return NULL;
+    }
+    start_side(&work->in);
+    start_side(&work->out);
+    work->tensors = tensors;
+    return work;
+}
+
+/* The group holds on to the work until it is done. */
+static PyObject *keep(Group *self, Work *work) {
+    Py_INCREF((PyObject *)self);
+    work->group = self;
+    Py_INCREF((PyObject *)work);
+    Work **link = &self->pending;
+    while (*link) link = &(*link)->next;
+    *link = work;
+    return (PyObject *)work;
 }
 
 /* submit(...), with the arguments of run: a Work. */
@@ -285,14 +321,10 @@ static PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_s
     if (read_call(&call, &coalesced, arguments, count)) return NULL;
     if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
     reap(self);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(work_type, Py_tp_alloc);
-    Work *work = (Work *)allocate(work_type, 0);
+    Work *work = new_work(PyTuple_Pack(2, arguments[1], arguments[2]));
     if (!work) return NULL;
-    start_side(&work->in);
-    start_side(&work->out);
-    work->tensors = PyTuple_Pack(2, arguments[1], arguments[2]);
-    int failed = !work->tensors;
-    if (!failed && call.operation != UN_BARRIER)
+    int failed = 0;
+    if (call.operation != UN_BARRIER)
         failed = read_arguments(self, &call, arguments[1], arguments[2], coalesced, &work->in,
                                 &work->out);
     call.timeout_ns = self->timeout_ns;
@@ -302,18 +334,61 @@ static PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_s
         Py_DECREF((PyObject *)work);
         return failed ? NULL : PyLong_FromLong(status);
     }
-    Py_INCREF(object);
-    work->group = self;
-    Py_INCREF((PyObject *)work); /* the list's */
-    Work **link = &self->pending;
-    while (*link) link = &(*link)->next;
-    *link = work;
-    return (PyObject *)work;
+    return keep(self, work);
+}
+
+/* message(sends, tensor, peer, tag, blocking): a Work, done already if blocking. */
+static PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Group *self = (Group *)object;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "message takes 5 arguments");
+    if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
+    bool sends = PyObject_IsTrue(arguments[0]) > 0, blocking = PyObject_IsTrue(arguments[4]) > 0;
+    int peer = (int)PyLong_AsLong(arguments[2]);
+    int64_t tag = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (self->pending) reap(self);
+    Work *work = new_work(PyTuple_Pack(1, arguments[1]));
+    if (!work) return NULL;
+    if (read_side(&work->in, arguments[1], 1, true, !sends)) {
+        Py_DECREF((PyObject *)work);
+        return NULL;
+    }
+    work->is_message = true;
+    work->message = (un_message){.sends = sends,
+                                 .peer = peer,
+                                 .tag = tag,
+                                 .dtype = work->in.tensor->dtype,
+                                 .stream = work->in.streams[0]};
+    PyThreadState *parked = NULL;
+    un_call hooks = {.timeout_ns = self->timeout_ns,
+                     .block = release_gil,
+                     .pause = handle_signals,
+                     .argument = &parked};
+    self->users++;
+    keep(self, work);
+    if (blocking)
+        un_message_run(self->group, &work->message, &hooks);
+    else
+        un_message_start(self->group, &work->message);
+    if (parked) PyEval_RestoreThread(parked);
+    if (!--self->users && self->closing) close_now(self);
+    if (self->pending) reap(self);
+    if (!PyErr_Occurred()) return (PyObject *)work;
+    Py_DECREF((PyObject *)work);
+    return NULL;
 }
 
 static PyObject *work_is_done(PyObject *object, PyObject *ignored) {
     (void)ignored;
-    return PyBool_FromLong(un_work_done(&((Work *)object)->work));
+    return PyBool_FromLong(is_done((Work *)object));
+}
+
+/* About a message: who sent it, and the bytes and type that it had. */
+static PyObject *work_seen(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    const un_message *m = &((Work *)object)->message;
+    return Py_BuildValue("iKI", m->source, (unsigned long long)m->seen_bytes,
+                         (unsigned)m->seen_dtype);
 }
 
 /* wait(timeout_ns): a status; a negative timeout waits for as long as it takes. */
@@ -326,10 +401,14 @@ static PyObject *work_wait(PyObject *object, PyObject *timeout) {
                      .pause = handle_signals,
                      .argument = &parked};
     if (PyErr_Occurred()) return NULL;
-    int status = (int)self->work.status;
-    if (!un_work_done(&self->work)) {
+    int status = (int)(self->is_message ? self->message.status : self->work.status);
+    if (!is_done(self)) {
+        if (!group->group) return PyLong_FromLong(UN_CLOSED);
         group->users++;
-        status = (int)un_work_wait(group->group, &self->work, &hooks);
+        if (self->is_message)
+            status = (int)un_message_wait(group->group, &self->message, &hooks);
+        else
+            status = (int)un_work_wait(group->group, &self->work, &hooks);
         if (parked) PyEval_RestoreThread(parked);
         if (!--group->users && group->closing) close_now(group);
     }
@@ -350,6 +429,7 @@ static void work_free(PyObject *object) {
 static PyMethodDef work_methods[] = {
     {"done", work_is_done, METH_NOARGS, NULL},
     {"wait", work_wait, METH_O, NULL},
+    {"seen", work_seen, METH_NOARGS, NULL},
     {0},
 };
 
@@ -418,6 +498,25 @@ static PyObject *group_posted(PyObject *object, PyObject *arguments) {
                          (unsigned long long)p.bytes, (unsigned long long)p.hash);
 }
 
+/* waiting(rank): (waits, sends, peer, what) */
+static PyObject *group_waiting(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    un_waiting w = {0};
+    if (self->group && number >= 0 && number < self->ranks)
+        w = un_group_waiting(self->group, (int)number);
+    return Py_BuildValue("iiiL", (int)w.waits, (int)w.sends, w.peer, (long long)w.what);
+}
+
+static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
+    Group *self = (Group *)object;
+    long long number = PyLong_AsLongLong(bytes);
+    if (PyErr_Occurred()) return NULL;
+    if (self->group) un_group_set_eager(self->group, number);
+    Py_RETURN_NONE;
+}
+
 static PyObject *group_calls(PyObject *object, void *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
@@ -474,6 +573,9 @@ static PyMethodDef group_methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
     {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
+    {"message", (PyCFunction)(void (*)(void))group_message, METH_FASTCALL, NULL},
+    {"waiting", group_waiting, METH_O, NULL},
+    {"set_eager", group_set_eager, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_NOARGS, NULL},

@@ -20,6 +20,7 @@ static void free_group(un_group *g) {
     free(g->sources);
     free(g->post_pitch);
     free(g->peers);
+    free(g->counters);
     free(g);
 }
 
@@ -35,7 +36,9 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     g->post_pitch = calloc((size_t)ranks, sizeof *g->post_pitch);
     g->peers = calloc((size_t)ranks, sizeof *g->peers);
     un_status status = UN_SYSTEM;
-    if (g->sources && g->post_pitch && g->peers) status = segment_map(g, descriptor, nonce);
+    g->counters = calloc((size_t)ranks, sizeof *g->counters);
+    if (g->sources && g->post_pitch && g->peers && g->counters)
+        status = segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
         return status;
@@ -45,6 +48,7 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     g->spin_ns = 100 * 1000;
     g->process = atomic_load(&process_number);
     pthread_mutex_init(&g->queue_lock, NULL);
+    pthread_mutex_init(&g->message_lock, NULL);
     *group = g;
     return UN_OK;
 }
@@ -59,6 +63,7 @@ static void wake_everyone(un_group *g) {
         wake_sleepers(&c->progress);
         wake_sleepers(&c->posts[0].call);
         wake_sleepers(&c->posts[1].call);
+        wake_listeners(c);
     }
 }
 
@@ -66,12 +71,14 @@ void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
         stop_watching(g);
         stop_worker(g);
+        stop_courier(g);
         while (atomic_exchange(&g->turn, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
         segment_unmap(g);
         pthread_mutex_destroy(&g->queue_lock);
+        pthread_mutex_destroy(&g->message_lock);
     }
     free_group(g);
 }
@@ -108,6 +115,11 @@ void un_group_abort(un_group *g) {
     abort_group(g, UN_ABORTED, g->rank, g->calls);
 }
 
-un_failure un_group_failure(const un_group *g) { return g->failure; }
+un_failure un_group_failure(un_group *g) {
+    if (!g->failure.status && atomic_load(&g->header->abort)) fail_from_abort(g);
+    return g->failure;
+}
+
+void un_group_set_eager(un_group *g, int64_t bytes) { g->eager_bytes = bytes; }
 
 uint64_t un_group_calls(const un_group *g) { return g->calls; }

@@ -14,6 +14,8 @@
 #define POST_BYTES 1536 /* a post with what fits beside it */
 #define SLOTS 4         /* turns of a call that may be under way at once, see collectives.c */
 #define SLOT_BYTES (256 * 1024)
+#define ENTRIES 256             /* messages of a channel that may be announced at once */
+#define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
 typedef _Atomic uint64_t flag_t;
 
@@ -28,13 +30,33 @@ typedef struct post {
     char payload[POST_BYTES - 32];
 } post;
 
-/* One rank's control block; each line has one writer, `sleepers` aside. */
+/* A message on its way from one rank to another; see messages.c. */
+typedef struct entry {
+    _Alignas(LINE_BYTES) flag_t answer; /* the receiver's line: its verdict, and bytes taken */
+    flag_t moved_out;
+    _Alignas(LINE_BYTES) int64_t tag; /* the sender's: what it is, bytes passed on, small ones */
+    uint64_t bytes;
+    un_dtype dtype;
+    flag_t moved_in;
+    char payload[160];
+} entry;
+
+typedef struct channel { /* from one rank to another; allocated at the first message */
+    entry entries[ENTRIES];
+    char ring[RING_BYTES];
+} channel;
+
+/* One rank's control block; each line has one writer, `sleepers` and the doorbell aside. */
 typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
+    _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
+    _Atomic uint32_t listeners;
+    _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
+    flag_t waiting_for;
     _Alignas(LINE_BYTES) post posts[2];
-    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank */
+    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then messages sent */
 } control;
 
 typedef struct header {
@@ -52,6 +74,7 @@ struct un_group {
     size_t mapped_bytes;
     size_t control_bytes;
     size_t data_offset;
+    size_t channel_offset;
     int descriptor;
     int rank;
     int ranks;
@@ -75,6 +98,18 @@ struct un_group {
     _Atomic uint32_t bell;
     _Atomic uint32_t asleep;
     _Atomic uint32_t stopping;
+    pthread_mutex_t message_lock; /* messages under way and all that follows: see messages.c */
+    un_message *messages;
+    struct counters *counters; /* one a rank */
+    int64_t eager_bytes;
+    bool has_courier;
+    pthread_t courier;
+    _Atomic uint32_t courier_stops;
+    _Atomic uint32_t courier_parked;
+    _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going meanwhile */
+    const un_message *noted; /* what we said that we wait for: see deadlock.c */
+    uint32_t notes;
+    uint64_t circle;
     const void **sources; /* scratch: for each rank, where its part of a reduction lies */
     size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
     struct peer **peers;  /* the processes of the other ranks, see watcher.c */
@@ -88,6 +123,16 @@ static inline control *control_of(const un_group *g, int rank) {
 
 static inline post *post_of(const un_group *g, int rank, uint64_t call) {
     return &control_of(g, rank)->posts[call & 1];
+}
+
+/* How many messages `rank` has announced to each rank. */
+static inline flag_t *announced_by(const un_group *g, int rank) {
+    return (flag_t *)(control_of(g, rank)->sizes + 4 * (size_t)g->ranks);
+}
+
+static inline channel *channel_of(const un_group *g, int from, int to) {
+    size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
+    return (channel *)(g->base + g->channel_offset) + number;
 }
 
 /* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
@@ -115,6 +160,7 @@ int64_t clock_ns(void);
 void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 void wake_sleepers(const flag_t *flag);
+void wake_listeners(control *c);
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__)
@@ -152,7 +198,25 @@ un_status fail_from_abort(un_group *g);
 /* segment.c */
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 void segment_unmap(un_group *g);
-un_status prepare_slice(un_group *g); /* this rank's data area, on first need */
+un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
+un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
+
+/* messages.c */
+struct counters {       /* of messages exchanged with one rank */
+    uint64_t sent;      /* announced to it */
+    uint64_t taken;     /* taken from it, without a gap */
+    uint64_t visible;   /* announced by it, as of this round */
+    bool full;          /* our channel to it has no room, as of this round */
+    bool receiving;     /* a large one from it is under way */
+    bool channel_ready; /* our channel to it has memory */
+};
+void stop_courier(un_group *g);
+bool message_answered(const un_group *g, int from, int to, uint64_t number);
+bool message_waits(const un_group *g, int from, int to, int64_t tag);
+
+/* deadlock.c */
+void note_waiting(un_group *g, const un_message *m);
+void find_deadlock(un_group *g, const un_message *m);
 
 /* worker.c */
 un_status take_turn(un_group *g, patience *p);

@@ -11,7 +11,7 @@
 static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
 
 static size_t control_bytes_for(int ranks) {
-    return round_up(sizeof(control) + 4 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
+    return round_up(sizeof(control) + 5 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
 }
 
 static size_t data_offset_for(int ranks) {
@@ -19,6 +19,14 @@ static size_t data_offset_for(int ranks) {
 }
 
 static size_t slice_bytes(void) { return 2 * SLOTS * (size_t)SLOT_BYTES; }
+
+static size_t channel_offset_for(int ranks) {
+    return data_offset_for(ranks) + (size_t)ranks * slice_bytes();
+}
+
+static size_t segment_bytes_for(int ranks) {
+    return channel_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(channel);
+}
 
 /* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
  * memfd_create, an unlinked file in /dev/shm is as good, but for the seals. */
@@ -54,7 +62,7 @@ int un_segment_create(int ranks, int cores, uint64_t nonce) {
         errno = EINVAL;
         return -1;
     }
-    int descriptor = nameless_file(data_offset_for(ranks) + (size_t)ranks * slice_bytes());
+    int descriptor = nameless_file(segment_bytes_for(ranks));
     if (descriptor < 0) return -1;
     header first = {.magic = MAGIC,
                     .version = UN_LAYOUT_VERSION,
@@ -75,7 +83,8 @@ un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
     struct stat facts;
     g->control_bytes = control_bytes_for(g->ranks);
     g->data_offset = data_offset_for(g->ranks);
-    g->mapped_bytes = g->data_offset + (size_t)g->ranks * slice_bytes();
+    g->channel_offset = channel_offset_for(g->ranks);
+    g->mapped_bytes = segment_bytes_for(g->ranks);
     if (fstat(descriptor, &facts)) return UN_SYSTEM;
     if ((size_t)facts.st_size != g->mapped_bytes) return UN_MISMATCH;
     if (allocate(descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
@@ -104,11 +113,19 @@ void segment_unmap(un_group *g) {
     close(g->descriptor);
 }
 
+static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {
+    return (int64_t)bytes <= un_memory_room() && !allocate(g->descriptor, offset, bytes);
+}
+
 un_status prepare_slice(un_group *g) {
-    if (g->slice_ready) return UN_OK;
-    int64_t missing = (int64_t)slice_bytes() - un_memory_room();
     size_t offset = g->data_offset + (size_t)g->rank * slice_bytes();
-    if (missing > 0 || allocate(g->descriptor, offset, slice_bytes())) return UN_NO_MEMORY;
-    g->slice_ready = true;
-    return UN_OK;
+    if (!g->slice_ready) g->slice_ready = allocate_if_room(g, offset, slice_bytes());
+    return g->slice_ready ? UN_OK : UN_NO_MEMORY;
+}
+
+un_status prepare_channel(un_group *g, int to) {
+    bool *ready = &g->counters[to].channel_ready;
+    size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->base);
+    if (!*ready) *ready = allocate_if_room(g, offset, sizeof(channel));
+    return *ready ? UN_OK : UN_NO_MEMORY;
 }

@@ -29,6 +29,8 @@ typedef enum un_status {
     UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
     UN_REENTERED,   /* the thread is in a call of this group already */
     UN_NOT_YET,     /* a work is still under way when the wait for it ends */
+    UN_UNFIT,       /* a message has another type or size than its receiver wants */
+    UN_DEADLOCK,    /* ranks wait for each other's messages in a circle */
     UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
 } un_status;
 
@@ -113,6 +115,32 @@ typedef struct un_work {
     struct un_work *next;
 } un_work;
 
+/* A message. The same rules as for a work. */
+typedef struct un_message {
+    bool sends;
+    int peer; /* to whom or, for a receiver, from whom; -1: from anybody */
+    int64_t tag;
+    un_dtype dtype;
+    un_stream stream;
+    un_status status; /* once done */
+    int source;       /* who sent it */
+    uint64_t seen_bytes;
+    un_dtype seen_dtype;
+    _Atomic uint32_t done;
+    int phase; /* the rest is the engine's */
+    uint64_t number;
+    size_t moved;
+    struct un_message *next;
+} un_message;
+
+/* What a rank waits for. */
+typedef struct un_waiting {
+    bool waits;
+    bool sends;
+    int peer;
+    int64_t what; /* the number of a message sent, or the tag of one awaited */
+} un_waiting;
+
 /* What a rank posted for a call, for reports. */
 typedef struct un_posted {
     uint64_t call; /* the number of the rank's latest post in this call's place */
@@ -164,10 +192,20 @@ un_status un_submit(un_group *group, un_work *work);
 un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
 
+/* Start a message and wait for it. A send is done once it is matched and its memory is free
+ * again; small ones at once where un_group_set_eager allows so many bytes. */
+un_status un_message_start(un_group *group, un_message *message);
+un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
+un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
+bool un_message_done(const un_message *message);
+void un_message_give_up(un_group *group, un_status why);
+void un_group_set_eager(un_group *group, int64_t bytes);
+un_waiting un_group_waiting(const un_group *group, int rank);
+
 /* End the group on every member. */
 void un_group_abort(un_group *group);
 
-un_failure un_group_failure(const un_group *group);
+un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
 un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
 

@@ -35,6 +35,10 @@ void wake_sleepers(const flag_t *flag) {
     syscall(SYS_futex, futex_word(flag), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void wake_listeners(control *c) {
+    syscall(SYS_futex, &c->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 static bool reached(const flag_t *flag, uint64_t target) {
     return atomic_load_explicit(flag, memory_order_acquire) >= target;
 }

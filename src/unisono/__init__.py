@@ -1,13 +1,15 @@
 """unisono: collective communication for PyTorch on one machine."""
 
-from unisono.comm.base import Communicator, PremulSum, Work
+from unisono.comm.base import Communicator, Message, PremulSum, Work
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
+    DeadlockError,
     EngineUnavailable,
     GroupAborted,
     GroupClosed,
     GroupError,
+    MessageMismatch,
     PeerLost,
     RendezvousError,
     SegmentError,
@@ -30,10 +32,13 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
+    "DeadlockError",
     "EngineUnavailable",
     "GroupAborted",
     "GroupClosed",
     "GroupError",
+    "Message",
+    "MessageMismatch",
     "PeerLost",
     "PremulSum",
     "RendezvousError",

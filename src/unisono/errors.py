@@ -88,6 +88,27 @@ class PeerLost(GroupError):
         self.peer = peer
 
 
+class MessageMismatch(GroupError):
+    """A message has another dtype or size than its receiver wants."""
+
+
+class DeadlockError(GroupError):
+    """Ranks wait for each other's messages in a circle; `cycle` lists them, each waiting for the
+    next and the last for the first."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        group: str = "",
+        call: int = 0,
+        cycle: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, group=group, call=call)
+        self.cycle = tuple(cycle)
+
+
 class GroupAborted(GroupError):
     """Somebody ended the group: by an interrupt, or by an error of its own."""
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import numpy
@@ -64,6 +64,16 @@ def dtype_name(tensor: Any) -> str:
     return str(getattr(tensor, "dtype", "no dtype")).removeprefix("torch.")
 
 
+@dataclass(frozen=True)
+class Message:
+    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end."""
+
+    kind: Literal["send", "recv"]
+    tensor: Any
+    peer: int
+    tag: int = 0
+
+
 class Work(ABC):
     """An operation that may not have finished. It keeps its tensors alive until it has.
 
@@ -85,6 +95,10 @@ class Work(ABC):
     @abstractmethod
     def exception(self) -> Exception | None:
         """What went wrong; None if nothing has, or not yet."""
+
+    def source_rank(self) -> int:
+        """Who sent the message that this work received."""
+        raise ValueError("this work has not received a message")
 
 
 class Communicator(ABC):
@@ -144,6 +158,31 @@ class Communicator(ABC):
     @abstractmethod
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         """Part j of rank i's wide `input` is part i of rank j's wide `output`."""
+
+    @abstractmethod
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Send `tensor` to rank `dst`; returns once a receiver has matched it, at every size."""
+
+    @abstractmethod
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        """Receive into `tensor` from rank `src`, or from anybody; returns who sent it."""
+
+    @abstractmethod
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        """As `send`, but go on at once."""
+
+    @abstractmethod
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        """As `recv`, but go on at once; the work's `source_rank()` says who sent it."""
+
+    def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
+        """Start many messages together. No order among them can make them block each other."""
+        return [
+            self.isend(one.tensor, one.peer, one.tag)
+            if one.kind == "send"
+            else self.irecv(one.tensor, one.peer, one.tag)
+            for one in messages
+        ]
 
     @abstractmethod
     def barrier(self, *, async_op: bool = False) -> Work | None:

@@ -20,16 +20,18 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
-from unisono.comm.engine import Operation, Status, engine_ns, memory_room, open_group
+from unisono.comm.engine import EngineWork, Operation, Status, engine_ns, memory_room, open_group
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.work import NativeWork, joined
+from unisono.comm.work import NativeMessage, NativeWork, joined
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
+    DeadlockError,
     GroupAborted,
     GroupClosed,
     GroupError,
+    MessageMismatch,
     PeerLost,
     SegmentError,
 )
@@ -65,6 +67,7 @@ class NativeCommunicator(Communicator):
         self._barrier = place.group.barrier
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
+        self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
         self.timeout_s = timeout_s
 
     @classmethod
@@ -187,6 +190,69 @@ class NativeCommunicator(Communicator):
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         return self._run(Operation.ALL_TO_ALL, output, input, async_op=async_op)
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        self._message(True, tensor, dst, tag, blocking=True).wait(0)
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        work = self._message(False, tensor, src, tag, blocking=True)
+        work.wait(0)
+        return work.source_rank()
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        return self._message(True, tensor, dst, tag, blocking=False)
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        return self._message(False, tensor, src, tag, blocking=False)
+
+    def _message(
+        self, sends: bool, tensor: Tensor, peer: int | None, tag: int, blocking: bool
+    ) -> NativeMessage:
+        if peer is None and not sends:
+            peer = -1
+        elif not isinstance(peer, int) or not 0 <= peer < self.size:
+            raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
+        if self._cause is not None:
+            raise copy.copy(self._cause)
+        work = self._group.message(sends, tensor, peer, tag, blocking)
+        if isinstance(work, int):
+            raise self._error(work, Operation.BARRIER)
+        return NativeMessage(work, partial(self._message_error, work, sends, tensor, peer, tag))
+
+    def _message_error(
+        self, work: EngineWork, sends: bool, tensor: Any, peer: int, tag: int, status: int
+    ) -> Exception:
+        """The exception for a message whose status is not OK."""
+        what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{what} (tag {tag}) on group {self.name} is still under way",
+                rank=self.rank,
+                group=self.name,
+            )
+        if status == Status.UNFIT and work.seen()[1:] != (0, 0):
+            source, size_bytes, dtype = work.seen()
+            self._cause = MessageMismatch(
+                f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
+                f"{source} (tag {tag}, group {self.name}), which sends {size_bytes} bytes of "
+                f"{records.dtype_name(dtype)}",
+                rank=self.rank,
+                group=self.name,
+            )
+            return copy.copy(self._cause)
+        if status == Status.TIMEOUT:
+            self._cause = CollectiveTimeout(
+                f"{what} (tag {tag}) on group {self.name} was not matched by its deadline of "
+                f"{self.timeout_s:g} s",
+                missing=[peer] if peer >= 0 else [],
+                arrived=[self.rank],
+                rank=self.rank,
+                group=self.name,
+            )
+            return copy.copy(self._cause)
+        return self._error(status, Operation.BARRIER)
 
     # -- the way to the engine -------------------------------------------------------------------
 
@@ -406,6 +472,15 @@ class NativeCommunicator(Communicator):
                 call=call,
                 peer=culprit,
             )
+        if status == Status.UNFIT:
+            return MessageMismatch(
+                f"a message of rank {culprit} in group {self.name} did not fit its receiver",
+                rank=self.rank,
+                group=self.name,
+            )
+        if status == Status.DEADLOCK:
+            text, cycle = records.deadlock_report(self._group, self.name, culprit)
+            return DeadlockError(text, rank=self.rank, group=self.name, cycle=cycle)
         return GroupAborted(
             f"rank {culprit} ended group {self.name} at call #{call}",
             rank=self.rank,

@@ -104,6 +104,27 @@ def timeout_report(
     return f"{waited}: rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
 
 
+def deadlock_report(group: Group, name: str, first: int) -> tuple[str, list[int]]:
+    """The text of a `DeadlockError`, and its circle of ranks from `first` on."""
+    cycle, lines = [], []
+    rank = first
+    while rank not in cycle:
+        cycle.append(rank)
+        waits, sends, peer, what = group.waiting(rank)
+        if not waits:
+            break
+        doing = f"send to rank {peer}" if sends else f"recv from rank {peer} (tag {what})"
+        lines.append(f"  rank {rank}: {doing}")
+        rank = peer
+    verdict = " -> ".join(map(str, [*cycle, cycle[0]]))
+    return (
+        f"deadlock in group {name}: ranks {verdict} wait for each other\n"
+        + "\n".join(lines)
+        + "\nA send waits until it is received: let one side receive first, or use isend.",
+        cycle,
+    )
+
+
 def ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
     if not detail & ENDING_KNOWN:

@@ -94,6 +94,22 @@ class SoloCommunicator(Communicator):
         self._copy("all_to_all", output, input)
         return _over(async_op)
 
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        self._nobody("send")
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        self._nobody("recv")
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        self._nobody("isend")
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        self._nobody("irecv")
+
+    def _nobody(self, what: str) -> NoReturn:
+        self._check(what)
+        self._refuse(what, "there is nobody else in a group of one")
+
     def barrier(self, *, async_op: bool = False) -> Work | None:
         self._check("barrier")
         return _over(async_op)

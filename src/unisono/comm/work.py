@@ -28,6 +28,15 @@ class NativeWork(Work):
         return self._blame(status) if status else None
 
 
+class NativeMessage(NativeWork):
+    """A message on its way."""
+
+    def source_rank(self) -> int:
+        if not self._work.done():
+            raise ValueError("this message has not arrived yet")
+        return self._work.seen()[0]
+
+
 class FinishedWork(Work):
     """What was over before anybody could wait for it."""
 

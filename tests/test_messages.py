@@ -1,0 +1,335 @@
+"""Point to point: every size arrives, in order by tag, from anybody, and circles are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ranks import RankPool, attempt
+from unisono.comm.base import Communicator, Message
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import FileExchange
+from unisono.errors import (
+    CollectiveTimeout,
+    DeadlockError,
+    GroupAborted,
+    GroupClosed,
+    MessageMismatch,
+    PeerLost,
+)
+
+SIZES = [2, 3, 4, 8]
+COUNTS = [0, 1, 7, 40, 41, 1000, 65_536, 65_537, 300_001]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_ring_of_batches(pool: RankPool, size: int) -> None:
+    pool.run(ring_of_batches, size)
+
+
+def ring_of_batches(comm: Communicator) -> None:
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in COUNTS:
+        mine = torch.arange(count, dtype=torch.float32) * (comm.rank + 1)
+        got = torch.full((count,), -1.0)
+        batch = [Message("send", mine, after), Message("recv", got, before)]
+        if comm.rank % 2:
+            batch.reverse()
+        for work in comm.batch_isend_irecv(batch):
+            work.wait()
+        assert torch.equal(got, torch.arange(count, dtype=torch.float32) * (before + 1))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_chain_of_blocking_calls(pool: RankPool, size: int) -> None:
+    pool.run(chain, size)
+
+
+def chain(comm: Communicator) -> None:
+    for count in COUNTS:
+        for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.bool):
+            tensor = torch.ones(count, dtype=dtype)
+            if comm.rank > 0:
+                tensor.zero_()
+                assert comm.recv(tensor, comm.rank - 1) == comm.rank - 1
+            if comm.rank < comm.size - 1:
+                comm.send(tensor, comm.rank + 1)
+            assert tensor.eq(1).all()
+        comm.barrier()
+
+
+def test_messages_match_by_tag_in_the_order_they_were_sent(pool: RankPool) -> None:
+    pool.run(by_tag, 2)
+
+
+def by_tag(comm: Communicator) -> None:
+    random = np.random.default_rng(3)
+    tags = random.integers(0, 4, 60)
+    counts = random.choice([1, 20, 500, 70_000], 60)
+    if comm.rank == 0:
+        works = [
+            comm.isend(torch.full((int(count),), float(step)), 1, int(tag))
+            for step, (tag, count) in enumerate(zip(tags, counts, strict=True))
+        ]
+        for work in works:
+            work.wait()
+        return
+    for tag in (2, 0, 3, 1):  # one tag after the other: within a tag the order holds
+        for step in np.flatnonzero(tags == tag):
+            tensor = torch.zeros(int(counts[step]))
+            comm.recv(tensor, 0, int(tag))
+            assert tensor.eq(float(step)).all()
+
+
+def test_a_receiver_may_take_from_anybody(pool: RankPool) -> None:
+    pool.run(from_anybody, 4)
+
+
+def from_anybody(comm: Communicator) -> None:
+    for count in (3, 5000):
+        comm.barrier()  # or a large one of a quick rank would come for a small one of a slow rank
+        if comm.rank:
+            comm.send(torch.full((count,), float(comm.rank)), 0, 5)
+            continue
+        sources = set()
+        for _ in range(comm.size - 1):
+            work = comm.irecv(tensor := torch.zeros(count), None, 5)
+            work.wait()
+            assert tensor.eq(work.source_rank()).all()
+            sources.add(work.source_rank())
+        assert sources == {1, 2, 3}
+
+
+def test_strided_tensors_travel(pool: RankPool) -> None:
+    pool.run(strided, 2)
+
+
+def strided(comm: Communicator) -> None:
+    base = torch.arange(40_000.0).reshape(200, 200)
+    if comm.rank == 0:
+        comm.send(base.t()[::2], 1)
+    else:
+        got = torch.zeros(200, 200)
+        comm.recv(got[:, ::2], 0)
+        assert torch.equal(got[:, ::2].reshape(100, 200), base.t()[::2].reshape(100, 200))
+        assert got[:, 1::2].eq(0).all()
+
+
+def test_a_message_to_oneself(pool: RankPool) -> None:
+    pool.run(to_oneself, 2)
+
+
+def to_oneself(comm: Communicator) -> None:
+    for count in (2, 100_000):
+        got = torch.zeros(count)
+        works = [comm.isend(torch.ones(count), comm.rank), comm.irecv(got, comm.rank)]
+        for work in works:
+            work.wait()
+        assert got.eq(1).all()
+
+
+def test_collectives_and_messages_do_not_disturb_each_other(pool: RankPool) -> None:
+    pool.run(side_by_side, 3)
+
+
+def side_by_side(comm: Communicator) -> None:
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (4, 100_000):
+        got, total = torch.zeros(count), torch.ones(count)
+        sent = comm.isend(torch.full((count,), float(comm.rank)), after)
+        comm.all_reduce(total)  # the message has not been received anywhere yet
+        comm.irecv(got, before).wait()
+        sent.wait()
+        assert got.eq(before).all()
+        assert total.eq(3).all()
+
+
+def test_more_messages_than_a_channel_has_room_for(pool: RankPool) -> None:
+    pool.run(many_at_once, 2)
+
+
+def many_at_once(comm: Communicator) -> None:
+    if comm.rank == 0:
+        works = [comm.isend(torch.full((3,), float(step)), 1) for step in range(200)]
+        time.sleep(0.1)
+        for work in works:
+            work.wait()
+    else:
+        tensors = [torch.zeros(3) for _ in range(200)]
+        works = [comm.irecv(tensor, 0) for tensor in tensors]
+        for work in reversed(works):
+            work.wait()
+        assert all(tensor.eq(step).all() for step, tensor in enumerate(tensors))
+
+
+def test_messages_that_nobody_waits_for_arrive_all_the_same(pool: RankPool) -> None:
+    pool.run(nobody_waits, 2)
+
+
+def nobody_waits(comm: Communicator) -> None:
+    for count in (3, 500_000):
+        if comm.rank == 0:
+            comm.isend(torch.ones(count), 1)
+            time.sleep(0.5)
+        else:
+            got = torch.zeros(count)
+            work = comm.irecv(got, 0)
+            end = time.monotonic() + 5
+            while not work.is_completed() and time.monotonic() < end:
+                time.sleep(0.01)
+            assert work.is_completed()
+            assert got.eq(1).all()
+        comm.barrier()
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_circle_of_sends_is_a_deadlock(fresh_pool: RankPool, size: int) -> None:
+    for error, took_s in fresh_pool.run(send_in_a_circle, size):
+        assert "deadlock in group world: ranks" in error
+        assert all(
+            f"rank {rank}: send to rank {(rank + 1) % size}" in error for rank in range(size)
+        )
+        assert took_s < 1.0
+
+
+def send_in_a_circle(comm: Communicator) -> tuple[str, float]:
+    comm.barrier()
+    start = time.monotonic()
+    error = attempt(comm.send, torch.tensor([1.0, 2.0]), (comm.rank + 1) % comm.size)
+    assert isinstance(error, DeadlockError), error
+    assert sorted(error.cycle) == list(range(comm.size))
+    assert isinstance(attempt(comm.barrier), DeadlockError)
+    return str(error), time.monotonic() - start
+
+
+def test_receivers_that_wait_for_each_other_are_a_deadlock(fresh_pool: RankPool) -> None:
+    fresh_pool.run(receive_from_each_other, 2)
+
+
+def receive_from_each_other(comm: Communicator) -> None:
+    error = attempt(comm.recv, torch.zeros(2), 1 - comm.rank, 9)
+    assert isinstance(error, DeadlockError), error
+    assert "(tag 9)" in str(error)
+
+
+def test_a_send_to_oneself_is_a_deadlock(fresh_pool: RankPool) -> None:
+    fresh_pool.run(blocking_to_oneself, 2)
+
+
+def blocking_to_oneself(comm: Communicator) -> None:
+    if comm.rank == 0:
+        error = attempt(comm.send, torch.zeros(2), 0)
+        assert isinstance(error, DeadlockError), error
+        assert error.cycle == (0,)
+
+
+def test_a_slow_peer_is_no_deadlock(pool: RankPool) -> None:
+    pool.run(slow_peer, 3)
+
+
+def slow_peer(comm: Communicator) -> None:
+    tensor = torch.ones(2)
+    if comm.rank == 0:
+        comm.send(tensor, 1)
+        comm.recv(tensor, 2)
+    elif comm.rank == 1:
+        comm.recv(tensor, 0)
+        time.sleep(0.6)
+        comm.send(tensor, 2)
+    else:
+        comm.recv(tensor, 1)
+        comm.send(tensor, 0)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("odd", ["size", "dtype"])
+def test_a_message_that_does_not_fit(fresh_pool: RankPool, large: bool, odd: str) -> None:
+    fresh_pool.run(does_not_fit, 2, large, odd)
+
+
+def does_not_fit(comm: Communicator, large: bool, odd: str) -> None:
+    count = 100_000 if large else 4
+    if comm.rank == 0:
+        other = torch.ones(count + 1) if odd == "size" else torch.ones(count, dtype=torch.int32)
+        error = attempt(comm.send, other, 1)
+    else:
+        tensor = torch.zeros(count)
+        error = attempt(comm.recv, tensor, 0)
+        assert tensor.eq(0).all()
+        assert "wants float32" in str(error)
+    assert isinstance(error, MessageMismatch), error
+    assert isinstance(attempt(comm.barrier), MessageMismatch)
+
+
+def test_a_message_that_is_never_matched(fresh_pool: RankPool) -> None:
+    fresh_pool.run(never_matched, 2)
+
+
+def never_matched(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.timeout_s = 0.5
+        start = time.monotonic()
+        error = attempt(comm.send, torch.ones(2), 1)
+        assert isinstance(error, CollectiveTimeout), error
+        assert error.missing == (1,)
+        assert time.monotonic() - start < 1.0
+    else:
+        time.sleep(1.0)
+
+
+def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(dies_while_awaited, 3, make="alone")
+    assert outcomes[0].value == outcomes[1].value == "PeerLost"
+
+
+def dies_while_awaited(rank: int, size: int, path: str) -> str:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm.barrier()
+    if rank == 2:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    # rank 1 waits for rank 0, which waits for the dead
+    error = attempt(comm.recv, torch.zeros(2), 2 if rank == 0 else 0)
+    assert isinstance(error, PeerLost), error
+    assert error.peer == 2
+    comm.close()
+    return "PeerLost"
+
+
+def test_bad_arguments_and_closed_groups(pool: RankPool) -> None:
+    pool.run(bad_arguments, 2)
+
+
+def bad_arguments(comm: Communicator) -> None:
+    tensor = torch.ones(2)
+    assert isinstance(attempt(comm.send, tensor, 2), ValueError)
+    assert isinstance(attempt(comm.send, tensor, None), ValueError)
+    assert isinstance(attempt(comm.recv, None, 0), TypeError)
+    assert isinstance(attempt(comm.recv, tensor.expand(3, 2), 0), ValueError)
+    group = comm.split([0, 1])
+    assert group is not None
+    group.close()
+    assert isinstance(attempt(group.send, tensor, 0), (GroupClosed, GroupAborted))
+    comm.barrier()
+
+
+def test_eager_sends_return_at_once(fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh_pool.run(eager, 2, make="alone")
+
+
+def eager(rank: int, size: int, path: str) -> None:
+    os.environ["UNISONO_EAGER_SEND"] = "64"
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    got = torch.zeros(2)
+    comm.send(torch.full((2,), float(rank)), 1 - rank)  # both send first
+    comm.recv(got, 1 - rank)
+    assert got.eq(1 - rank).all()
+    comm.close()
