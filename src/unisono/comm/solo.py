@@ -245,7 +245,13 @@ def _assign(to: Any, source: Any) -> None:
 
 
 def _scale(tensor: Any, factor: float) -> None:
-    """Multiply in place as the engine does: integers wrap, half precision is rounded once."""
+    """Multiply in place as the engine does: integers wrap, half precision is rounded once, and
+    complex numbers are scaled part by part."""
+    if dtype_name(tensor).startswith("complex"):
+        tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
+        _scale(tensor.real, factor)
+        _scale(tensor.imag, factor)
+        return
     dtype = dtype_name(tensor)
     if hasattr(tensor, "detach"):
         tensor = tensor.detach()
