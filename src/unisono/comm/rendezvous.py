@@ -94,7 +94,8 @@ def _close_doors() -> None:
         lobby.shut()
 
 
-os.register_at_fork(after_in_child=_close_doors)
+if hasattr(os, "register_at_fork"):  # the package also installs where the engine cannot run
+    os.register_at_fork(after_in_child=_close_doors)
 
 
 class Lobby:
