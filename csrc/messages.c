@@ -132,13 +132,13 @@ static uint64_t find_message(const un_group *g, int source, int to, int64_t tag,
 
 /* Skip what was taken from the front. */
 static uint64_t first_open(un_group *g, int source) {
+    struct counters *c = &g->counters[source];
     enum verdict verdict;
-    while (g->counters[source].taken < g->counters[source].visible &&
-           answered(entry_of(g, source, g->rank, g->counters[source].taken + 1), g->counters[source].taken + 1,
-                    &verdict) &&
-           verdict == TAKEN)
-        g->counters[source].taken++;
-    return g->counters[source].taken + 1;
+    for (; c->taken < c->visible; c->taken++) {
+        const entry *e = entry_of(g, source, g->rank, c->taken + 1);
+        if (!answered(e, c->taken + 1, &verdict) || verdict != TAKEN) break;
+    }
+    return c->taken + 1;
 }
 
 static progress_made take_from_ring(un_group *g, un_message *m) {
@@ -315,7 +315,7 @@ bool message_waits(const un_group *g, int from, int to, int64_t tag) {
     return last && find_message(g, from, to, tag, last > ENTRIES ? last - ENTRIES + 1 : 1, last);
 }
 
-/* -- the interface ------------------------------------------------------------------------------ */
+/* -- the interface ---------------------------------------------------------------------------- */
 
 static void begin(un_group *g, un_message *m) {
     m->phase = TO_ANNOUNCE;

@@ -1,0 +1,239 @@
+/* Blocking calls: read the arguments, enter the engine, and let go of the GIL when it waits. */
+#include "binding.h"
+
+/* Small calls that need not wait are over before another thread could use the GIL: it is given
+ * away only when the engine blocks, and the thread's state is parked here meanwhile. */
+void release_gil(void *parked) {
+    PyThreadState **state = parked;
+    if (!*state) *state = PyEval_SaveThread();
+}
+
+/* Look for Ctrl-C while the engine waits. */
+int handle_signals(void *parked) {
+    PyThreadState **state = parked;
+    PyEval_RestoreThread(*state);
+    int failed = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return failed;
+}
+
+void close_now(Group *self) {
+    un_group *group = self->group;
+    self->group = NULL;
+    if (!group) return;
+    PyThreadState *parked = PyEval_SaveThread();
+    un_group_close(group);
+    PyEval_RestoreThread(parked);
+    reap(self);
+}
+
+/* Enter the engine. The result is a status, or -1 with an exception. */
+static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
+                 bool small) {
+    if (!self->group || self->closing) return UN_CLOSED;
+    if (self->pending) reap(self);
+    self->users++;
+    PyThreadState *parked = NULL;
+    call->timeout_ns = self->timeout_ns;
+    call->block = release_gil;
+    call->pause = handle_signals;
+    call->argument = &parked;
+    if (!small) release_gil(&parked);
+    un_status status = body(self->group, call);
+    if (parked) PyEval_RestoreThread(parked);
+    if (!--self->users && self->closing) close_now(self);
+    return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
+}
+
+/* An argument made no sense: tell the peers, then let the exception go on. */
+static PyObject *refuse(Group *self, un_call *call) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    call->dtype = 0;
+    enter(self, un_refuse, call, true);
+    if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+    return NULL;
+}
+
+enum { SMALL_BYTES = 8192 };
+
+static size_t side_bytes(const side *s) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < s->tensors; i++) bytes += s->tensor[i].bytes;
+    return bytes;
+}
+
+static uint64_t hash_of_tensors(const side *s) {
+    uint64_t hash = s->tensors;
+    for (size_t i = 0; i < s->tensors; i++) {
+        hash = (hash ^ s->tensor[i].bytes) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static bool is_wide_input(un_operation o) {
+    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
+}
+
+static bool is_wide_output(un_operation o) {
+    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL;
+}
+
+/* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
+static int check_sides(const Group *self, un_operation o, const side *in, const side *out,
+                       bool coalesced) {
+    if (!in->tensors || !out->tensors) return 0;
+    if (in->tensor[0].dtype != out->tensor[0].dtype) {
+        PyErr_SetString(PyExc_TypeError, "input and output have different dtypes");
+        return -1;
+    }
+    size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
+    size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
+    bool fits = given == taken && (!coalesced || in->tensors == out->tensors);
+    for (size_t i = 0; fits && coalesced && i < in->tensors; i++) {
+        given = in->tensor[i].bytes / (is_wide_input(o) ? (size_t)self->ranks : 1);
+        taken = out->tensor[i].bytes / (is_wide_output(o) ? (size_t)self->ranks : 1);
+        fits = given == taken;
+    }
+    if (fits) return 0;
+    size_t item = in->tensor[0].item_bytes;
+    PyErr_Format(PyExc_ValueError,
+                 "this rank's part has %zu elements in the input and %zu in the output",
+                 given / item, taken / item);
+    return -1;
+}
+
+/* Only a rank that is not the root may have nothing on the wide side of gather and scatter. */
+static int check_present(const Group *self, const un_call *call, const side *in, const side *out,
+                         bool in_place, bool coalesced) {
+    bool root = call->root == self->rank;
+    bool in_needed = call->operation != UN_SCATTER || root;
+    bool out_needed = !in_place && (call->operation != UN_GATHER || root);
+    if ((in_needed && !in->tensors) || (out_needed && !out->tensors)) {
+        PyErr_SetString(PyExc_TypeError, "None in place of a tensor");
+        return -1;
+    }
+    return in_place ? 0 : check_sides(self, call->operation, in, out, coalesced);
+}
+
+/* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
+int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
+                          bool coalesced, side *in, side *out) {
+    bool in_place = output == input && input != Py_None &&
+                    is_wide_input(call->operation) == is_wide_output(call->operation);
+    size_t ranks = (size_t)self->ranks;
+    int failed = 0;
+    start_side(in);
+    start_side(out);
+    if (input != Py_None) {
+        bool wide = is_wide_input(call->operation);
+        failed = read_side(in, input, wide ? ranks : 1, coalesced || !wide, in_place);
+    }
+    if (!failed && !in_place && output != Py_None) {
+        bool wide = is_wide_output(call->operation);
+        failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
+    }
+    if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
+    if (failed) {
+        refuse(self, call);
+        return -1;
+    }
+    const side *narrow = is_wide_input(call->operation) ? out : in;
+    call->dtype = (in->tensors ? in : out)->tensor->dtype;
+    call->input = in->streams;
+    call->output = in_place ? in->streams : out->streams;
+    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+    return 0;
+}
+
+static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
+                     bool coalesced) {
+    side in, out;
+    PyObject *result = NULL;
+    if (!read_arguments(self, call, output, input, coalesced, &in, &out)) {
+        bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
+        int status = enter(self, un_run, call, small);
+        if (status >= 0) result = PyLong_FromLong(status);
+    }
+    free_side(&in);
+    free_side(&out);
+    return result;
+}
+
+/* The names of the plain reductions, interned, so that one comparison of pointers finds them. */
+static PyObject *reduction_names[UN_PREMUL_SUM];
+
+static int find_reduction(PyObject *name) {
+    for (int i = 0; i < UN_PREMUL_SUM; i++)
+        if (reduction_names[i] == name) return i;
+    return -1;
+}
+
+/* all_reduce(tensor, op): the short way in for the commonest call, one tensor and a plain op.
+ * Anything else answers ASK_AGAIN and has happened to nobody: the caller takes the long way. */
+enum { ASK_AGAIN = 100 };
+
+PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
+    PyObject *tensors = arguments[0];
+    int reduction = find_reduction(arguments[1]);
+    if (reduction < 0 || PyList_Check(tensors) || PyTuple_Check(tensors))
+        return PyLong_FromLong(ASK_AGAIN);
+    un_call call = {
+        .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
+    return run((Group *)object, &call, tensors, tensors, false);
+}
+
+/* (operation, output, input, root, reduction, factor, coalesced) */
+int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
+                     Py_ssize_t count) {
+    if (count != 7) {
+        PyErr_SetString(PyExc_TypeError, "a call has 7 arguments");
+        return -1;
+    }
+    *call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
+                      .root = (int)PyLong_AsLong(arguments[3]),
+                      .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
+                      .factor = PyFloat_AsDouble(arguments[5])};
+    *coalesced = PyObject_IsTrue(arguments[6]) > 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    un_call call;
+    bool coalesced;
+    if (read_call(&call, &coalesced, arguments, count)) return NULL;
+    return run((Group *)object, &call, arguments[1], arguments[2], coalesced);
+}
+
+PyObject *group_barrier(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    un_call call = {.operation = UN_BARRIER};
+    int status = enter((Group *)object, un_run, &call, true);
+    return status < 0 ? NULL : PyLong_FromLong(status);
+}
+
+/* refuse(operation): take part in a call that this rank's Python side has refused. */
+PyObject *group_refuse(PyObject *object, PyObject *operation) {
+    un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
+    if (PyErr_Occurred()) return NULL;
+    int status = enter((Group *)object, un_refuse, &call, true);
+    return status < 0 ? NULL : PyLong_FromLong(status);
+}
+
+
+int prepare_calls(void) {
+    static const char *const names[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
+                                                     "max", "band", "bor",     "bxor"};
+    for (int i = 0; i < UN_PREMUL_SUM; i++)
+        if (!reduction_names[i] && !(reduction_names[i] = PyUnicode_InternFromString(names[i])))
+            return -1;
+    return 0;
+}
