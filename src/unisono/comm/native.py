@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
 _PREMUL_SUM = len(REDUCTIONS)
+# Looking a member up in its enumeration takes longer than a global.
+_BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
+_REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
 _LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 
 
@@ -65,6 +68,7 @@ class NativeCommunicator(Communicator):
         self._group = place.group
         self._all_reduce = place.group.all_reduce
         self._barrier = place.group.barrier
+        self._call = place.group.run
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
@@ -162,16 +166,16 @@ class NativeCommunicator(Communicator):
         return self._in_place(Operation.REDUCE, tensor, root, reduction, factor, async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        return self._in_place(Operation.BROADCAST, tensor, root, 0, 1.0, async_op)
+        return self._in_place(_BROADCAST, tensor, root, 0, 1.0, async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         coalesced = type(input) in _LISTS
-        return self._widening(Operation.ALL_GATHER, output, input, coalesced, async_op=async_op)
+        return self._widening(_ALL_GATHER, output, input, coalesced, async_op=async_op)
 
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        operation = Operation.REDUCE_SCATTER
+        operation = _REDUCE_SCATTER
         reduction, factor = self._reduction(operation, op, output)
         coalesced = type(output) in _LISTS
         return self._widening(operation, output, input, coalesced, reduction, factor, async_op)
@@ -189,7 +193,7 @@ class NativeCommunicator(Communicator):
         return self._run(Operation.SCATTER, output, input, root, async_op=async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        return self._run(Operation.ALL_TO_ALL, output, input, async_op=async_op)
+        return self._run(_ALL_TO_ALL, output, input, 0, 0, 1.0, False, async_op)
 
     # -- point to point --------------------------------------------------------------------------
 
@@ -273,7 +277,7 @@ class NativeCommunicator(Communicator):
                 self._fail(work, operation)
             blame = partial(self._error, operation=operation, reduction=reduction, tensors=output)
             return NativeWork(work, blame)
-        status = self._group.run(operation, output, input, root, reduction, factor, coalesced)
+        status = self._call(operation, output, input, root, reduction, factor, coalesced)
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
         return None
@@ -287,7 +291,8 @@ class NativeCommunicator(Communicator):
         factor: float,
         async_op: bool,
     ) -> Work | None:
-        self._check_root(operation, root)
+        if type(root) is not int or not 0 <= root < self.size:
+            self._check_root(operation, root)
         if type(tensor) not in _LISTS:
             return self._run(operation, tensor, tensor, root, reduction, factor, async_op=async_op)
         return joined(
