@@ -140,10 +140,9 @@ static un_status run(exchange *x) {
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
                            un_status (*body)(exchange *)) {
-    if (!g->failure.status && atomic_load_explicit(&g->header->abort, memory_order_relaxed))
-        fail_from_abort(g);
     if (g->failure.status) return g->failure.status;
     exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
+    if (atomic_load_explicit(&g->header->abort, memory_order_relaxed)) return fail_from_abort(g);
     return body(&x);
 }
 

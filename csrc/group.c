@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -51,6 +52,16 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     pthread_mutex_init(&g->message_lock, NULL);
     *group = g;
     return UN_OK;
+}
+
+/* Start a thread that leaves all signals to the program's own. */
+bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = !pthread_create(thread, NULL, body, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
 }
 
 unsigned current_process(void) { return atomic_load(&process_number); }

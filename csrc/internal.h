@@ -189,6 +189,7 @@ static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
 }
 
 /* group.c */
+bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool group_is_inherited(const un_group *g);

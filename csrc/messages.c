@@ -12,7 +12,6 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -280,12 +279,7 @@ static void call_courier(un_group *g) {
 }
 
 static bool start_courier(un_group *g) {
-    if (g->has_courier) return true;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    g->has_courier = !pthread_create(&g->courier, NULL, carry, g);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!g->has_courier) g->has_courier = start_thread(&g->courier, carry, g);
     return g->has_courier;
 }
 
@@ -342,14 +336,11 @@ un_status un_message_start(un_group *g, un_message *m) {
     return UN_OK; /* without a courier the message goes on whenever somebody waits */
 }
 
-/* Start and wait, in the caller's thread; who waits in vain ends the group. */
+/* Start and wait, in the caller's thread: no courier is needed. */
 un_status un_message_run(un_group *g, un_message *m, const un_call *hooks) {
     if (group_is_inherited(g)) return UN_FORKED;
     begin(g, m);
-    un_status status = un_message_wait(g, m, hooks);
-    if (status != UN_NOT_YET) return status;
-    un_message_give_up(g, UN_TIMEOUT);
-    return m->status;
+    return un_message_wait(g, m, hooks);
 }
 
 bool un_message_done(const un_message *m) {
@@ -363,6 +354,14 @@ static bool peer_is_gone(const un_group *g, const un_message *m) {
         if (!atomic_load(&control_of(g, rank)->closed)) return false;
     }
     return m->peer != g->rank && g->ranks > 1;
+}
+
+/* A peer that has left may have answered just before. */
+static bool last_look(un_group *g, const un_message *m) {
+    pthread_mutex_lock(&g->message_lock);
+    progress(g);
+    pthread_mutex_unlock(&g->message_lock);
+    return un_message_done(m);
 }
 
 static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
@@ -385,12 +384,17 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
             if (g->crowded) sched_yield();
             continue;
         }
+        bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
-            find_deadlock(g, m);
-            if (peer_is_gone(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
+            if (to_the_end) find_deadlock(g, m); /* others will go on by themselves */
+            if (peer_is_gone(g, m) && !last_look(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
         }
-        int64_t left_ns = hooks->timeout_ns < 0 ? SLICE_NS : *start + hooks->timeout_ns - now;
-        if (left_ns <= 0) return UN_NOT_YET;
+        int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
+        if (left_ns <= 0) {
+            if (!to_the_end) return UN_NOT_YET;
+            un_message_give_up(g, UN_TIMEOUT);
+            continue;
+        }
         listen_at_door(g, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
             un_message_give_up(g, UN_INTERRUPTED);

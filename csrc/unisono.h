@@ -122,7 +122,8 @@ typedef struct un_message {
     int64_t tag;
     un_dtype dtype;
     un_stream stream;
-    un_status status; /* once done */
+    int64_t timeout_ns; /* who waits for it longer, without a limit of its own, ends the group */
+    un_status status;   /* once done */
     int source;       /* who sent it */
     uint64_t seen_bytes;
     un_dtype seen_dtype;

@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -125,15 +124,11 @@ void forget_watching_after_fork(void) {
     watch.running = false;
 }
 
-static bool start_thread(void) {
+static bool start_watcher(void) {
     if (watch.running) return true;
     watch.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (watch.bell < 0) return false;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    watch.running = !pthread_create(&watch.thread, NULL, watch_peers, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    watch.running = start_thread(&watch.thread, watch_peers, NULL);
     if (!watch.running) close(watch.bell);
     return watch.running;
 }
@@ -158,7 +153,7 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     pthread_mutex_lock(&lifecycle);
     pthread_mutex_lock(&watch.lock);
     peer *p = g->peers[rank] ? NULL : find_peer(identity, pidfd);
-    if (p && start_thread()) {
+    if (p && start_watcher()) {
         p->users++;
         g->peers[rank] = p;
         if (!g->watched) {

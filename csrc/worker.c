@@ -7,7 +7,6 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -129,12 +128,7 @@ static void ring(un_group *g) {
 }
 
 static bool start_worker(un_group *g) {
-    if (g->has_worker) return true;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    g->has_worker = !pthread_create(&g->worker, NULL, work_off, g);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!g->has_worker) g->has_worker = start_thread(&g->worker, work_off, g);
     return g->has_worker;
 }
 

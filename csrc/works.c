@@ -111,9 +111,10 @@ PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t
                                  .peer = peer,
                                  .tag = tag,
                                  .dtype = work->in.tensor->dtype,
-                                 .stream = work->in.streams[0]};
+                                 .stream = work->in.streams[0],
+                                 .timeout_ns = self->timeout_ns};
     PyThreadState *parked = NULL;
-    un_call hooks = {.timeout_ns = self->timeout_ns,
+    un_call hooks = {.timeout_ns = -1,
                      .block = release_gil,
                      .pause = handle_signals,
                      .argument = &parked};

@@ -285,6 +285,45 @@ def never_matched(comm: Communicator) -> None:
         time.sleep(1.0)
 
 
+def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(fresh_pool: RankPool) -> None:
+    fresh_pool.run(work_never_matched, 2)
+
+
+def work_never_matched(comm: Communicator) -> None:
+    comm.timeout_s = 0.5
+    if comm.rank == 0:
+        start = time.monotonic()
+        error = attempt(comm.irecv(torch.ones(2), 1).wait)
+        assert isinstance(error, CollectiveTimeout), error
+        assert 0.4 < time.monotonic() - start < 1.0
+        assert "recv from rank 1" in str(error)
+    else:
+        time.sleep(1.2)
+        error = attempt(comm.barrier)
+        assert isinstance(error, CollectiveTimeout), error
+        assert "rank 0 waited in vain for a message" in str(error)
+
+
+def test_waits_with_a_limit_are_no_deadlock(pool: RankPool) -> None:
+    pool.run(limited_waits, 2)
+
+
+def limited_waits(comm: Communicator) -> None:
+    """Both wait for each other, but each will stop and send: nobody is stuck."""
+    peer = 1 - comm.rank
+    got = torch.zeros(2)
+    work = comm.irecv(got, peer)
+    comm.barrier()
+    error = attempt(work.wait, 0.5)  # the later one may be sent to before its limit is over
+    assert error is None or isinstance(error, CollectiveTimeout), error
+    comm.isend(torch.ones(2), peer).wait()
+    work.wait()
+    assert got.eq(1).all()
+    in_vain = torch.tensor(int(error is not None))
+    comm.all_reduce(in_vain)
+    assert in_vain > 0
+
+
 def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
     outcomes = fresh_pool.outcomes(dies_while_awaited, 3, make="alone")
     assert outcomes[0].value == outcomes[1].value == "PeerLost"
@@ -300,6 +339,7 @@ def dies_while_awaited(rank: int, size: int, path: str) -> str:
     error = attempt(comm.recv, torch.zeros(2), 2 if rank == 0 else 0)
     assert isinstance(error, PeerLost), error
     assert error.peer == 2
+    assert f"in recv from rank {2 if rank == 0 else 0}" in str(error)
     comm.close()
     return "PeerLost"
 

@@ -21,18 +21,15 @@ from unisono.comm.base import (
     holds,
 )
 from unisono.comm.engine import EngineWork, Operation, Status, engine_ns, memory_room, open_group
+from unisono.comm.failures import describe_failure
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import NativeMessage, NativeWork, joined
 from unisono.errors import (
-    CollectiveMismatch,
     CollectiveTimeout,
-    DeadlockError,
-    GroupAborted,
     GroupClosed,
     GroupError,
     MessageMismatch,
-    PeerLost,
     SegmentError,
 )
 
@@ -230,13 +227,12 @@ class NativeCommunicator(Communicator):
     ) -> Exception:
         """The exception for a message whose status is not OK."""
         what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
+        doing = f"{what} (tag {tag})"
         if status == Status.NOT_YET:
             return CollectiveTimeout(
-                f"{what} (tag {tag}) on group {self.name} is still under way",
-                rank=self.rank,
-                group=self.name,
+                f"{doing} on group {self.name} is still under way", rank=self.rank, group=self.name
             )
-        if status == Status.UNFIT and work.seen()[1:] != (0, 0):
+        if status == Status.UNFIT and not sends and self._cause is None:
             source, size_bytes, dtype = work.seen()
             self._cause = MessageMismatch(
                 f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
@@ -245,18 +241,22 @@ class NativeCommunicator(Communicator):
                 rank=self.rank,
                 group=self.name,
             )
-            return copy.copy(self._cause)
-        if status == Status.TIMEOUT:
+        if (
+            status == Status.TIMEOUT
+            and self._cause is None
+            and self._group.failure()[1] == self.rank
+        ):
             self._cause = CollectiveTimeout(
-                f"{what} (tag {tag}) on group {self.name} was not matched by its deadline of "
+                f"{doing} on group {self.name} was not matched by its deadline of "
                 f"{self.timeout_s:g} s",
                 missing=[peer] if peer >= 0 else [],
                 arrived=[self.rank],
                 rank=self.rank,
                 group=self.name,
             )
-            return copy.copy(self._cause)
-        return self._error(status, Operation.BARRIER)
+        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
+            return self._error(status, Operation.BARRIER)
+        return self._failure(doing)
 
     # -- the way to the engine -------------------------------------------------------------------
 
@@ -427,71 +427,16 @@ class NativeCommunicator(Communicator):
             )
         if status == Status.CLOSED or self._group.failure()[0] == Status.CLOSED:
             return self._closed()
+        return self._failure(operation.name.lower())
+
+    def _failure(self, doing: str) -> GroupError:
+        """The first cause of the group's end, as an exception of this rank."""
         if self._cause is None:
-            self._cause = self._describe_failure()
+            self._cause = describe_failure(self._place, self.name, doing)
         return copy.copy(self._cause)  # a copy: the original would keep frames alive
 
     def _closed(self) -> GroupClosed:
         return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)
-
-    def _describe_failure(self) -> GroupError:
-        status, culprit, call, detail = self._group.failure()
-        calls = [records.describe_post(self._group, rank, call) for rank in range(self.size)]
-        if status == Status.MISMATCH:
-            return CollectiveMismatch(
-                records.mismatch_report(self.name, call, calls),
-                rank=self.rank,
-                group=self.name,
-                call=call,
-                calls=calls,
-                culprits=records.culprits_of(calls),
-            )
-        if status == Status.TIMEOUT:
-            arrived = [rank for rank, what in enumerate(calls) if what is not None]
-            missing = [rank for rank, what in enumerate(calls) if what is None]
-            what = next((what for what in calls if what is not None), None)
-            return CollectiveTimeout(
-                records.timeout_report(self.name, call, what, arrived, missing),
-                rank=self.rank,
-                group=self.name,
-                call=call,
-                arrived=arrived,
-                missing=missing,
-            )
-        if status == Status.PEER_CLOSED:
-            return PeerLost(
-                f"rank {culprit} closed group {self.name} before call #{call}",
-                rank=self.rank,
-                group=self.name,
-                call=call,
-                peer=culprit,
-            )
-        if status == Status.PEER_LOST:
-            pid = self._place.members[culprit].pid
-            what = calls[self.rank] or "no call"
-            return PeerLost(
-                f"rank {culprit} (pid {pid}) {records.ending(detail)}; this rank was in {what}, "
-                f"call #{call} of group {self.name}",
-                rank=self.rank,
-                group=self.name,
-                call=call,
-                peer=culprit,
-            )
-        if status == Status.UNFIT:
-            return MessageMismatch(
-                f"a message of rank {culprit} in group {self.name} did not fit its receiver",
-                rank=self.rank,
-                group=self.name,
-            )
-        if status == Status.DEADLOCK:
-            text, cycle = records.deadlock_report(self._group, self.name, culprit)
-            return DeadlockError(text, rank=self.rank, group=self.name, cycle=cycle)
-        return GroupAborted(
-            f"rank {culprit} ended group {self.name} at call #{call}",
-            rank=self.rank,
-            group=self.name,
-            call=call,
-        )
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
