@@ -19,6 +19,7 @@ from unisono import world
 from unisono.comm.base import Communicator
 from unisono.launcher import launch
 
+CALLS_A_TURN = 20
 RACE_BYTES = (8, 1024, 64 * 1024, 1 << 20, 16 << 20)
 
 
@@ -120,9 +121,9 @@ def _race_one(
             run()
             comm.barrier()
             start = time.perf_counter()
-            for _ in range(5):
+            for _ in range(CALLS_A_TURN):
                 run()
-            sink.append((time.perf_counter() - start) / 5 * 1e6)
+            sink.append((time.perf_counter() - start) / CALLS_A_TURN * 1e6)
         go_on.fill_(time.perf_counter() < end or len(times_us[0]) < 3)
         comm.broadcast(go_on)
     return statistics.median(times_us[0]), statistics.median(times_us[1])
