@@ -1,14 +1,18 @@
 /* The Python module unisono._native: a thin skin over unisono.h on the limited C API. */
 #include <errno.h>
+#include <string.h>
 
 #include "binding.h"
 
 /* -- the group ------------------------------------------------------------------------------- */
 
-static PyObject *group_abort(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+/* abort(reason) */
+static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Group *self = (Group *)object;
-    if (self->group) un_group_abort(self->group);
+    PyObject *bytes = PyUnicode_AsUTF8String(reason);
+    if (!bytes) return NULL;
+    if (self->group) un_group_abort(self->group, PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
     Py_RETURN_NONE;
 }
 
@@ -17,7 +21,7 @@ static PyObject *group_close(PyObject *object, PyObject *ignored) {
     Group *self = (Group *)object;
     self->closing = true;
     if (self->users)
-        un_group_abort(self->group); /* the last call under way closes it */
+        un_group_abort(self->group, "it closed the group during a call"); /* the last call under way closes it */
     else
         close_now(self);
     Py_RETURN_NONE;
@@ -70,6 +74,30 @@ static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
     long long number = PyLong_AsLongLong(bytes);
     if (PyErr_Occurred()) return NULL;
     if (self->group) un_group_set_eager(self->group, number);
+    Py_RETURN_NONE;
+}
+
+/* told(rank, kind, about): the text of a note, or None */
+static PyObject *group_told(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank, kind;
+    unsigned long long about;
+    char text[UN_TEXT_BYTES];
+    if (!PyArg_ParseTuple(arguments, "iiK", &rank, &kind, &about)) return NULL;
+    if (!self->group || rank < 0 || rank >= self->ranks || kind < 0 || kind >= UN_NOTES ||
+        !un_group_told(self->group, rank, (un_note)kind, about, text))
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/* introduce(name, global_rank, keeps_sites) */
+static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    const char *name;
+    int global_rank, keeps_sites;
+    if (!PyArg_ParseTuple(arguments, "sip", &name, &global_rank, &keeps_sites)) return NULL;
+    if (self->group) un_group_introduce(self->group, name, global_rank);
+    self->keeps_sites = keeps_sites;
     Py_RETURN_NONE;
 }
 
@@ -134,7 +162,9 @@ static PyMethodDef group_methods[] = {
     {"set_eager", group_set_eager, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
-    {"abort", group_abort, METH_NOARGS, NULL},
+    {"abort", group_abort, METH_O, NULL},
+    {"told", group_told, METH_VARARGS, NULL},
+    {"introduce", group_introduce, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
@@ -186,7 +216,30 @@ static PyObject *memory_room(PyObject *module, PyObject *ignored) {
     return PyLong_FromLongLong(un_memory_room());
 }
 
+/* now(): (ticks, nanoseconds) */
+static PyObject *now_by_both_clocks(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    un_moment now = un_now();
+    return Py_BuildValue("KK", (unsigned long long)now.ticks, (unsigned long long)now.ns);
+}
+
+/* records_layout(ranks): sizes and offsets, in the order of un_layout_of_records. */
+static PyObject *records_layout(PyObject *module, PyObject *ranks) {
+    (void)module;
+    long number = PyLong_AsLong(ranks);
+    if (PyErr_Occurred()) return NULL;
+    un_layout_of_records l = un_records_layout((int)number);
+    return Py_BuildValue("nnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
+                         (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
+                         (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
+                         (Py_ssize_t)l.site_count);
+}
+
 static PyMethodDef module_methods[] = {
+    {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
+    {"site_of", module_site_of, METH_O, NULL},
+    {"now", now_by_both_clocks, METH_NOARGS, NULL},
+    {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},

@@ -14,10 +14,8 @@ enum {
     REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
 };
 
-/* What must be equal on all ranks, in 64 bits: operation, reduction, refusal, root, type. */
-static uint64_t signature_of(const un_call *call) {
-    return (uint64_t)call->operation | (uint64_t)call->reduction << 8 |
-           (uint64_t)(uint16_t)call->root << 24 | (uint64_t)(call->dtype & 0xffffff) << 40;
+static uint64_t signature_of_call(const un_call *call) {
+    return signature_of(call->operation, call->reduction, call->root, call->dtype);
 }
 
 /* Ranks may refuse one call for different reasons. */
@@ -41,7 +39,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    mine->signature = refusal ? refusal_of(x->call) : signature_of(x->call);
+    mine->signature = refusal ? refusal_of(x->call) : signature_of_call(x->call);
     mine->bytes = refusal ? 0 : x->bytes;
     mine->hash = refusal ? 0 : x->hash;
     publish(g, &mine->call, x->number);
@@ -134,20 +132,46 @@ static un_status run(exchange *x) {
     status = meet(x);
     if (status) return status;
     if (x->settle) x->settle(x);
+    record_start(x->g, x->record);
     return move(x);
 }
 
-/* With the turn: one call, unless the group has failed before. `hooks` says how to wait. */
-static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
-                           un_status (*body)(exchange *)) {
-    if (g->failure.status) return g->failure.status;
-    exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
-    if (atomic_load_explicit(&g->header->abort, memory_order_relaxed)) return fail_from_abort(g);
-    return body(&x);
+/* The bytes that this rank gives, or takes where it gives nothing. */
+static uint64_t bytes_of(const un_group *g, const un_call *call) {
+    const un_stream *side = call->input ? call->input : call->output;
+    bool wide = call->operation == UN_REDUCE_SCATTER || call->operation == UN_ALL_TO_ALL ||
+                (call->operation == UN_SCATTER && call->root == g->rank);
+    uint64_t bytes = 0;
+    for (int part = 0; side && part < (wide ? g->ranks : 1); part++) bytes += side[part].bytes;
+    return bytes;
 }
 
-un_status proceed(un_group *g, const un_call *call, const un_call *hooks) {
-    return carry_out(g, call, hooks, run);
+uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
+                          enum record_state state) {
+    return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
+}
+
+/* With the turn: one call, unless the group has failed before. `hooks` says how to wait;
+ * `record` is that of a call which waited in the queue. */
+static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
+                           uint64_t record, un_status (*body)(exchange *)) {
+    if (g->failure.status) return g->failure.status;
+    exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
+    if (record)
+        record_call(g, record, x.number);
+    else
+        record = open_call_record(g, call, x.number, ARRIVED);
+    x.record = record;
+    un_status status = atomic_load_explicit(&g->header->abort, memory_order_relaxed)
+                           ? fail_from_abort(g)
+                           : body(&x);
+    record_end(g, record, status);
+    if (status && call->site) un_group_tell(g, UN_SITE, x.number, call->site->text);
+    return status;
+}
+
+un_status proceed(un_group *g, un_work *work, const un_call *hooks) {
+    return carry_out(g, &work->call, hooks, work->record, run);
 }
 
 /* In the caller's thread, after whatever was submitted before. */
@@ -160,7 +184,7 @@ static un_status enter(un_group *g, const un_call *call, un_status (*body)(excha
         prepare_to_block(&p);
         run_queue(g, NULL, call);
     }
-    status = carry_out(g, call, call, body);
+    status = carry_out(g, call, call, 0, body);
     leave_turn(g);
     return status;
 }

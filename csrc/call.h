@@ -11,6 +11,7 @@ struct exchange {
     un_group *g;
     const un_call *call;
     uint64_t number;
+    uint64_t record;
     patience patience;
 
     /* set by plan_exchange */
@@ -30,8 +31,11 @@ struct exchange {
     void (*settle)(exchange *x);      /* what is known only after the meeting; may be NULL */
 };
 
-/* Run a call with the turn; waiting is done by the hooks and timeout of `hooks`. */
-un_status proceed(un_group *g, const un_call *call, const un_call *hooks);
+/* Run a work's call with the turn; waiting is done by the hooks and timeout of `hooks`. */
+un_status proceed(un_group *g, un_work *work, const un_call *hooks);
+
+uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
+                          enum record_state state);
 
 /* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
 un_status plan_exchange(exchange *x);

@@ -27,6 +27,12 @@ void close_now(Group *self) {
     reap(self);
 }
 
+/* A call failed, and its caller is still here: let the peers' reports say where. */
+void tell_site(un_group *group, uint64_t about) {
+    const un_site *site = current_site();
+    if (site) un_group_tell(group, UN_SITE, about, site->text);
+}
+
 /* Enter the engine. The result is a status, or -1 with an exception. */
 static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small) {
@@ -38,9 +44,11 @@ static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un
     call->block = release_gil;
     call->pause = handle_signals;
     call->argument = &parked;
+    if (self->keeps_sites) call->site = current_site();
     if (!small) release_gil(&parked);
     un_status status = body(self->group, call);
     if (parked) PyEval_RestoreThread(parked);
+    if (status) tell_site(self->group, un_group_calls(self->group));
     if (!--self->users && self->closing) close_now(self);
     return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }

@@ -17,6 +17,10 @@
 #define ENTRIES 256             /* messages of a channel that may be announced at once */
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
+#define RECORDS 1024            /* calls of a rank that are remembered */
+#define SITES 128               /* places in its program that are */
+#define SITE_BYTES 128
+
 typedef _Atomic uint64_t flag_t;
 
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
@@ -46,6 +50,31 @@ typedef struct channel { /* from one rank to another; allocated at the first mes
     char ring[RING_BYTES];
 } channel;
 
+/* What a call or a message leaves behind; see records.c. The first word is written last. */
+typedef struct record {
+    flag_t number;
+    flag_t call;      /* its number; of a message, its tag */
+    flag_t signature; /* as in a post; a message's root is its peer */
+    flag_t bytes;     /* that this rank gives, or takes where it gives nothing */
+    flag_t arrived, started, ended; /* in ticks */
+    _Atomic uint32_t state; /* below; of a failure, the status in the upper half */
+    _Atomic uint32_t site;
+} record;
+
+enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
+
+typedef struct note { /* `about` is written last */
+    flag_t about;
+    char text[UN_TEXT_BYTES];
+} note;
+
+typedef struct identity { /* who a rank is, for readers of the segment */
+    un_moment opened;
+    int32_t pid;
+    int32_t global_rank;
+    char group_name[104];
+} identity;
+
 /* One rank's control block; each line has one writer, `sleepers` and the doorbell aside. */
 typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
@@ -55,7 +84,12 @@ typedef struct control {
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
     flag_t waiting_for;
+    _Alignas(LINE_BYTES) flag_t asked; /* a peer wants to know where we are: in which call of its */
+    _Alignas(LINE_BYTES) note notes[UN_NOTES];
     _Alignas(LINE_BYTES) post posts[2];
+    _Alignas(LINE_BYTES) identity identity;
+    _Alignas(LINE_BYTES) record records[RECORDS];
+    char sites[SITES][SITE_BYTES];
     uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then messages sent */
 } control;
 
@@ -86,6 +120,8 @@ struct un_group {
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
     un_failure failure;
+    flag_t recorded;            /* records so far */
+    _Atomic bool known[SITES]; /* whose text stands in our control block */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
     _Atomic uint32_t owned;
     pthread_t owner;
@@ -154,6 +190,7 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
     const un_call *call;
     int64_t deadline_ns; /* 0: no clock read yet */
     bool blocked;        /* the caller knows that we wait */
+    bool asked;          /* the missing know that we miss them */
 } patience;
 
 int64_t clock_ns(void);
@@ -197,10 +234,22 @@ un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
 
 /* segment.c */
+size_t control_bytes_for(int ranks);
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
+
+/* records.c */
+uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
+                     const un_site *site, enum record_state state);
+void record_call(un_group *g, uint64_t number, uint64_t call); /* out of the queue */
+void record_start(un_group *g, uint64_t number);
+void record_end(un_group *g, uint64_t number, un_status status);
+uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype);
+void ask_where(un_group *g, int rank, uint64_t call);
+bool is_asked(const un_group *g);
+void answer_where(un_group *g, const char *text);
 
 /* messages.c */
 struct counters {       /* of messages exchanged with one rank */

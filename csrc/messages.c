@@ -23,6 +23,7 @@ enum {
     SLICE_NS = 50 * 1000 * 1000,
     SPIN_NS = 50 * 1000,
     GLANCES = 64,
+    ASK_NS = 800 * 1000 * 1000, /* before the deadline, time for an answer */
     COURIER_NS = 50 * 1000, /* how often the courier looks whether it is needed */
 };
 
@@ -113,6 +114,7 @@ static progress_made send_step(un_group *g, un_message *m) {
     if (!answered(entry_of(g, g->rank, m->peer, m->number), m->number, &verdict)) return STUCK;
     if (verdict != GRANTED) return over(m, verdict == TAKEN ? UN_OK : UN_UNFIT);
     m->phase = MOVING;
+    record_start(g, m->record);
     return pass_on(g, m);
 }
 
@@ -172,6 +174,7 @@ static progress_made match(un_group *g, un_message *m, int source) {
     m->number = number;
     m->seen_bytes = e->bytes;
     m->seen_dtype = e->dtype;
+    record_start(g, m->record);
     progress_made made = MOVED;
     if (e->bytes != m->stream.bytes || e->dtype != m->dtype) {
         answer(e, number, UNFIT);
@@ -224,6 +227,7 @@ static bool progress(un_group *g) {
             continue;
         }
         *link = m->next;
+        record_end(g, m->record, m->status);
         atomic_store_explicit(&m->done, 1, memory_order_release); /* its owner may free it now */
     }
     return moved;
@@ -316,6 +320,8 @@ static void begin(un_group *g, un_message *m) {
     m->moved = 0;
     m->source = m->peer;
     m->next = NULL;
+    m->record = open_record(g, signature_of(m->sends ? UN_SEND : UN_RECV, 0, m->peer, m->dtype),
+                            m->stream.bytes, (uint64_t)m->tag, m->site, ARRIVED);
     atomic_store(&m->done, 0);
     pthread_mutex_lock(&g->message_lock);
     un_message **link = &g->messages;
@@ -395,6 +401,10 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
             un_message_give_up(g, UN_TIMEOUT);
             continue;
         }
+        if (to_the_end && left_ns < ASK_NS && !p->asked && m->peer >= 0) {
+            p->asked = true;
+            ask_where(g, m->peer, UN_ABOUT_MESSAGES);
+        }
         listen_at_door(g, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
             un_message_give_up(g, UN_INTERRUPTED);
@@ -412,6 +422,8 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     un_status status = wait_in_line(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->waiters, 1);
     if (start && m->status != UN_DEADLOCK) note_waiting(g, NULL); /* a report reads the notes */
+    if (status && status != UN_NOT_YET && m->site)
+        un_group_tell(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;
 }
 

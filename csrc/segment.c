@@ -10,7 +10,7 @@
 
 static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
 
-static size_t control_bytes_for(int ranks) {
+size_t control_bytes_for(int ranks) {
     return round_up(sizeof(control) + 5 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
 }
 

@@ -12,8 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 1u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 2u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
+#define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
 typedef enum un_status {
     UN_OK = 0,
@@ -44,6 +45,8 @@ typedef enum un_operation {
     UN_GATHER,
     UN_SCATTER,
     UN_ALL_TO_ALL,
+    UN_SEND, /* messages, in records */
+    UN_RECV,
 } un_operation;
 
 typedef enum un_reduction {
@@ -92,6 +95,12 @@ typedef struct un_stream {
     size_t bytes;
 } un_stream;
 
+/* A place in the caller's program, for records and reports; it lives for ever. */
+typedef struct un_site {
+    uint32_t number; /* from 1 on */
+    char text[UN_TEXT_BYTES];
+} un_site;
+
 typedef struct un_call {
     un_operation operation;
     un_reduction reduction;
@@ -101,6 +110,7 @@ typedef struct un_call {
     uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
+    const un_site *site; /* NULL: not known */
     int64_t timeout_ns;
     void (*block)(void *); /* called before the first wait of more than a moment; may be NULL */
     int (*pause)(void *);  /* then called at least every 50 ms; non-zero: stop. May be NULL */
@@ -112,6 +122,7 @@ typedef struct un_work {
     un_call call;
     un_status status; /* once done */
     _Atomic uint32_t state;
+    uint64_t record;
     struct un_work *next;
 } un_work;
 
@@ -122,6 +133,7 @@ typedef struct un_message {
     int64_t tag;
     un_dtype dtype;
     un_stream stream;
+    const un_site *site;
     int64_t timeout_ns; /* who waits for it longer, without a limit of its own, ends the group */
     un_status status;   /* once done */
     int source;       /* who sent it */
@@ -129,6 +141,7 @@ typedef struct un_message {
     un_dtype seen_dtype;
     _Atomic uint32_t done;
     int phase; /* the rest is the engine's */
+    uint64_t record;
     uint64_t number;
     size_t moved;
     struct un_message *next;
@@ -203,8 +216,45 @@ void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
-/* End the group on every member. */
-void un_group_abort(un_group *group);
+/* End the group on every member, and let them read why. */
+void un_group_abort(un_group *group, const char *reason);
+
+/* Notes that a rank leaves for its peers' reports. */
+typedef enum un_note {
+    UN_SITE,   /* where in its program it made the call that failed */
+    UN_ANSWER, /* where it was when a peer asked */
+    UN_REASON, /* why it ended the group */
+    UN_NOTES,
+} un_note;
+
+/* What a note is about: a call's number, or this for messages and for ends of a group. */
+#define UN_ABOUT_MESSAGES UINT64_MAX
+
+/* Leave a note, unless there is one about the same; read a rank's, if there is one (about 0:
+ * about anything). */
+void un_group_tell(un_group *group, un_note kind, uint64_t about, const char *text);
+bool un_group_told(const un_group *group, int rank, un_note kind, uint64_t about,
+                   char text[UN_TEXT_BYTES]);
+
+/* How this process finds out where its program is when a peer asks. It is called in a thread of
+ * its own, which may have to wait for the program. NULL: nobody answers. */
+void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
+
+/* Say who we are, for those who read the segment from outside. */
+void un_group_introduce(un_group *group, const char *name, int global_rank);
+
+/* Where the records lie in a segment of `ranks`, for those readers. */
+typedef struct un_layout_of_records {
+    size_t first_control, control_bytes;
+    size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
+} un_layout_of_records;
+un_layout_of_records un_records_layout(int ranks);
+
+/* One moment by the clock of the records and by CLOCK_MONOTONIC. */
+typedef struct un_moment {
+    uint64_t ticks, ns;
+} un_moment;
+un_moment un_now(void);
 
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);

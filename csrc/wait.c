@@ -11,6 +11,7 @@
 
 enum {
     SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
+    ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */
     SPIN_NS_MOST = 200 * 1000,
     SPIN_NS_LEAST = 2 * 1000,
     YIELD_NS = 100 * 1000,
@@ -79,6 +80,13 @@ void prepare_to_block(patience *p) {
     p->blocked = true;
 }
 
+/* The deadline is near: ask those who have not come where they are, for the report. */
+static void ask_missing(un_group *g, patience *p) {
+    p->asked = true;
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (!reached(&post_of(g, rank, g->calls)->call, g->calls)) ask_where(g, rank, g->calls);
+}
+
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
     for (int glances = g->crowded || p->blocked ? 0 : GLANCES; glances; glances--) {
         if (reached(flag, target)) return UN_OK;
@@ -99,6 +107,7 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         if (status) return status;
         int64_t left_ns = p->deadline_ns - clock_ns();
         if (left_ns <= 0) return fail(g, UN_TIMEOUT, peer);
+        if (left_ns < ASK_NS && !p->asked) ask_missing(g, p);
 
         atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
         uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);

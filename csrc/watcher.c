@@ -26,6 +26,8 @@ typedef struct peer {
     struct peer *next;
 } peer;
 
+enum { GLANCE_MS = 400 }; /* how often we look whether a peer asks where we are */
+
 static pthread_mutex_t lifecycle = PTHREAD_MUTEX_INITIALIZER; /* starting and ending the thread */
 
 static struct {
@@ -33,6 +35,7 @@ static struct {
     peer *peers;
     un_group *groups;
     bool running;
+    bool answering;
     pthread_t thread;
     int bell; /* an eventfd: the set of peers has changed, or the thread should end */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -65,6 +68,34 @@ static void tell_groups(const peer *lost) {
                 abort_group(g, UN_PEER_LOST, rank, 0);
 }
 
+/* -- telling a peer where we are: the program may be busy, so that a thread of its own waits --- */
+
+static void (*_Atomic locator)(char text[UN_TEXT_BYTES]);
+
+void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES])) { locator = locate; }
+
+static void *answer(void *unused) {
+    (void)unused;
+    char text[UN_TEXT_BYTES] = "";
+    void (*locate)(char text[UN_TEXT_BYTES]) = locator;
+    if (locate) locate(text);
+    pthread_mutex_lock(&watch.lock);
+    for (un_group *g = watch.groups; g; g = g->next_watched)
+        if (is_asked(g)) answer_where(g, text);
+    watch.answering = false;
+    pthread_mutex_unlock(&watch.lock);
+    return NULL;
+}
+
+static void answer_if_asked(void) {
+    bool asked = false;
+    for (un_group *g = watch.groups; g; g = g->next_watched) asked |= is_asked(g);
+    pthread_t thread;
+    if (!asked || watch.answering || !locator) return;
+    watch.answering = start_thread(&thread, answer, NULL);
+    if (watch.answering) pthread_detach(thread);
+}
+
 static void ring(void) {
     uint64_t one = 1;
     if (write(watch.bell, &one, sizeof one) < 0) abort(); /* cannot happen: the counter is reset */
@@ -92,8 +123,9 @@ static void *watch_peers(void *unused) {
             polled[next++] = (struct pollfd){.fd = p->pidfd, .events = POLLIN};
         }
         pthread_mutex_unlock(&watch.lock);
-        poll(polled, count, -1);
+        poll(polled, count, locator ? GLANCE_MS : -1);
         pthread_mutex_lock(&watch.lock);
+        answer_if_asked();
         if (polled[0].revents) { /* the set changed: what we polled may be gone */
             uint64_t rung;
             if (read(watch.bell, &rung, sizeof rung) < 0) continue;
@@ -122,6 +154,7 @@ void forget_watching_after_fork(void) {
     watch.peers = NULL;
     watch.groups = NULL;
     watch.running = false;
+    watch.answering = false;
 }
 
 static bool start_watcher(void) {

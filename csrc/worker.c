@@ -88,7 +88,7 @@ void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
         un_call waiting = *hooks;
         waiting.timeout_ns = work->call.timeout_ns;
         bool enough = work == last;
-        finish(g, work, proceed(g, &work->call, &waiting));
+        finish(g, work, proceed(g, work, &waiting));
         if (enough) return;
     }
 }
@@ -138,6 +138,7 @@ un_status un_submit(un_group *g, un_work *work) {
     work->next = NULL;
     work->call.block = NULL;
     work->call.pause = NULL;
+    work->record = open_call_record(g, &work->call, 0, QUEUED);
     pthread_mutex_lock(&g->queue_lock);
     bool started = start_worker(g);
     if (started) {

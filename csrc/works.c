@@ -81,6 +81,7 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
         failed = read_arguments(self, &call, arguments[1], arguments[2], coalesced, &work->in,
                                 &work->out);
     call.timeout_ns = self->timeout_ns;
+    call.site = current_site();
     work->work.call = call;
     un_status status = failed ? UN_OK : un_submit(self->group, &work->work);
     if (failed || status) {
@@ -112,6 +113,7 @@ PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t
                                  .tag = tag,
                                  .dtype = work->in.tensor->dtype,
                                  .stream = work->in.streams[0],
+                                 .site = blocking && !self->keeps_sites ? NULL : current_site(),
                                  .timeout_ns = self->timeout_ns};
     PyThreadState *parked = NULL;
     un_call hooks = {.timeout_ns = -1,
@@ -120,11 +122,13 @@ PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t
                      .argument = &parked};
     self->users++;
     keep(self, work);
+    un_status status = UN_OK;
     if (blocking)
-        un_message_run(self->group, &work->message, &hooks);
+        status = un_message_run(self->group, &work->message, &hooks);
     else
         un_message_start(self->group, &work->message);
     if (parked) PyEval_RestoreThread(parked);
+    if (status) tell_site(self->group, UN_ABOUT_MESSAGES);
     if (!--self->users && self->closing) close_now(self);
     if (self->pending) reap(self);
     if (!PyErr_Occurred()) return (PyObject *)work;

@@ -41,8 +41,8 @@ class GroupError(UnisonoError):
 class CollectiveMismatch(GroupError):
     """The ranks of a group called different things.
 
-    `calls` says, for each rank, what it called (None: it had not arrived); `culprits` are the
-    ranks that differ from a strict majority, empty where there is none.
+    `calls` says, for each rank, what it called (None: it had not arrived) and `sites` at which
+    line; `culprits` are the ranks that differ from a strict majority, empty where there is none.
     """
 
     def __init__(
@@ -53,10 +53,12 @@ class CollectiveMismatch(GroupError):
         group: str = "",
         call: int = 0,
         calls: Sequence[str | None] = (),
+        sites: Sequence[str | None] = (),
         culprits: Sequence[int] = (),
     ) -> None:
         super().__init__(message, rank=rank, group=group, call=call)
         self.calls = tuple(calls)
+        self.sites = tuple(sites)
         self.culprits = tuple(culprits)
 
 
@@ -110,7 +112,13 @@ class DeadlockError(GroupError):
 
 
 class GroupAborted(GroupError):
-    """Somebody ended the group: by an interrupt, or by an error of its own."""
+    """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did."""
+
+    def __init__(
+        self, message: str, *, rank: int = -1, group: str = "", call: int = 0, peer: int = -1
+    ) -> None:
+        super().__init__(message, rank=rank, group=group, call=call)
+        self.peer = peer
 
 
 class GroupClosed(GroupError):

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from unisono.errors import GroupError
+
 if TYPE_CHECKING:
     import numpy
     import torch
@@ -194,6 +196,16 @@ class Communicator(ABC):
 
         Only members take part; a rank that is not in `ranks` gets None at once and need not call.
         """
+
+    @abstractmethod
+    def abort(self, reason: str = "") -> None:
+        """End the group, from any rank or thread: every member's calls, under way or later,
+        raise `GroupAborted` with the reason."""
+
+    @property
+    @abstractmethod
+    def errored(self) -> GroupError | None:
+        """Why the group ended: what its calls raise from now on; None while all is well."""
 
     @abstractmethod
     def close(self) -> None:

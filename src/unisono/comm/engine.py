@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import os
+import sys
+import threading
 from enum import IntEnum
-from typing import Any, Protocol, cast
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, cast
 
 from unisono.errors import EngineUnavailable, SegmentError
 
@@ -50,7 +55,20 @@ class Operation(IntEnum):
     GATHER = 7
     SCATTER = 8
     ALL_TO_ALL = 9
+    SEND = 10
+    RECV = 11
 
+
+class Note(IntEnum):
+    """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
+
+    SITE = 0
+    ANSWER = 1
+    REASON = 2
+
+
+ABOUT_MESSAGES = 2**64 - 1
+"""What a note is about where it is not one call of the group."""
 
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
@@ -104,7 +122,9 @@ class Group(Protocol):
     def set_eager(self, size_bytes: int) -> None: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
-    def abort(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def told(self, rank: int, kind: int, about: int) -> str | None: ...
+    def introduce(self, name: str, global_rank: int, keeps_sites: bool) -> None: ...
     def watch(self, rank: int, identity: int, pidfd: int) -> bool: ...
     def close(self) -> None: ...
     def failure(self) -> tuple[int, int, int, int]: ...
@@ -158,3 +178,49 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return cast(Group, group)
+
+
+# -- records and sites -------------------------------------------------------------------------
+
+
+class RecordsLayout(NamedTuple):
+    """Where in a segment the records lie; the order is that of un_layout_of_records."""
+
+    first_control: int
+    control_bytes: int
+    identity: int
+    records: int
+    record_bytes: int
+    record_count: int
+    sites: int
+    site_bytes: int
+    site_count: int
+
+
+def records_layout(ranks: int) -> RecordsLayout:
+    """Where the records lie in the segment of a group of so many ranks."""
+    return RecordsLayout(*_module().records_layout(ranks))
+
+
+def now_by_both_clocks() -> tuple[int, int]:
+    """This moment in the ticks of the records and in nanoseconds of CLOCK_MONOTONIC."""
+    ticks, ns = _module().now()
+    return ticks, ns
+
+
+def site_of(frame: FrameType) -> str | None:
+    """The innermost line of the user's program, from this frame outwards: "a.py:7 in step"."""
+    site: str | None = _module().site_of(frame)
+    return site
+
+
+def _where() -> str:
+    """Where the program is: asked by a peer that waits for us in vain."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (frame is not None and site_of(frame)) or "an unknown place"
+
+
+if _native is not None:
+    _OWN_PATHS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
+    _native.prepare_sites(_OWN_PATHS, _where)
+    atexit.register(_native.prepare_sites, _OWN_PATHS, None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from unisono.comm import records
-from unisono.comm.engine import Status
+import time
+from collections.abc import Iterable
+
+from unisono.comm import reports
+from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
 from unisono.comm.rendezvous import Place
 from unisono.errors import (
     CollectiveMismatch,
@@ -15,44 +18,31 @@ from unisono.errors import (
     PeerLost,
 )
 
+SITES_WAIT_S = 0.5
+"""How long a report waits for the peers to say where they are; they say it as they fail."""
+
+_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
+_STATES |= {"R": "is running", "S": "is asleep or waiting", "Z": "has ended"}
+
 
 def describe_failure(place: Place, name: str, doing: str) -> GroupError:
     """The exception for the first fault of a group; `doing` is what this rank was about."""
     group, rank = place.group, place.rank
     status, culprit, call, detail = group.failure()
-    calls = [records.describe_post(group, other, call) for other in range(place.size)]
     if status == Status.MISMATCH:
-        return CollectiveMismatch(
-            records.mismatch_report(name, call, calls),
-            rank=rank,
-            group=name,
-            call=call,
-            calls=calls,
-            culprits=records.culprits_of(calls),
-        )
+        return _mismatch(place, name, call)
     if status == Status.TIMEOUT and call == 0:
-        return CollectiveTimeout(
-            f"rank {culprit} waited in vain for a message in group {name}", rank=rank, group=name
-        )
+        text = f"rank {culprit} waited in vain for a message in group {name}"
+        return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
-        arrived = [other for other, what in enumerate(calls) if what is not None]
-        missing = [other for other, what in enumerate(calls) if what is None]
-        what = next((what for what in calls if what is not None), None)
-        return CollectiveTimeout(
-            records.timeout_report(name, call, what, arrived, missing),
-            rank=rank,
-            group=name,
-            call=call,
-            arrived=arrived,
-            missing=missing,
-        )
+        return _timeout(place, name, call)
     if status == Status.PEER_CLOSED:
         who = f"rank {culprit}" if culprit >= 0 else "every other rank"
         text = f"{who} closed group {name}; this rank was in {doing}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.PEER_LOST:
         text = (
-            f"rank {culprit} (pid {place.members[culprit].pid}) {records.ending(detail)}; "
+            f"rank {culprit} (pid {place.members[culprit].pid}) {reports.ending(detail)}; "
             f"this rank was in {doing} of group {name}"
         )
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
@@ -60,7 +50,76 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
-        text, cycle = records.deadlock_report(group, name, culprit)
-        return DeadlockError(text, rank=rank, group=name, cycle=cycle)
-    text = f"rank {culprit} ended group {name} at call #{call}"
-    return GroupAborted(text, rank=rank, group=name, call=call)
+        circle = reports.deadlock_circle(group, culprit)
+        sites = _sites(group, circle, ABOUT_MESSAGES)
+        text = reports.deadlock_report(group, name, circle, sites)
+        return DeadlockError(text, rank=rank, group=name, cycle=circle)
+    reason = group.told(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
+    text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
+    return GroupAborted(
+        f"{text}: {reason}" if reason else text, rank=rank, group=name, call=call, peer=culprit
+    )
+
+
+def whereabouts(place: Place, rank: int, about: int) -> str:
+    """Where a rank that did not come is: what it answered, or what the system says of it."""
+    pid = place.members[rank].pid
+    state = _state_of(pid)
+    answer = place.group.told(rank, Note.ANSWER, about) or place.group.told(rank, Note.ANSWER, 0)
+    if answer and state != _STATES["T"]:
+        return f"  rank {rank} (pid {pid}) is at {answer}"
+    return f"  rank {rank} (pid {pid}) {state or 'cannot be seen from here'} and did not answer"
+
+
+def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
+    group = place.group
+    calls = [reports.describe_post(group, rank, call) for rank in range(place.size)]
+    arrived = [rank for rank, what in enumerate(calls) if what is not None]
+    told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
+    sites = [told.get(rank) for rank in range(place.size)]
+    return CollectiveMismatch(
+        reports.mismatch_report(name, call, calls, sites),
+        rank=place.rank,
+        group=name,
+        call=call,
+        calls=calls,
+        sites=sites,
+        culprits=reports.culprits_of(calls),
+    )
+
+
+def _timeout(place: Place, name: str, call: int) -> CollectiveTimeout:
+    calls = [reports.describe_post(place.group, rank, call) for rank in range(place.size)]
+    arrived = [rank for rank, what in enumerate(calls) if what is not None]
+    missing = [rank for rank, what in enumerate(calls) if what is None]
+    what = next((what for what in calls if what is not None), None)
+    where = [whereabouts(place, rank, call) for rank in missing]
+    return CollectiveTimeout(
+        reports.timeout_report(name, call, what, arrived, missing, where),
+        rank=place.rank,
+        group=name,
+        call=call,
+        arrived=arrived,
+        missing=missing,
+    )
+
+
+def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
+    """Where these ranks made the call that failed. Each tells as it fails: wait a moment."""
+    end = time.monotonic() + SITES_WAIT_S
+    ranks = list(ranks)
+    while True:
+        sites = [group.told(rank, Note.SITE, about) for rank in ranks]
+        if None not in sites or time.monotonic() > end:
+            return sites
+        time.sleep(0.001)
+
+
+def _state_of(pid: int) -> str | None:
+    """What a process does, in words; None where it cannot be seen (another PID namespace)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+    return _STATES.get(letter, f"is in state {letter}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from unisono.comm import records
+from unisono.comm import reports
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
@@ -20,8 +20,16 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
-from unisono.comm.engine import EngineWork, Operation, Status, engine_ns, memory_room, open_group
-from unisono.comm.failures import describe_failure
+from unisono.comm.engine import (
+    ABOUT_MESSAGES,
+    EngineWork,
+    Operation,
+    Status,
+    engine_ns,
+    memory_room,
+    open_group,
+)
+from unisono.comm.failures import describe_failure, whereabouts
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import NativeMessage, NativeWork, joined
@@ -69,6 +77,8 @@ class NativeCommunicator(Communicator):
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
+        keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
+        self._group.introduce(name, global_ranks[self.rank], keeps_sites)
         self.timeout_s = timeout_s
 
     @classmethod
@@ -126,9 +136,14 @@ class NativeCommunicator(Communicator):
         place = self._lobby.meet_at(self._place.members[members[0]].address, side)
         return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
 
-    def abort(self) -> None:
-        """End the group: every member's calls, under way or later, raise `GroupAborted`."""
-        self._group.abort()
+    def abort(self, reason: str = "") -> None:
+        self._group.abort(reason)
+
+    @property
+    def errored(self) -> GroupError | None:
+        if self._lobby is None:
+            return self._closed()
+        return self._failure("no call") if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -237,7 +252,7 @@ class NativeCommunicator(Communicator):
             self._cause = MessageMismatch(
                 f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self.name}), which sends {size_bytes} bytes of "
-                f"{records.dtype_name(dtype)}",
+                f"{reports.dtype_name(dtype)}",
                 rank=self.rank,
                 group=self.name,
             )
@@ -246,9 +261,14 @@ class NativeCommunicator(Communicator):
             and self._cause is None
             and self._group.failure()[1] == self.rank
         ):
-            self._cause = CollectiveTimeout(
+            text = (
                 f"{doing} on group {self.name} was not matched by its deadline of "
-                f"{self.timeout_s:g} s",
+                f"{self.timeout_s:g} s"
+            )
+            if peer >= 0:
+                text += "\n" + whereabouts(self._place, peer, ABOUT_MESSAGES)
+            self._cause = CollectiveTimeout(
+                text,
                 missing=[peer] if peer >= 0 else [],
                 arrived=[self.rank],
                 rank=self.rank,

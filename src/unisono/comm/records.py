@@ -1,147 +1,195 @@
-"""What the ranks of a group posted, and the text of the reports made of it."""
+"""Records: what every call of a rank left behind, read from outside while the job runs.
+
+Each rank keeps its last thousand calls and messages in the group's shared memory. A process of the
+same user finds that memory through /proc and reads it; the job does not notice.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
-import signal
-from collections import Counter
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from unisono.comm.base import REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, Group, Operation
+from unisono.comm.engine import (
+    Operation,
+    RecordsLayout,
+    Status,
+    layout_version,
+    now_by_both_clocks,
+    records_layout,
+)
+from unisono.comm.reports import REDUCING, ROOTED, dtype_name
+from unisono.errors import UnisonoError
 
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
-_FLOAT8 = {
-    10: "float8_e4m3fn",
-    11: "float8_e4m3fnuz",
-    12: "float8_e5m2",
-    13: "float8_e5m2fnuz",
-    14: "float8_e8m0fnu",
-    17: "float4_e2m1fn_x2",
-}
-_REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
-_ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
-_PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
-
-
-def dtype_name(dtype: int) -> str:
-    """The name of an element type that the engine wrote as DLPack code, bits and lanes."""
-    code, bits = dtype & 0xFF, dtype >> 8 & 0xFF
-    if code == 6:
-        return "bool"
-    if code in _FLOAT8:
-        return _FLOAT8[code]
-    return f"{_KINDS.get(code, f'type{code}_')}{bits or 256}"
+_MAGIC = 0x6F6E6F73696E75
+_HEADER = struct.Struct("<QIIQI")
+_IDENTITY = struct.Struct("<QQii104s")
+_RECORD = struct.Struct("<7QII")
+_STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
-def describe_post(group: Group, rank: int, call: int) -> str | None:
-    """What `rank` posted for this call, in words; None if it has not arrived."""
-    posted = group.posted(rank, call)
-    if call == 0 or posted is None or posted[0] != call:
-        return None
-    _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
-        posted[index] for index in range(8)
-    )
-    operation = Operation(operation_number)
-    text = operation.name.lower()
-    if refused:
-        return f"{text} with arguments that it refused"
-    if operation is Operation.BARRIER:
-        return text
-    details = [dtype_name(dtype)]
-    if operation not in _PAIRED:
-        item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
-        details.append(f"{size_bytes // item_bytes} elements")
-    if operation in _REDUCING:
-        details.append((*REDUCTIONS, "premul_sum")[reduction])
-    if operation in _ROOTED:
-        details.append(f"root {root}")
-    if operation in _PAIRED:
-        details.append("sizes of its own")
-    elif shape_hash:
-        what = "factor" if reduction == len(REDUCTIONS) else "shapes"
-        details.append(f"{what} with hash {shape_hash:016x}")
-    return f"{text} of {', '.join(details)}"
+@dataclass(frozen=True)
+class Record:
+    """One call or message of one rank. Times are seconds of CLOCK_MONOTONIC (time.monotonic).
+
+    `state` is "queued" (submitted, not begun), "waiting" (for the peers), "moving" (data),
+    "finished" or "failed"; `started_s` is when all peers were there, or a message was matched.
+    """
+
+    number: int
+    operation: str
+    dtype: str
+    bytes: int
+    call: int | None
+    tag: int | None
+    peer: int | None
+    root: int | None
+    reduction: str | None
+    state: str
+    status: str
+    arrived_s: float
+    started_s: float | None
+    ended_s: float | None
+    site: str | None
+
+    @property
+    def count(self) -> int:
+        """How many elements this rank gave, or took where it gave none."""
+        bits = int("".join(filter(str.isdigit, self.dtype.partition("_")[0])) or 8)
+        return self.bytes * 8 // bits
 
 
-def culprits_of(calls: Sequence[str | None]) -> list[int]:
-    """The ranks that differ from what a strict majority called."""
-    counts = Counter(call for call in calls if call is not None)
-    if not counts:
-        return []
-    common, times = counts.most_common(1)[0]
-    if times * 2 <= len(calls):
-        return []
-    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+@dataclass(frozen=True)
+class RankRecords:
+    """What one rank of a group did, oldest first."""
+
+    rank: int
+    global_rank: int
+    pid: int
+    records: tuple[Record, ...]
 
 
-def mismatch_report(name: str, call: int, calls: Sequence[str | None]) -> str:
-    """The text of a `CollectiveMismatch`: the verdict, then who called what."""
-    culprits = culprits_of(calls)
-    if culprits:
-        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {_join(culprits)}"
-        verdict = f"{who} called something else than the others in call #{call} of group {name}"
-    elif len(set(calls)) == 1:
-        verdict = f"call #{call} of group {name}: what a rank gives is not what another takes"
-    else:
-        verdict = f"the ranks called different things in call #{call} of group {name}"
-    lines = [verdict]
-    for text in dict.fromkeys(calls):
-        ranks = [rank for rank, other in enumerate(calls) if other == text]
-        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join(ranks)}"
-        lines.append(f"  {label}: {text or 'has not arrived'}")
-    lines.append("Nothing was moved. Make every rank call the same, in the same order.")
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class GroupRecords:
+    """What the ranks of one group did. A rank that has not joined yet is left out."""
+
+    name: str
+    size: int
+    ranks: tuple[RankRecords, ...]
 
 
-def timeout_report(
-    name: str, call: int, what: str | None, arrived: Sequence[int], missing: Sequence[int]
-) -> str:
-    """The text of a `CollectiveTimeout`."""
-    waited = f"{what or 'a call'} (call #{call} of group {name}) did not finish by its deadline"
-    if not missing:
-        return f"{waited}: all ranks arrived, one stopped moving data"
-    return f"{waited}: rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+def read_process(pid: int) -> list[GroupRecords]:
+    """The records of every group in which process `pid` is, of all their ranks.
 
-
-def deadlock_report(group: Group, name: str, first: int) -> tuple[str, list[int]]:
-    """The text of a `DeadlockError`, and its circle of ranks from `first` on."""
-    cycle, lines = [], []
-    rank = first
-    while rank not in cycle:
-        cycle.append(rank)
-        waits, sends, peer, what = group.waiting(rank)
-        if not waits:
-            break
-        doing = f"send to rank {peer}" if sends else f"recv from rank {peer} (tag {what})"
-        lines.append(f"  rank {rank}: {doing}")
-        rank = peer
-    verdict = " -> ".join(map(str, [*cycle, cycle[0]]))
-    return (
-        f"deadlock in group {name}: ranks {verdict} wait for each other\n"
-        + "\n".join(lines)
-        + "\nA send waits until it is received: let one side receive first, or use isend.",
-        cycle,
-    )
-
-
-def ending(detail: int) -> str:
-    """How a process ended, from a failure's detail."""
-    if not detail & ENDING_KNOWN:
-        return "has ended"
-    status = detail & 0xFFFF
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
+    Raises UnisonoError if there is no such process, or it is somebody else's.
+    """
+    groups = []
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as links:
+            paths = sorted(link.path for link in links)
+    except FileNotFoundError:
+        raise UnisonoError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise UnisonoError(f"process {pid} belongs to somebody else") from None
+    for path in paths:
         try:
-            return f"was killed by {signal.Signals(number).name}"
-        except ValueError:
-            return f"was killed by signal {number}"
-    return f"exited with code {os.WEXITSTATUS(status)}"
+            target = os.readlink(path)
+            if "memfd:unisono" in target or target.startswith("/dev/shm/"):
+                groups.append(_read_segment(path))
+        except OSError:
+            continue  # closed meanwhile
+    return [group for group in groups if group is not None]
 
 
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks)) or "nobody"
+def _read_segment(path: str) -> GroupRecords | None:
+    with open(path, "rb") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return None
+        magic, version, size, _, _ = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            return None
+        if version != layout_version():
+            raise UnisonoError(f"{path} was written by another version of unisono")
+        layout = records_layout(size)
+        length = layout.first_control + size * layout.control_bytes
+        with mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ) as memory:
+            names: list[str] = []
+            ranks = [
+                one for rank in range(size) if (one := _read_rank(memory, layout, rank, names))
+            ]
+    return GroupRecords(names[0] if names else "?", size, tuple(ranks))
 
 
-def _s(ranks: Sequence[int]) -> str:
-    return "" if len(ranks) == 1 else "s"
+def _read_rank(
+    memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str]
+) -> RankRecords | None:
+    base = layout.first_control + rank * layout.control_bytes
+    identity = _IDENTITY.unpack_from(memory, base + layout.identity)
+    opened_ticks, opened_ns, pid, global_rank, name = identity
+    if not pid:
+        return None
+    names.append(name.split(b"\0")[0].decode(errors="replace"))
+    clock = _Clock(opened_ticks, opened_ns)
+    start, end = base + layout.records, base + layout.sites
+    # A record that is being written over differs between two looks.
+    first, second = memory[start:end], memory[start:end]
+    sites = memory[end : end + layout.site_count * layout.site_bytes]
+    records = sorted(
+        _read_ring(first, second, layout, clock, sites), key=lambda record: record.number
+    )
+    return RankRecords(rank, global_rank, pid, tuple(records))
+
+
+def _read_ring(
+    first: bytes, second: bytes, layout: RecordsLayout, clock: _Clock, sites: bytes
+) -> Iterator[Record]:
+    for index in range(layout.record_count):
+        at = index * layout.record_bytes
+        record = first[at : at + layout.record_bytes]
+        number, call, signature, size_bytes, arrived, started, ended, state, site = _RECORD.unpack(
+            record
+        )
+        if not number or record[:8] != second[at : at + 8]:
+            continue
+        operation = Operation(signature & 0xFF)
+        root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
+        message = operation in (Operation.SEND, Operation.RECV)
+        reducing = operation in REDUCING
+        yield Record(
+            number=number,
+            operation=operation.name.lower(),
+            dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
+            bytes=size_bytes,
+            call=None if message or not call else call,
+            tag=(call ^ 1 << 63) - (1 << 63) if message else None,
+            peer=root if message and root >= 0 else None,
+            root=root if operation in ROOTED else None,
+            reduction=(*REDUCTIONS, "premul_sum")[signature >> 8 & 0xFF] if reducing else None,
+            state=_STATES[state & 0xFFFF],
+            status=Status(state >> 16).name,
+            arrived_s=clock.seconds(arrived),
+            started_s=clock.seconds(started) if started else None,
+            ended_s=clock.seconds(ended) if ended else None,
+            site=_text(sites, site, layout) if site else None,
+        )
+
+
+class _Clock:
+    """From the processor's ticks to seconds, by two moments known in both."""
+
+    def __init__(self, opened_ticks: int, opened_ns: int) -> None:
+        self._ticks, self._ns = opened_ticks, opened_ns
+        ticks, ns = now_by_both_clocks()
+        self._ns_a_tick = (ns - opened_ns) / max(1, ticks - opened_ticks)
+
+    def seconds(self, moment: int) -> float:
+        return (self._ns + (moment - self._ticks) * self._ns_a_tick) / 1e9
+
+
+def _text(sites: bytes, number: int, layout: RecordsLayout) -> str:
+    at = number * layout.site_bytes
+    return sites[at : at + layout.site_bytes].split(b"\0")[0].decode(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +20,7 @@ from unisono.comm.base import (
     holds,
 )
 from unisono.comm.work import FinishedWork
-from unisono.errors import GroupClosed
+from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -39,7 +40,7 @@ class SoloCommunicator(Communicator):
         self.name = name
         self.global_ranks = global_ranks
         self.timeout_s = timeout_s
-        self._open = True
+        self._ending: GroupError | None = None
         self._splits = 0
 
     def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
@@ -122,8 +123,17 @@ class SoloCommunicator(Communicator):
         name = f"{self.name}[0]" + (f"/{self._splits}" if self._splits > 1 else "")
         return SoloCommunicator(name, self.global_ranks or (0,), self.timeout_s)
 
+    def abort(self, reason: str = "") -> None:
+        if self._ending is None:
+            text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")
+            self._ending = GroupAborted(text, rank=0, group=self.name)
+
+    @property
+    def errored(self) -> GroupError | None:
+        return self._ending
+
     def close(self) -> None:
-        self._open = False
+        self._ending = GroupClosed(f"group {self.name} is closed", rank=0, group=self.name)
 
     # -- what stands behind them -----------------------------------------------------------------
 
@@ -131,8 +141,8 @@ class SoloCommunicator(Communicator):
         raise kind(f"{what} on group {self.name}: {why}")
 
     def _check(self, what: str, root: int = 0) -> None:
-        if not self._open:
-            raise GroupClosed(f"group {self.name} is closed", rank=0, group=self.name)
+        if self._ending is not None:
+            raise copy.copy(self._ending)
         if root != 0 or not isinstance(root, int):
             self._refuse(what, f"root {root!r} is not a rank of a group of 1")
 

@@ -1,0 +1,168 @@
+/* Records: what every call and message leaves behind, and the notes that ranks leave each other.
+ *
+ * Each rank writes the ring in its own control block, without locks; other processes read it
+ * while the program runs. A record's number is taken away before the record is written over and
+ * given back after: who reads the same number twice around a copy has a whole record. A work that
+ * ends a thousand records after it began finds its place taken and leaves it alone.
+ */
+#define _GNU_SOURCE
+#include <unistd.h>
+
+#include "internal.h"
+
+/* The processor's own counter: reading it takes a few nanoseconds. Readers turn it into time by
+ * two moments that they know by both clocks: when the group was opened, and now. */
+static uint64_t ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    uint64_t count;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(count));
+    return count;
+#endif
+}
+
+/* What must be equal on all ranks, in 64 bits: operation, reduction, refusal, root, type. */
+uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) {
+    return (uint64_t)operation | (uint64_t)reduction << 8 | (uint64_t)(uint16_t)root << 24 |
+           (uint64_t)(dtype & 0xffffff) << 40;
+}
+
+/* The site's number, once its text stands in our control block; 0 where there is no room. */
+static uint32_t note_site(un_group *g, const un_site *site) {
+    if (!site || site->number >= SITES) return 0;
+    if (!atomic_load_explicit(&g->known[site->number], memory_order_relaxed) &&
+        !atomic_exchange(&g->known[site->number], true))
+        memcpy(control_of(g, g->rank)->sites[site->number], site->text, SITE_BYTES - 1);
+    return site->number;
+}
+
+static void set(flag_t *field, uint64_t value) {
+    atomic_store_explicit(field, value, memory_order_relaxed);
+}
+
+static record *place_of(un_group *g, uint64_t number) {
+    return &control_of(g, g->rank)->records[number % RECORDS];
+}
+
+uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
+                     const un_site *site, enum record_state state) {
+    uint64_t number = atomic_fetch_add_explicit(&g->recorded, 1, memory_order_relaxed) + 1;
+    record *r = place_of(g, number);
+    set(&r->number, 0);
+    atomic_store_explicit(&r->call, call, memory_order_release); /* not before the line above */
+    set(&r->signature, signature);
+    set(&r->bytes, bytes);
+    set(&r->started, 0);
+    set(&r->ended, 0);
+    set(&r->arrived, ticks());
+    atomic_store_explicit(&r->site, note_site(g, site), memory_order_relaxed);
+    atomic_store_explicit(&r->state, state, memory_order_relaxed);
+    atomic_store_explicit(&r->number, number, memory_order_release);
+    return number;
+}
+
+static bool is_there(const record *r, uint64_t number) {
+    return atomic_load_explicit(&r->number, memory_order_relaxed) == number;
+}
+
+void record_call(un_group *g, uint64_t number, uint64_t call) {
+    record *r = place_of(g, number);
+    if (!is_there(r, number)) return;
+    set(&r->call, call);
+    atomic_store_explicit(&r->state, ARRIVED, memory_order_relaxed);
+}
+
+void record_start(un_group *g, uint64_t number) {
+    record *r = place_of(g, number);
+    if (!is_there(r, number)) return;
+    set(&r->started, ticks());
+    atomic_store_explicit(&r->state, MOVING_DATA, memory_order_relaxed);
+}
+
+void record_end(un_group *g, uint64_t number, un_status status) {
+    record *r = place_of(g, number);
+    if (!is_there(r, number)) return;
+    set(&r->ended, ticks());
+    uint32_t state = status ? FAILED | (uint32_t)status << 16 : FINISHED;
+    atomic_store_explicit(&r->state, state, memory_order_relaxed);
+}
+
+/* -- notes ------------------------------------------------------------------------------------- */
+
+static void write_note(note *n, uint64_t about, const char *text) {
+    atomic_store(&n->about, 0);
+    size_t bytes = strnlen(text, UN_TEXT_BYTES - 1);
+    memcpy(n->text, text, bytes);
+    n->text[bytes] = 0;
+    atomic_store(&n->about, about);
+}
+
+void un_group_tell(un_group *g, un_note kind, uint64_t about, const char *text) {
+    if (group_is_inherited(g)) return;
+    note *n = &control_of(g, g->rank)->notes[kind];
+    pthread_mutex_lock(&g->queue_lock);
+    if (atomic_load(&n->about) != about) write_note(n, about, text);
+    pthread_mutex_unlock(&g->queue_lock);
+}
+
+bool un_group_told(const un_group *g, int rank, un_note kind, uint64_t about,
+                   char text[UN_TEXT_BYTES]) {
+    if (group_is_inherited(g)) return false;
+    const note *n = &control_of(g, rank)->notes[kind];
+    uint64_t seen = atomic_load(&n->about);
+    if (!seen || (about && seen != about)) return false;
+    memcpy(text, n->text, UN_TEXT_BYTES);
+    text[UN_TEXT_BYTES - 1] = 0;
+    return atomic_load(&n->about) == seen;
+}
+
+void ask_where(un_group *g, int rank, uint64_t call) {
+    atomic_store(&control_of(g, rank)->asked, call);
+}
+
+bool is_asked(const un_group *g) {
+    const control *mine = control_of(g, g->rank);
+    uint64_t asked = atomic_load(&mine->asked);
+    return asked && asked != atomic_load(&mine->notes[UN_ANSWER].about);
+}
+
+void answer_where(un_group *g, const char *text) {
+    un_group_tell(g, UN_ANSWER, atomic_load(&control_of(g, g->rank)->asked), text);
+}
+
+/* -- for readers from outside ------------------------------------------------------------------ */
+
+/* One moment by both clocks; again while something came between the two readings. */
+un_moment un_now(void) {
+    un_moment now;
+    uint64_t before, shortest = UINT64_MAX;
+    for (int tries = 0; tries < 5; tries++) {
+        before = ticks();
+        uint64_t ns = (uint64_t)clock_ns(), gap = ticks() - before;
+        if (gap >= shortest) continue;
+        now = (un_moment){.ticks = before + gap / 2, .ns = ns};
+        shortest = gap;
+    }
+    return now;
+}
+
+void un_group_introduce(un_group *g, const char *name, int global_rank) {
+    identity *me = &control_of(g, g->rank)->identity;
+    me->opened = un_now();
+    me->global_rank = global_rank;
+    strncpy(me->group_name, name, sizeof me->group_name - 1);
+    me->pid = (int32_t)getpid();
+}
+
+un_layout_of_records un_records_layout(int ranks) {
+    return (un_layout_of_records){.first_control = PAGE_BYTES,
+                                  .control_bytes = control_bytes_for(ranks),
+                                  .identity = offsetof(control, identity),
+                                  .records = offsetof(control, records),
+                                  .record_bytes = sizeof(record),
+                                  .record_count = RECORDS,
+                                  .sites = offsetof(control, sites),
+                                  .site_bytes = SITE_BYTES,
+                                  .site_count = SITES};
+}

@@ -1,0 +1,151 @@
+/* Sites: where in the caller's program a call was made, found by walking up the Python stack past
+ * our own files. A line of code is written out once and remembered for as long as we live. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "binding.h"
+
+enum { PLACES = 2048, WHOLE_CODE = -1 };
+
+/* A line of a code object; line WHOLE_CODE says whether the code is ours. */
+typedef struct place {
+    PyObject *code;
+    int line;
+    bool own;
+    un_site *site;
+} place;
+
+static place places[PLACES];
+static int places_taken;
+static uint32_t sites_made;
+static PyObject *own_paths; /* a tuple of str */
+static PyObject *back_name;
+static PyObject *locating; /* called to say where the program is */
+
+static place *find_place(PyObject *code, int line) {
+    size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;
+    for (size_t i = 0; i < PLACES; i++) {
+        place *p = &places[(start + i) % PLACES];
+        if (!p->code || (p->code == code && p->line == line)) return p;
+    }
+    return NULL;
+}
+
+/* Keep room, so that searches end soon. The code is never let go: its address must stay its own. */
+static bool take_place(place *p, PyObject *code, int line) {
+    if (places_taken >= PLACES / 4 * 3) return false;
+    places_taken++;
+    Py_INCREF(code);
+    p->code = code;
+    p->line = line;
+    return true;
+}
+
+static bool code_is_own(PyObject *code) {
+    place *p = find_place(code, WHOLE_CODE);
+    if (p && p->code) return p->own;
+    PyObject *file = PyObject_GetAttrString(code, "co_filename");
+    PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "O", own_paths) : NULL;
+    bool own = starts && PyObject_IsTrue(starts) > 0;
+    Py_XDECREF(starts);
+    Py_XDECREF(file);
+    if (p && take_place(p, code, WHOLE_CODE)) p->own = own;
+    return own;
+}
+
+/* "train.py:42 in step"; the file as seen from the current folder. */
+static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
+    PyObject *file = PyObject_GetAttrString(code, "co_filename");
+    PyObject *name = PyObject_GetAttrString(code, "co_qualname");
+    PyObject *file_bytes = file ? PyUnicode_AsUTF8String(file) : NULL;
+    PyObject *name_bytes = name ? PyUnicode_AsUTF8String(name) : NULL;
+    const char *path = file_bytes ? PyBytes_AsString(file_bytes) : "?";
+    char folder[4096];
+    size_t length = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
+    if (length > 1 && !strncmp(path, folder, length) && path[length] == '/') path += length + 1;
+    size_t most = UN_TEXT_BYTES - 64; /* of a long path the end tells more */
+    if (strlen(path) > most) path += strlen(path) - most;
+    snprintf(text, UN_TEXT_BYTES, "%s:%d in %s", path, line,
+             name_bytes ? PyBytes_AsString(name_bytes) : "?");
+    Py_XDECREF(name_bytes);
+    Py_XDECREF(file_bytes);
+    Py_XDECREF(name);
+    Py_XDECREF(file);
+}
+
+static const un_site *site_of_line(PyObject *code, int line) {
+    place *p = find_place(code, line);
+    if (!p || p->code) return p ? p->site : NULL;
+    un_site *site = calloc(1, sizeof *site);
+    if (!site || !take_place(p, code, line)) {
+        free(site);
+        return NULL;
+    }
+    site->number = ++sites_made;
+    write_out(site->text, code, line);
+    p->site = site;
+    return site;
+}
+
+/* The innermost place that is not ours, from `frame` outwards. Leaves a pending exception alone. */
+static const un_site *site_of_frame(PyObject *frame) {
+    PyObject *type, *value, *traceback;
+    const un_site *site = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XINCREF(frame);
+    while (frame && frame != Py_None && own_paths) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        bool own = code_is_own(code);
+        if (!own) site = site_of_line(code, PyFrame_GetLineNumber((PyFrameObject *)frame));
+        Py_DECREF(code);
+        if (!own) break;
+        PyObject *outer = PyObject_GetAttr(frame, back_name);
+        Py_DECREF(frame);
+        frame = outer;
+    }
+    Py_XDECREF(frame);
+    PyErr_Restore(type, value, traceback);
+    return site;
+}
+
+const un_site *current_site(void) { return site_of_frame((PyObject *)PyEval_GetFrame()); }
+
+/* site_of(frame): its text, or None. */
+PyObject *module_site_of(PyObject *module, PyObject *frame) {
+    (void)module;
+    const un_site *site = site_of_frame(frame);
+    if (!site) Py_RETURN_NONE;
+    return PyUnicode_FromString(site->text);
+}
+
+static void locate(char text[UN_TEXT_BYTES]) {
+    if (!Py_IsInitialized()) return;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *said = locating ? PyObject_CallNoArgs(locating) : NULL;
+    PyObject *bytes = said && PyUnicode_Check(said) ? PyUnicode_AsUTF8String(said) : NULL;
+    if (bytes) snprintf(text, UN_TEXT_BYTES, "%s", PyBytes_AsString(bytes));
+    Py_XDECREF(bytes);
+    Py_XDECREF(said);
+    PyErr_Clear();
+    PyGILState_Release(state);
+}
+
+/* prepare_sites(own_paths, locating): the folders whose files are not the caller's, and a
+ * function that says where the program is; None when nobody may be asked any more. */
+PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *paths, *function;
+    if (!PyArg_ParseTuple(arguments, "O!O", &PyTuple_Type, &paths, &function)) return NULL;
+    if (!back_name) back_name = PyUnicode_InternFromString("f_back");
+    if (!back_name) return NULL;
+    Py_INCREF(paths);
+    Py_XDECREF(own_paths);
+    own_paths = paths;
+    Py_XDECREF(locating);
+    locating = function == Py_None ? NULL : function;
+    Py_XINCREF(locating);
+    un_set_locator(locating ? locate : NULL);
+    Py_RETURN_NONE;
+}

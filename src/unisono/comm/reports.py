@@ -1,0 +1,170 @@
+"""The text of reports: what the ranks of a group posted, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+from unisono.comm.base import REDUCTIONS
+from unisono.comm.engine import ENDING_KNOWN, Group, Operation
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_FLOAT8 = {
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    17: "float4_e2m1fn_x2",
+}
+REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
+ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
+_PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+
+
+def dtype_name(dtype: int) -> str:
+    """The name of an element type that the engine wrote as DLPack code, bits and lanes."""
+    code, bits = dtype & 0xFF, dtype >> 8 & 0xFF
+    if code == 6:
+        return "bool"
+    if code in _FLOAT8:
+        return _FLOAT8[code]
+    return f"{_KINDS.get(code, f'type{code}_')}{bits or 256}"
+
+
+def describe_post(group: Group, rank: int, call: int) -> str | None:
+    """What `rank` posted for this call, in words; None if it has not arrived."""
+    posted = group.posted(rank, call)
+    if call == 0 or posted is None or posted[0] != call:
+        return None
+    _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
+        posted[index] for index in range(8)
+    )
+    operation = Operation(operation_number)
+    text = operation.name.lower()
+    if refused:
+        return f"{text} with arguments that it refused"
+    if operation is Operation.BARRIER:
+        return text
+    details = [dtype_name(dtype)]
+    if operation not in _PAIRED:
+        item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
+        details.append(f"{size_bytes // item_bytes} elements")
+    if operation in REDUCING:
+        details.append((*REDUCTIONS, "premul_sum")[reduction])
+    if operation in ROOTED:
+        details.append(f"root {root}")
+    if operation in _PAIRED:
+        details.append("sizes of its own")
+    elif shape_hash:
+        what = "factor" if reduction == len(REDUCTIONS) else "shapes"
+        details.append(f"{what} with hash {shape_hash:016x}")
+    return f"{text} of {', '.join(details)}"
+
+
+def culprits_of(calls: Sequence[str | None]) -> list[int]:
+    """The ranks that differ from what a strict majority called."""
+    counts = Counter(call for call in calls if call is not None)
+    if not counts:
+        return []
+    common, times = counts.most_common(1)[0]
+    if times * 2 <= len(calls):
+        return []
+    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+
+
+def mismatch_report(
+    name: str, call: int, calls: Sequence[str | None], sites: Sequence[str | None]
+) -> str:
+    """The text of a `CollectiveMismatch`: the verdict, then who called what and where."""
+    culprits = culprits_of(calls)
+    if culprits:
+        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {_join(culprits)}"
+        verdict = f"{who} called something else than the others in call #{call} of group {name}"
+    elif len(set(calls)) == 1:
+        verdict = f"call #{call} of group {name}: what a rank gives is not what another takes"
+    else:
+        verdict = f"the ranks called different things in call #{call} of group {name}"
+    lines = [verdict]
+    told = list(zip(calls, sites, strict=True))
+    for both in dict.fromkeys(told):
+        text, site = both
+        ranks = [rank for rank, other in enumerate(told) if other == both]
+        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join(ranks)}"
+        at = f" at {site}" if site else ""
+        lines.append(f"  {label}: {text or 'has not arrived'}{at}")
+    lines.append("Nothing was moved. Make every rank call the same, in the same order.")
+    return "\n".join(lines)
+
+
+def timeout_report(
+    name: str,
+    call: int,
+    what: str | None,
+    arrived: Sequence[int],
+    missing: Sequence[int],
+    whereabouts: Sequence[str],
+) -> str:
+    """The text of a `CollectiveTimeout`: who came, who did not, and where those are."""
+    waited = f"{what or 'a call'} (call #{call} of group {name}) did not finish by its deadline"
+    if not missing:
+        return f"{waited}: all ranks arrived, one stopped moving data"
+    who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+    return "\n".join([f"{waited}: {who}", *whereabouts])
+
+
+def deadlock_circle(group: Group, first: int) -> list[int]:
+    """The ranks that wait for each other, from `first` on."""
+    circle: list[int] = []
+    rank = first
+    while rank not in circle:
+        circle.append(rank)
+        waits, _, peer, _ = group.waiting(rank)
+        if not waits:
+            break
+        rank = peer
+    return circle
+
+
+def deadlock_report(
+    group: Group, name: str, circle: Sequence[int], sites: Sequence[str | None]
+) -> str:
+    """The text of a `DeadlockError`."""
+    lines = []
+    for rank, site in zip(circle, sites, strict=True):
+        waits, sends, peer, what = group.waiting(rank)
+        doing = f"send to rank {peer}" if sends else f"recv from rank {peer} (tag {what})"
+        at = f" at {site}" if site else ""
+        lines.append(f"  rank {rank}: {doing if waits else 'went on'}{at}")
+    verdict = " -> ".join(map(str, [*circle, circle[0]]))
+    return "\n".join(
+        [
+            f"deadlock in group {name}: ranks {verdict} wait for each other",
+            *lines,
+            "A send waits until it is received: let one side receive first, or use isend.",
+        ]
+    )
+
+
+def ending(detail: int) -> str:
+    """How a process ended, from a failure's detail."""
+    if not detail & ENDING_KNOWN:
+        return "has ended"
+    status = detail & 0xFFFF
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"was killed by signal {number}"
+    return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "nobody"
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "" if len(ranks) == 1 else "s"
