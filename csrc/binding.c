@@ -157,7 +157,11 @@ static PyMethodDef group_methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
     {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
-    {"message", (PyCFunction)(void (*)(void))group_message, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)(void (*)(void))group_send, METH_FASTCALL, NULL},
+    {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
+    {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
+    {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
+    {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
@@ -250,7 +254,7 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (prepare_calls() || prepare_works()) return -1;
+    if (prepare_calls() || prepare_works() || prepare_mail()) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

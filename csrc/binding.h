@@ -4,6 +4,14 @@
 
 #include "tensors.h"
 
+enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
+
+typedef struct seen { /* of a message */
+    int source;
+    uint64_t bytes;
+    un_dtype dtype;
+} seen;
+
 typedef struct Group {
     PyObject_HEAD
     un_group *group; /* NULL once closed */
@@ -13,8 +21,18 @@ typedef struct Group {
     bool closing;
     bool keeps_sites; /* of blocking calls too */
     int64_t timeout_ns;
-    struct Work *pending; /* works under way, oldest first */
+    struct Pending *pending; /* works and messages under way */
+    seen seen;               /* the message that failed last */
 } Group;
+
+/* What works and messages have in common. */
+typedef struct Pending {
+    PyObject_HEAD
+    struct Pending *next;
+    Group *group;
+    bool (*is_done)(const struct Pending *);
+    void (*release)(struct Pending *); /* let go of the tensors; may be called twice */
+} Pending;
 
 /* calls.c */
 void release_gil(void *parked);
@@ -36,9 +54,23 @@ PyObject *module_site_of(PyObject *module, PyObject *frame);
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 
 /* works.c */
+typedef un_status awaiting(un_group *group, Pending *p, const un_call *hooks);
 void reap(Group *self);
+Pending *new_pending(PyTypeObject *type, bool (*is_done)(const Pending *),
+                     void (*release)(Pending *));
+PyObject *keep(Group *self, Pending *p);
+void free_pending(PyObject *object);
+PyObject *pending_is_done(PyObject *object, PyObject *ignored);
+PyObject *wait_for_pending(Pending *p, PyObject *timeout, awaiting *await);
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 int prepare_works(void);
+
+/* mail.c */
+PyObject *group_send(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_seen(PyObject *object, PyObject *ignored);
+int prepare_mail(void);
 
 #endif

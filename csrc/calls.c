@@ -69,8 +69,6 @@ static PyObject *refuse(Group *self, un_call *call) {
     return NULL;
 }
 
-enum { SMALL_BYTES = 8192 };
-
 static size_t side_bytes(const side *s) {
     size_t bytes = 0;
     for (size_t i = 0; i < s->tensors; i++) bytes += s->tensor[i].bytes;

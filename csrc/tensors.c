@@ -212,6 +212,35 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     return refuse_type(object, "is neither a tensor nor an array");
 }
 
+static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
+    un_view view = {.data = t->data, .layout = t->layout, .bytes = bytes, .start = start};
+    if (t->layout)
+        view.first_byte = first_byte;
+    else
+        view.data += first_byte;
+    return view;
+}
+
+void start_tensor(tensor *t) {
+    t->layout = NULL;
+    t->capsule = NULL;
+    t->owner = NULL;
+    t->buffer.obj = NULL;
+}
+
+void free_tensor(tensor *t) {
+    free(t->layout);
+    if (t->buffer.obj) PyBuffer_Release(&t->buffer);
+    Py_XDECREF(t->capsule);
+    Py_XDECREF(t->owner);
+}
+
+int read_one(tensor *t, un_view *view, PyObject *object, bool writable) {
+    if (read_tensor(t, object, writable)) return -1;
+    *view = view_of(t, 0, t->bytes, 0);
+    return 0;
+}
+
 /* -- one side of a call ---------------------------------------------------------------------- */
 
 void start_side(side *s) {
@@ -230,36 +259,17 @@ static int allocate_side(side *s, size_t tensors, size_t parts, size_t views) {
     if (parts > sizeof s->few_streams / sizeof *s->few_streams)
         s->streams = malloc(parts * sizeof *s->streams);
     if (s->tensor)
-        for (size_t i = 0; i < tensors; i++) {
-            s->tensor[i].layout = NULL;
-            s->tensor[i].capsule = NULL;
-            s->tensor[i].owner = NULL;
-            s->tensor[i].buffer.obj = NULL;
-        }
+        for (size_t i = 0; i < tensors; i++) start_tensor(&s->tensor[i]);
     if (s->tensor && s->views && s->streams) return 0;
     PyErr_NoMemory();
     return -1;
 }
 
 void free_side(side *s) {
-    for (size_t i = 0; s->tensor && i < s->tensors; i++) {
-        free(s->tensor[i].layout);
-        if (s->tensor[i].buffer.obj) PyBuffer_Release(&s->tensor[i].buffer);
-        Py_XDECREF(s->tensor[i].capsule);
-        Py_XDECREF(s->tensor[i].owner);
-    }
+    for (size_t i = 0; s->tensor && i < s->tensors; i++) free_tensor(&s->tensor[i]);
     if (s->tensor != s->few_tensors) free(s->tensor);
     if (s->views != s->few_views) free(s->views);
     if (s->streams != s->few_streams) free(s->streams);
-}
-
-static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
-    un_view view = {.data = t->data, .layout = t->layout, .bytes = bytes, .start = start};
-    if (t->layout)
-        view.first_byte = first_byte;
-    else
-        view.data += first_byte;
-    return view;
 }
 
 /* Every tensor gives an equal part to each stream. */

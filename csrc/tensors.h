@@ -18,6 +18,10 @@ typedef struct tensor {
     PyObject *owner;   /* the tensor itself */
 } tensor;
 
+void start_tensor(tensor *t); /* before anything else; nothing of it needs to be zero */
+void free_tensor(tensor *t);
+int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
+
 /* One side of a call: its tensors, and the streams made of them. */
 typedef struct side {
     size_t tensors;

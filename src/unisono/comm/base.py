@@ -82,6 +82,8 @@ class Work(ABC):
     Works may be waited for in any order and from any thread, or dropped: they finish anyway.
     """
 
+    __slots__ = ()
+
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once the operation has finished, or raise what went wrong.

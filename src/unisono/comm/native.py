@@ -22,7 +22,6 @@ from unisono.comm.base import (
 )
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
-    EngineWork,
     Operation,
     Status,
     engine_ns,
@@ -32,7 +31,7 @@ from unisono.comm.engine import (
 from unisono.comm.failures import describe_failure, whereabouts
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.work import NativeMessage, NativeWork, joined
+from unisono.comm.work import MessageFacts, NativeMessage, NativeWork, Seen, joined
 from unisono.errors import (
     CollectiveTimeout,
     GroupClosed,
@@ -74,6 +73,8 @@ class NativeCommunicator(Communicator):
         self._all_reduce = place.group.all_reduce
         self._barrier = place.group.barrier
         self._call = place.group.run
+        self._send = place.group.send
+        self._recv = place.group.recv
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
@@ -210,37 +211,42 @@ class NativeCommunicator(Communicator):
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        self._message(True, tensor, dst, tag, blocking=True).wait(0)
+        if type(dst) is not int or not 0 <= dst < self.size:
+            self._refuse_peer(dst)
+        status = self._send(tensor, dst, tag)
+        if status < 0:
+            raise self.message_error(-status, self._group, (True, tensor, dst, tag))
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        work = self._message(False, tensor, src, tag, blocking=True)
-        work.wait(0)
-        return work.source_rank()
+        if src is None:
+            src = -1
+        elif type(src) is not int or not 0 <= src < self.size:
+            self._refuse_peer(src)
+        source = self._recv(tensor, src, tag)
+        if source < 0:
+            raise self.message_error(-source, self._group, (False, tensor, src, tag))
+        return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        return self._message(True, tensor, dst, tag, blocking=False)
+        if type(dst) is not int or not 0 <= dst < self.size:
+            self._refuse_peer(dst)
+        message = self._group.isend(tensor, dst, tag)
+        return NativeMessage(message, self, (True, tensor, dst, tag))
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        return self._message(False, tensor, src, tag, blocking=False)
+        if src is None:
+            src = -1
+        elif type(src) is not int or not 0 <= src < self.size:
+            self._refuse_peer(src)
+        message = self._group.irecv(tensor, src, tag)
+        return NativeMessage(message, self, (False, tensor, src, tag))
 
-    def _message(
-        self, sends: bool, tensor: Tensor, peer: int | None, tag: int, blocking: bool
-    ) -> NativeMessage:
-        if peer is None and not sends:
-            peer = -1
-        elif not isinstance(peer, int) or not 0 <= peer < self.size:
-            raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
-        if self._cause is not None:
-            raise copy.copy(self._cause)
-        work = self._group.message(sends, tensor, peer, tag, blocking)
-        if isinstance(work, int):
-            raise self._error(work, Operation.BARRIER)
-        return NativeMessage(work, partial(self._message_error, work, sends, tensor, peer, tag))
+    def _refuse_peer(self, peer: object) -> NoReturn:
+        raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
 
-    def _message_error(
-        self, work: EngineWork, sends: bool, tensor: Any, peer: int, tag: int, status: int
-    ) -> Exception:
+    def message_error(self, status: int, message: Seen, about: MessageFacts) -> Exception:
         """The exception for a message whose status is not OK."""
+        sends, tensor, peer, tag = about
         what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
         doing = f"{what} (tag {tag})"
         if status == Status.NOT_YET:
@@ -248,7 +254,7 @@ class NativeCommunicator(Communicator):
                 f"{doing} on group {self.name} is still under way", rank=self.rank, group=self.name
             )
         if status == Status.UNFIT and not sends and self._cause is None:
-            source, size_bytes, dtype = work.seen()
+            source, size_bytes, dtype = message.seen()
             self._cause = MessageMismatch(
                 f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self.name}), which sends {size_bytes} bytes of "
