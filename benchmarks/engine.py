@@ -15,7 +15,9 @@ had other programs on its cores. Who spins suffers most then, and its ratios say
 Sizes are nccl-tests': the tensor for all_reduce and broadcast, the whole output for all_gather, the
 whole input for reduce_scatter and all_to_all, cut to the same number of elements for each rank.
 Broadcast moves its root on with every call, so that no root runs ahead of its receivers
-(--fixed-root keeps rank 0). The floor is a local `a.add_(b)` of as many bytes on all ranks at once.
+(--fixed-root keeps rank 0). An async all_reduce is timed from the call to the end of its wait. A
+round trip is an isend and an irecv, each awaited, between neighbours 0 and 1, 2 and 3, and so on.
+The floor is a local `a.add_(b)` of as many bytes on all ranks at once.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ SIZES = {
     "all_reduce": (8, 64, *(KIB * 4**power for power in range(10))),
     **dict.fromkeys(figures.MOVERS, (KIB, 64 * KIB, MIB, 64 * MIB)),
     "barrier": (0,),
+    "async all_reduce": (8,),
+    "round trip": (8, MIB),
 }
 BACK_TO_BACK_BYTES = 64 * KIB
 SHORT_S = 100e-6
@@ -70,7 +74,9 @@ def buffers(
     import torch
 
     count = max(1, nbytes // ELEMENT_BYTES)
-    if collective not in ("all_gather", "reduce_scatter", "all_to_all"):
+    if collective == "round trip":
+        output, input = torch.zeros(count), torch.zeros(count)
+    elif collective not in ("all_gather", "reduce_scatter", "all_to_all"):
         output = torch.zeros(count)
         input = output
     else:
@@ -96,8 +102,11 @@ def is_right(
     part = pattern.numel() // size
     mine = slice(rank * part, (rank + 1) * part)
     sum_of_ranks = size * (size + 1) // 2
-    if collective == "all_reduce":
+    if collective in ("all_reduce", "async all_reduce"):
         return bool(torch.equal(output, pattern * size + sum_of_ranks))
+    if collective == "round trip":
+        neighbour = libraries.neighbour
+        return neighbour is None or bool(torch.equal(output, pattern + neighbour + 1))
     if collective == "reduce_scatter":
         return bool(torch.equal(output, pattern[mine] * size + sum_of_ranks))
     if collective == "broadcast":
@@ -246,7 +255,8 @@ def measure_all(options: argparse.Namespace, world: MPI.Intracomm) -> None:
     budget_s, turns_at_least = (0.5, 3) if options.quick else (2.5, 7)
     rows: list[Row] = []
     for collective in options.collectives:
-        sizes = SIZES[collective] if collective == "barrier" else options.sizes
+        fixed = collective in ("barrier", "async all_reduce")
+        sizes = SIZES[collective] if fixed else options.sizes
         for nbytes in sizes or SIZES[collective]:
             rows.append(measure(libraries, collective, nbytes, budget_s, turns_at_least))
             show(figures.plain_line(figures.cells(rows[-1])))

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
+
+
+def round_trip(
+    send: Callable[[], Any], recv: Callable[[], Any], wait: str, rank: int, neighbour: int | None
+) -> Calls:
+    """There and back: the even rank begins."""
+
+    def there_and_back() -> None:
+        if neighbour is None:
+            return
+        for start in (recv, send) if rank % 2 else (send, recv):
+            getattr(start(), wait)()
+
+    return [there_and_back]
+
 
 Calls = Sequence[Callable[[], object]]
 """What a library does for one row: one call, or a few that take turns (a root each)."""
@@ -26,6 +41,7 @@ class Libraries:
         self.names = names
         self.world, self.rank, self.size = world, world.rank, world.size
         self.roots = [0] if fixed_root else list(range(self.size))
+        self.neighbour = self.rank ^ 1 if self.rank ^ 1 < self.size else None
         # unisono comes first, since it would adopt a default group that it finds.
         if "unisono" in names:
             import unisono
@@ -64,6 +80,14 @@ class Libraries:
             "broadcast": [partial(native.broadcast, output, root) for root in self.roots],
             "all_to_all": [partial(native.all_to_all, output, input)],
             "barrier": [native.barrier],
+            "async all_reduce": [lambda: native.all_reduce(output, async_op=True).wait()],
+            "round trip": round_trip(
+                partial(native.isend, input, self.neighbour),
+                partial(native.irecv, output, self.neighbour),
+                "wait",
+                self.rank,
+                self.neighbour,
+            ),
         }
 
     def _mpi(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
@@ -77,6 +101,14 @@ class Libraries:
             "broadcast": [partial(world.Bcast, to, root) for root in self.roots],
             "all_to_all": [partial(world.Alltoall, of, to)],
             "barrier": [world.Barrier],
+            "async all_reduce": [lambda: world.Iallreduce(MPI.IN_PLACE, to).Wait()],
+            "round trip": round_trip(
+                partial(world.Isend, of, self.neighbour),
+                partial(world.Irecv, to, self.neighbour),
+                "Wait",
+                self.rank,
+                self.neighbour,
+            ),
         }
 
     def _gloo(self, output: torch.Tensor, input: torch.Tensor) -> dict[str, Calls]:
@@ -93,4 +125,14 @@ class Libraries:
             "broadcast": [partial(dist.broadcast, output, root, group) for root in self.roots],
             "all_to_all": [partial(dist.all_to_all_single, output, input, group=group)],
             "barrier": [partial(dist.barrier, group)],
+            "async all_reduce": [
+                lambda: dist.all_reduce(output, group=group, async_op=True).wait()
+            ],
+            "round trip": round_trip(
+                partial(dist.isend, input, self.neighbour, group),
+                partial(dist.irecv, output, self.neighbour, group),
+                "wait",
+                self.rank,
+                self.neighbour,
+            ),
         }

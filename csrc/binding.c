@@ -254,7 +254,7 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (prepare_calls() || prepare_works() || prepare_mail()) return -1;
+    if (prepare_calls() || prepare_works(module) || prepare_mail(module)) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

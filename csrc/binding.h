@@ -25,14 +25,23 @@ typedef struct Group {
     seen seen;               /* the message that failed last */
 } Group;
 
-/* What works and messages have in common. */
+/* What works and messages have in common: both are a Work to the program. */
 typedef struct Pending {
     PyObject_HEAD
+    const struct kind *kind;
     struct Pending *next;
     Group *group;
-    bool (*is_done)(const struct Pending *);
-    void (*release)(struct Pending *); /* let go of the tensors; may be called twice */
+    PyObject *blamer; /* makes an exception of a status */
 } Pending;
+
+typedef struct kind {
+    bool (*is_done)(const Pending *p);
+    un_status (*result)(const Pending *p); /* once done */
+    un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
+    void (*release)(Pending *p); /* let go of the tensors; may be called twice */
+    PyObject *(*blame)(Pending *p, un_status status); /* a new exception, or NULL with another */
+    int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
+} kind;
 
 /* calls.c */
 void release_gil(void *parked);
@@ -50,20 +59,19 @@ int prepare_calls(void);
 
 /* sites.c */
 const un_site *current_site(void);
+const un_site *site_of_frame(PyObject *frame);
 PyObject *module_site_of(PyObject *module, PyObject *frame);
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 
-/* works.c */
-typedef un_status awaiting(un_group *group, Pending *p, const un_call *hooks);
+/* pending.c */
 void reap(Group *self);
-Pending *new_pending(PyTypeObject *type, bool (*is_done)(const Pending *),
-                     void (*release)(Pending *));
+Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer);
 PyObject *keep(Group *self, Pending *p);
-void free_pending(PyObject *object);
-PyObject *pending_is_done(PyObject *object, PyObject *ignored);
-PyObject *wait_for_pending(Pending *p, PyObject *timeout, awaiting *await);
+PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
+
+/* works.c */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-int prepare_works(void);
+int prepare_works(PyObject *module);
 
 /* mail.c */
 PyObject *group_send(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
@@ -71,6 +79,6 @@ PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t co
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_seen(PyObject *object, PyObject *ignored);
-int prepare_mail(void);
+int prepare_mail(PyObject *module);
 
 #endif

@@ -7,7 +7,8 @@ typedef struct Message {
     un_message message;
     tensor tensor;
     un_view view;
-    PyObject *owner; /* the tensor; NULL once the message is over */
+    PyObject *owner; /* the tensor; kept after a failure, for its text */
+    bool holds;      /* on to the tensor's memory */
 } Message;
 
 static PyTypeObject *message_type;
@@ -83,39 +84,61 @@ PyObject *group_seen(PyObject *object, PyObject *ignored) {
 
 static bool is_done(const Pending *p) { return un_message_done(&((const Message *)p)->message); }
 
+static un_status result(const Pending *p) { return ((const Message *)p)->message.status; }
+
+static int source(const Pending *p) { return ((const Message *)p)->message.source; }
+
+static un_status await(un_group *group, Pending *p, const un_call *hooks) {
+    return un_message_wait(group, &((Message *)p)->message, hooks);
+}
+
 static void release(Pending *p) {
     Message *self = (Message *)p;
-    if (!self->owner) return;
-    free_tensor(&self->tensor);
-    Py_CLEAR(self->owner);
+    bool first = self->holds;
+    self->holds = false;
+    if (first) free_tensor(&self->tensor);
+    if (!first || !self->message.status) Py_CLEAR(self->owner);
 }
+
+/* message_error(status, (sends, tensor, peer, tag), (source, bytes, dtype)) */
+static PyObject *blame(Pending *p, un_status status) {
+    const Message *self = (const Message *)p;
+    const un_message *m = &self->message;
+    return PyObject_CallMethod(p->blamer, "message_error", "i(OOiL)(iKI)", (int)status,
+                               m->sends ? Py_True : Py_False, self->owner, m->peer,
+                               (long long)m->tag, m->source, (unsigned long long)m->seen_bytes,
+                               (unsigned)m->seen_dtype);
+}
+
+static const kind message_kind = {is_done, result, await, release, blame, source};
 
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "a message has 5 arguments");
     if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
     if (self->pending) reap(self);
-    Message *m = (Message *)new_pending(message_type, is_done, release);
+    Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
     if (!m) return NULL;
     start_tensor(&m->tensor);
-    if (read_message(self, sends, arguments, count, &m->message, &m->tensor, &m->view)) {
-        free_tensor(&m->tensor);
+    m->holds = true;
+    if (read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor, &m->view)) {
         Py_DECREF((PyObject *)m);
         return NULL;
     }
-    Py_INCREF(arguments[0]);
-    m->owner = arguments[0];
-    m->message.site = current_site();
+    Py_INCREF(arguments[2]);
+    m->owner = arguments[2];
+    m->message.site = site_of_frame(arguments[1]);
     PyThreadState *parked = NULL;
-    PyObject *result = keep(self, &m->pending);
+    PyObject *kept = keep(self, &m->pending);
     self->users++;
     if (m->message.stream.bytes > SMALL_BYTES) release_gil(&parked);
     un_message_start(self->group, &m->message);
     if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
-    return result;
+    return kept;
 }
 
-/* isend(tensor, peer, tag), irecv(tensor, peer, tag): a Message, or a status. */
+/* isend(blamer, frame, tensor, peer, tag) and irecv: a Message, or a status. */
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     return start_message((Group *)object, true, arguments, count);
 }
@@ -124,45 +147,9 @@ PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t c
     return start_message((Group *)object, false, arguments, count);
 }
 
-static un_status await(un_group *group, Pending *p, const un_call *hooks) {
-    un_message *m = &((Message *)p)->message;
-    return hooks ? un_message_wait(group, m, hooks) : m->status;
-}
-
-static PyObject *message_wait(PyObject *object, PyObject *timeout) {
-    return wait_for_pending((Pending *)object, timeout, await);
-}
-
-/* Who sent it, and the bytes and type that it had. */
-static PyObject *message_seen(PyObject *object, PyObject *ignored) {
-    (void)ignored;
-    const un_message *m = &((Message *)object)->message;
-    return Py_BuildValue("iKI", m->source, (unsigned long long)m->seen_bytes,
-                         (unsigned)m->seen_dtype);
-}
-
-static PyMethodDef message_methods[] = {
-    {"done", pending_is_done, METH_NOARGS, NULL},
-    {"wait", message_wait, METH_O, NULL},
-    {"seen", message_seen, METH_NOARGS, NULL},
-    {0},
-};
-
-static PyType_Slot message_slots[] = {
-    {Py_tp_doc, "A message that goes on by itself; made by Group.isend and Group.irecv."},
-    {Py_tp_dealloc, (void *)free_pending},
-    {Py_tp_methods, message_methods},
-    {0, NULL},
-};
-
-static PyType_Spec message_spec = {
-    .name = "unisono._native.Message",
-    .basicsize = sizeof(Message),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = message_slots,
-};
-
-int prepare_mail(void) {
-    if (!message_type) message_type = (PyTypeObject *)PyType_FromSpec(&message_spec);
-    return message_type ? 0 : -1;
+int prepare_mail(PyObject *module) {
+    if (!message_type)
+        message_type = make_pending_type("unisono._native.Message",
+                                         "A message that goes on by itself.", sizeof(Message));
+    return message_type ? PyModule_AddObjectRef(module, "Message", (PyObject *)message_type) : -1;
 }

@@ -90,7 +90,7 @@ static const un_site *site_of_line(PyObject *code, int line) {
 }
 
 /* The innermost place that is not ours, from `frame` outwards. Leaves a pending exception alone. */
-static const un_site *site_of_frame(PyObject *frame) {
+const un_site *site_of_frame(PyObject *frame) {
     PyObject *type, *value, *traceback;
     const un_site *site = NULL;
     PyErr_Fetch(&type, &value, &traceback);

@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
+from unisono.comm.base import Work
 from unisono.errors import EngineUnavailable, SegmentError
 
 _native: Any = None
@@ -80,17 +81,13 @@ class Posted(Protocol):
     def __getitem__(self, index: int) -> int: ...
 
 
-class EngineWork(Protocol):
-    """A call that goes on by itself."""
+class Blamer(Protocol):
+    """What makes exceptions of the statuses of works and messages; the engine calls it."""
 
-    def done(self) -> bool: ...
-    def wait(self, timeout_ns: int) -> int: ...
-
-
-class EngineMessage(EngineWork, Protocol):
-    """A message that goes on by itself. `seen` tells who sent it, its bytes and its dtype."""
-
-    def seen(self) -> tuple[int, int, int]: ...
+    def call_error(self, status: int, operation: int, reduction: int, dtype: int) -> Exception: ...
+    def message_error(
+        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
+    ) -> Exception: ...
 
 
 class Group(Protocol):
@@ -113,6 +110,7 @@ class Group(Protocol):
     ) -> int: ...
     def submit(
         self,
+        blamer: Blamer,
         operation: int,
         output: Any,
         input: Any,
@@ -120,11 +118,15 @@ class Group(Protocol):
         reduction: int,
         factor: float,
         coalesced: bool,
-    ) -> EngineWork | int: ...
+    ) -> Work | int: ...
     def send(self, tensor: Any, peer: int, tag: int) -> int: ...
     def recv(self, tensor: Any, peer: int, tag: int) -> int: ...
-    def isend(self, tensor: Any, peer: int, tag: int) -> EngineMessage | int: ...
-    def irecv(self, tensor: Any, peer: int, tag: int) -> EngineMessage | int: ...
+    def isend(
+        self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int
+    ) -> Work | int: ...
+    def irecv(
+        self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int
+    ) -> Work | int: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int]: ...
     def set_eager(self, size_bytes: int) -> None: ...
@@ -232,3 +234,5 @@ if _native is not None:
     _OWN_PATHS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
     _native.prepare_sites(_OWN_PATHS, _where)
     atexit.register(_native.prepare_sites, _OWN_PATHS, None)
+    Work.register(_native.Work)
+    Work.register(_native.Message)

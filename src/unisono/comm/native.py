@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono.comm import reports
@@ -31,7 +31,7 @@ from unisono.comm.engine import (
 from unisono.comm.failures import describe_failure, whereabouts
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.work import MessageFacts, NativeMessage, NativeWork, Seen, joined
+from unisono.comm.work import joined
 from unisono.errors import (
     CollectiveTimeout,
     GroupClosed,
@@ -75,6 +75,8 @@ class NativeCommunicator(Communicator):
         self._call = place.group.run
         self._send = place.group.send
         self._recv = place.group.recv
+        self._isend = place.group.isend
+        self._irecv = place.group.irecv
         self._cause: GroupError | None = None
         self._splits: dict[tuple[int, ...], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
@@ -215,7 +217,7 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(dst)
         status = self._send(tensor, dst, tag)
         if status < 0:
-            raise self.message_error(-status, self._group, (True, tensor, dst, tag))
+            raise self.message_error(-status, (True, tensor, dst, tag), self._group.seen())
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         if src is None:
@@ -224,28 +226,35 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(src)
         source = self._recv(tensor, src, tag)
         if source < 0:
-            raise self.message_error(-source, self._group, (False, tensor, src, tag))
+            raise self.message_error(-source, (False, tensor, src, tag), self._group.seen())
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._refuse_peer(dst)
-        message = self._group.isend(tensor, dst, tag)
-        return NativeMessage(message, self, (True, tensor, dst, tag))
+        work = self._isend(self, _caller(1), tensor, dst, tag)
+        if isinstance(work, int):
+            raise self._closed()
+        return work
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._refuse_peer(src)
-        message = self._group.irecv(tensor, src, tag)
-        return NativeMessage(message, self, (False, tensor, src, tag))
+        work = self._irecv(self, _caller(1), tensor, src, tag)
+        if isinstance(work, int):
+            raise self._closed()
+        return work
 
     def _refuse_peer(self, peer: object) -> NoReturn:
         raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
 
-    def message_error(self, status: int, message: Seen, about: MessageFacts) -> Exception:
-        """The exception for a message whose status is not OK."""
+    def message_error(
+        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
+    ) -> Exception:
+        """The exception for a message whose status is not OK. `about` is whether it sends, its
+        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
         sends, tensor, peer, tag = about
         what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
         doing = f"{what} (tag {tag})"
@@ -254,7 +263,7 @@ class NativeCommunicator(Communicator):
                 f"{doing} on group {self.name} is still under way", rank=self.rank, group=self.name
             )
         if status == Status.UNFIT and not sends and self._cause is None:
-            source, size_bytes, dtype = message.seen()
+            source, size_bytes, dtype = seen
             self._cause = MessageMismatch(
                 f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self.name}), which sends {size_bytes} bytes of "
@@ -281,7 +290,7 @@ class NativeCommunicator(Communicator):
                 group=self.name,
             )
         if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
-            return self._error(status, Operation.BARRIER)
+            return self.call_error(status, Operation.SEND if sends else Operation.RECV)
         return self._failure(doing)
 
     # -- the way to the engine -------------------------------------------------------------------
@@ -298,11 +307,12 @@ class NativeCommunicator(Communicator):
         async_op: bool = False,
     ) -> Work | None:
         if async_op:
-            work = self._group.submit(operation, output, input, root, reduction, factor, coalesced)
+            work = self._group.submit(
+                self, operation, output, input, root, reduction, factor, coalesced
+            )
             if isinstance(work, int):
-                self._fail(work, operation)
-            blame = partial(self._error, operation=operation, reduction=reduction, tensors=output)
-            return NativeWork(work, blame)
+                raise self.call_error(work, operation)
+            return work
         status = self._call(operation, output, input, root, reduction, factor, coalesced)
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
@@ -416,17 +426,18 @@ class NativeCommunicator(Communicator):
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
-        raise self._error(status, operation, reduction, tensors)
+        raise self.call_error(status, operation, reduction, dtype_name(_first(tensors)))
 
-    def _error(
-        self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
+    def call_error(
+        self, status: int, operation: int, reduction: int = 0, dtype: int | str = ""
     ) -> Exception:
-        """The exception for a status that is not OK."""
+        """The exception for a call whose status is not OK."""
+        what = Operation(operation).name.lower()
         if status == Status.REFUSED:
             op = (*REDUCTIONS, "premul_sum")[reduction]
             return TypeError(
-                f"{operation.name.lower()} on group {self.name}: {op} has no meaning for "
-                f"{dtype_name(_first(tensors))}{_remedy(op)}"
+                f"{what} on group {self.name}: {op} has no meaning for "
+                f"{dtype if isinstance(dtype, str) else reports.dtype_name(dtype)}{_remedy(op)}"
             )
         if status == Status.NO_MEMORY:
             return SegmentError(
@@ -435,7 +446,7 @@ class NativeCommunicator(Communicator):
             )
         if status == Status.NOT_YET:
             return CollectiveTimeout(
-                f"{operation.name.lower()} on group {self.name} is still under way",
+                f"{what} on group {self.name} is still under way",
                 rank=self.rank,
                 group=self.name,
             )
@@ -448,12 +459,12 @@ class NativeCommunicator(Communicator):
             )
         if status == Status.REENTERED:
             return RuntimeError(
-                f"{operation.name.lower()} on group {self.name}: this thread is in a call of the "
+                f"{what} on group {self.name}: this thread is in a call of the "
                 "group already (is this a signal handler?)"
             )
         if status == Status.CLOSED or self._group.failure()[0] == Status.CLOSED:
             return self._closed()
-        return self._failure(operation.name.lower())
+        return self._failure(what)
 
     def _failure(self, doing: str) -> GroupError:
         """The first cause of the group's end, as an exception of this rank."""

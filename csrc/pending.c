@@ -1,0 +1,148 @@
+/* What is under way: works and messages. The group holds on to them until they are done, and they
+ * to their tensors. To the program they are what unisono.comm.base calls a Work. */
+#include "binding.h"
+
+/* Let go of what is done. Called with the GIL, whenever the group is used. */
+void reap(Group *self) {
+    for (Pending **link = &self->pending; *link;) {
+        Pending *p = *link;
+        if (!p->kind->is_done(p)) {
+            link = &p->next;
+            continue;
+        }
+        *link = p->next;
+        p->kind->release(p);
+        Py_DECREF((PyObject *)p);
+    }
+}
+
+Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Pending *p = (Pending *)allocate(type, 0);
+    if (!p) return NULL;
+    p->kind = kind;
+    Py_INCREF(blamer);
+    p->blamer = blamer;
+    return p;
+}
+
+PyObject *keep(Group *self, Pending *p) {
+    Py_INCREF((PyObject *)self);
+    p->group = self;
+    Py_INCREF((PyObject *)p);
+    p->next = self->pending;
+    self->pending = p;
+    return (PyObject *)p;
+}
+
+static void free_pending(PyObject *object) {
+    Pending *p = (Pending *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    p->kind->release(p);
+    Py_XDECREF((PyObject *)p->group);
+    Py_XDECREF(p->blamer);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* A status, or -1 with an exception (Ctrl-C). */
+static int wait_as_told(Pending *p, int64_t timeout_ns) {
+    Group *group = p->group;
+    int status;
+    if (p->kind->is_done(p)) {
+        status = (int)p->kind->result(p);
+    } else if (!group->group) {
+        status = UN_CLOSED;
+    } else {
+        PyThreadState *parked = NULL;
+        un_call hooks = {.timeout_ns = timeout_ns,
+                         .block = release_gil,
+                         .pause = handle_signals,
+                         .argument = &parked};
+        group->users++;
+        status = (int)p->kind->await(group->group, p, &hooks);
+        if (parked) PyEval_RestoreThread(parked);
+        if (!--group->users && group->closing) close_now(group);
+    }
+    if (group->pending) reap(group);
+    return PyErr_Occurred() ? -1 : status;
+}
+
+/* Seconds as nanoseconds; a century stands for ever. */
+static int read_timeout(PyObject *object, int64_t *timeout_ns) {
+    *timeout_ns = -1;
+    if (object == Py_None) return 0;
+    double seconds = PyFloat_AsDouble(object);
+    if (seconds == -1 && PyErr_Occurred()) return -1;
+    if (!(seconds > 0)) seconds = 0;
+    *timeout_ns = (int64_t)((seconds < 3.2e9 ? seconds : 3.2e9) * 1e9);
+    return 0;
+}
+
+/* wait(timeout_s=None) */
+static PyObject *pending_wait(PyObject *object, PyObject *arguments, PyObject *keywords) {
+    static char *names[] = {"timeout_s", NULL};
+    PyObject *timeout = Py_None;
+    int64_t timeout_ns;
+    if ((keywords || PyTuple_Size(arguments)) &&
+        !PyArg_ParseTupleAndKeywords(arguments, keywords, "|O", names, &timeout))
+        return NULL;
+    if (read_timeout(timeout, &timeout_ns)) return NULL;
+    Pending *p = (Pending *)object;
+    int status = wait_as_told(p, timeout_ns);
+    if (!status) Py_RETURN_NONE;
+    PyObject *error = status > 0 ? p->kind->blame(p, (un_status)status) : NULL;
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
+static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    const Pending *p = (const Pending *)object;
+    return PyBool_FromLong(p->kind->is_done(p));
+}
+
+static PyObject *pending_exception(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Pending *p = (Pending *)object;
+    un_status status = p->kind->is_done(p) ? p->kind->result(p) : UN_OK;
+    if (!status) Py_RETURN_NONE;
+    return p->kind->blame(p, status);
+}
+
+static PyObject *pending_source_rank(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    const Pending *p = (const Pending *)object;
+    if (!p->kind->source)
+        return PyErr_Format(PyExc_ValueError, "this work has not received a message");
+    if (!p->kind->is_done(p))
+        return PyErr_Format(PyExc_ValueError, "this message has not arrived yet");
+    return PyLong_FromLong(p->kind->source(p));
+}
+
+static PyMethodDef pending_methods[] = {
+    {"wait", (PyCFunction)(void (*)(void))pending_wait, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"is_completed", pending_is_completed, METH_NOARGS, NULL},
+    {"exception", pending_exception, METH_NOARGS, NULL},
+    {"source_rank", pending_source_rank, METH_NOARGS, NULL},
+    {0},
+};
+
+/* A type whose objects begin with a Pending. */
+PyTypeObject *make_pending_type(const char *name, const char *what, int bytes) {
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)(uintptr_t)what},
+        {Py_tp_dealloc, (void *)free_pending},
+        {Py_tp_methods, pending_methods},
+        {0, NULL},
+    };
+    PyType_Spec spec = {
+        .name = name,
+        .basicsize = bytes,
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    return (PyTypeObject *)PyType_FromSpec(&spec);
+}
