@@ -160,8 +160,10 @@ def goals(results: Results) -> list[Goal]:
             if row.bytes == 64 * MIB and ranks in (8, 16):
                 bound = 2.5 if ranks == 8 else 2.0
                 found.append((f"{row}: gloo/unisono", row.ratio("gloo"), bound, False))
-        elif row.collective in MOVERS and ranks == 2 and not crowded:
+        elif row.collective in (*MOVERS, "round trip") and ranks == 2 and not crowded:
             found.append((*mpi, 1.0, False))
+        elif row.collective == "async all_reduce" and not crowded:
+            found.append((f"{row}: us", row.median_us.get("unisono"), 10.0, True))
     if ranks == 2 and not crowded:
         mean = geometric_means(results.rows).get((ALL_MOVERS, "mpi"))
         found.append((f"{', '.join(MOVERS)}: geometric mean of mpi/unisono", mean, 1.3, False))

@@ -138,7 +138,7 @@ struct un_group {
     un_message *messages;
     struct counters *counters; /* one a rank */
     int64_t eager_bytes;
-    bool has_courier;
+    _Atomic bool has_courier;
     pthread_t courier;
     _Atomic uint32_t courier_stops;
     _Atomic uint32_t courier_parked;

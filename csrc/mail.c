@@ -112,10 +112,18 @@ static PyObject *blame(Pending *p, un_status status) {
 
 static const kind message_kind = {is_done, result, await, release, blame, source};
 
+static PyObject *refuse_closed(PyObject *blamer, bool sends) {
+    int operation = sends ? UN_SEND : UN_RECV;
+    PyObject *error = PyObject_CallMethod(blamer, "call_error", "ii", (int)UN_CLOSED, operation);
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
     if (count != 5) return PyErr_Format(PyExc_TypeError, "a message has 5 arguments");
-    if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
+    if (!self->group || self->closing) return refuse_closed(arguments[0], sends);
     if (self->pending) reap(self);
     Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
     if (!m) return NULL;
@@ -138,7 +146,7 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     return kept;
 }
 
-/* isend(blamer, frame, tensor, peer, tag) and irecv: a Message, or a status. */
+/* isend(blamer, frame, tensor, peer, tag) and irecv: a Message. */
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     return start_message((Group *)object, true, arguments, count);
 }

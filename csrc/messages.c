@@ -31,8 +31,22 @@ enum verdict { GRANTED = 1, TAKEN, UNFIT }; /* what a receiver writes beside a m
 
 enum phase { TO_ANNOUNCE, TO_MATCH = TO_ANNOUNCE, ANNOUNCED, MOVING };
 
+/* Changed with the lock alone, but a hint to those who wait without it. */
+static int phase_of(const un_message *m) {
+    return atomic_load_explicit(&m->phase, memory_order_relaxed);
+}
+
+static void set_phase(un_message *m, enum phase phase) {
+    atomic_store_explicit(&m->phase, phase, memory_order_relaxed);
+}
+
 static entry *entry_of(const un_group *g, int from, int to, uint64_t number) {
     return &channel_of(g, from, to)->entries[number % ENTRIES];
+}
+
+/* Before ring_bell, see there. */
+static void publish_to_peer(flag_t *flag, uint64_t value) {
+    atomic_store_explicit(flag, value, memory_order_seq_cst);
 }
 
 static bool answered(const entry *e, uint64_t number, enum verdict *verdict) {
@@ -42,13 +56,17 @@ static bool answered(const entry *e, uint64_t number, enum verdict *verdict) {
 }
 
 static void answer(entry *e, uint64_t number, enum verdict verdict) {
-    atomic_store_explicit(&e->answer, number << 2 | verdict, memory_order_release);
+    publish_to_peer(&e->answer, number << 2 | verdict);
 }
 
+/* A peer that looks at its messages finds what we published by itself; the bell is for one that
+ * sleeps. We publish and then look whether it listens; it says that it listens and then looks at
+ * its messages once more. All four are sequentially consistent, so that one of us sees the other. */
 static void ring_bell(un_group *g, int rank) {
     control *c = control_of(g, rank);
+    if (!atomic_load_explicit(&c->listeners, memory_order_seq_cst)) return;
     atomic_fetch_add_explicit(&c->doorbell, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->listeners, memory_order_seq_cst)) wake_listeners(c);
+    wake_listeners(c);
 }
 
 /* How far a message got. One that is over is told to its owner only once it is off the list. */
@@ -78,8 +96,8 @@ static progress_made announce(un_group *g, un_message *m) {
     atomic_store_explicit(&e->moved_out, 0, memory_order_relaxed);
     if (e->bytes <= sizeof e->payload) stream_read(e->payload, &m->stream, 0, e->bytes);
     g->counters[m->peer].sent = m->number = number;
-    m->phase = ANNOUNCED;
-    atomic_store_explicit(&announced_by(g, g->rank)[m->peer], number, memory_order_release);
+    set_phase(m, ANNOUNCED);
+    publish_to_peer(&announced_by(g, g->rank)[m->peer], number);
     ring_bell(g, m->peer);
     return MOVED;
 }
@@ -95,7 +113,7 @@ static progress_made pass_on(un_group *g, un_message *m) {
         if (m->moved - taken + piece > RING_BYTES) return made;
         stream_read(ring + m->moved % RING_BYTES, &m->stream, m->moved, piece);
         m->moved += piece;
-        atomic_store_explicit(&e->moved_in, m->moved, memory_order_release);
+        publish_to_peer(&e->moved_in, m->moved);
         ring_bell(g, m->peer);
         made = MOVED;
     }
@@ -103,17 +121,17 @@ static progress_made pass_on(un_group *g, un_message *m) {
 }
 
 static progress_made send_step(un_group *g, un_message *m) {
-    if (m->phase == TO_ANNOUNCE) {
+    if (phase_of(m) == TO_ANNOUNCE) {
         progress_made made = announce(g, m);
         bool eager = (int64_t)m->stream.bytes <= g->eager_bytes &&
                      m->stream.bytes <= sizeof((entry *)0)->payload;
         return made == MOVED && eager ? over(m, UN_OK) : made;
     }
-    if (m->phase == MOVING) return pass_on(g, m);
+    if (phase_of(m) == MOVING) return pass_on(g, m);
     enum verdict verdict;
     if (!answered(entry_of(g, g->rank, m->peer, m->number), m->number, &verdict)) return STUCK;
     if (verdict != GRANTED) return over(m, verdict == TAKEN ? UN_OK : UN_UNFIT);
-    m->phase = MOVING;
+    set_phase(m, MOVING);
     record_start(g, m->record);
     return pass_on(g, m);
 }
@@ -153,7 +171,7 @@ static progress_made take_from_ring(un_group *g, un_message *m) {
         if (piece > PIECE_BYTES) piece = PIECE_BYTES; /* pieces never run over the ring's end */
         stream_write(&m->stream, m->moved, ring + m->moved % RING_BYTES, piece, false);
         m->moved += piece;
-        atomic_store_explicit(&e->moved_out, m->moved, memory_order_release);
+        publish_to_peer(&e->moved_out, m->moved);
         ring_bell(g, m->source);
         made = MOVED;
     }
@@ -186,7 +204,7 @@ static progress_made match(un_group *g, un_message *m, int source) {
         made = over(m, UN_OK);
     } else {
         g->counters[source].receiving = true;
-        m->phase = MOVING;
+        set_phase(m, MOVING);
         answer(e, number, GRANTED);
     }
     ring_bell(g, source);
@@ -194,7 +212,7 @@ static progress_made match(un_group *g, un_message *m, int source) {
 }
 
 static progress_made receive_step(un_group *g, un_message *m) {
-    if (m->phase == MOVING) return take_from_ring(g, m);
+    if (phase_of(m) == MOVING) return take_from_ring(g, m);
     if (m->peer >= 0) return match(g, m, m->peer);
     for (int step = 1; step <= g->ranks; step++) {
         progress_made made = match(g, m, (g->rank + step) % g->ranks);
@@ -233,11 +251,20 @@ static bool progress(un_group *g) {
     return moved;
 }
 
-static void listen_at_door(un_group *g, uint32_t seen, int64_t ns) {
+static bool look_for_progress(un_group *g) {
+    pthread_mutex_lock(&g->message_lock);
+    bool moved = progress(g);
+    pthread_mutex_unlock(&g->message_lock);
+    return moved;
+}
+
+/* Sleep until a peer rings; not if something has moved since we last looked. */
+static void listen_at_door(un_group *g, int64_t ns) {
     control *mine = control_of(g, g->rank);
     struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     atomic_fetch_add_explicit(&mine->listeners, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&mine->doorbell, memory_order_seq_cst) == seen)
+    uint32_t seen = atomic_load_explicit(&mine->doorbell, memory_order_seq_cst);
+    if (!look_for_progress(g))
         syscall(SYS_futex, &mine->doorbell, FUTEX_WAIT, seen, &slice, NULL, 0);
     atomic_fetch_sub_explicit(&mine->listeners, 1, memory_order_relaxed);
 }
@@ -264,7 +291,6 @@ static void *carry(void *argument) {
     un_group *g = argument;
     while (!atomic_load(&g->courier_stops)) {
         sleep_ns(COURIER_NS);
-        uint32_t seen = atomic_load(&control_of(g, g->rank)->doorbell);
         pthread_mutex_lock(&g->message_lock);
         bool idle = !g->messages;
         bool moved = !idle && !g->waiters && progress(g);
@@ -272,7 +298,7 @@ static void *carry(void *argument) {
         if (idle)
             park(g);
         else if (!moved && !g->waiters)
-            listen_at_door(g, seen, SLICE_NS);
+            listen_at_door(g, SLICE_NS);
     }
     return NULL;
 }
@@ -283,7 +309,10 @@ static void call_courier(un_group *g) {
 }
 
 static bool start_courier(un_group *g) {
+    if (atomic_load_explicit(&g->has_courier, memory_order_acquire)) return true;
+    pthread_mutex_lock(&g->message_lock);
     if (!g->has_courier) g->has_courier = start_thread(&g->courier, carry, g);
+    pthread_mutex_unlock(&g->message_lock);
     return g->has_courier;
 }
 
@@ -316,7 +345,7 @@ bool message_waits(const un_group *g, int from, int to, int64_t tag) {
 /* -- the interface ---------------------------------------------------------------------------- */
 
 static void begin(un_group *g, un_message *m) {
-    m->phase = TO_ANNOUNCE;
+    set_phase(m, TO_ANNOUNCE);
     m->moved = 0;
     m->source = m->peer;
     m->next = NULL;
@@ -335,10 +364,7 @@ un_status un_message_start(un_group *g, un_message *m) {
     if (group_is_inherited(g)) return UN_FORKED;
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
-    pthread_mutex_lock(&g->message_lock);
-    bool started = start_courier(g);
-    pthread_mutex_unlock(&g->message_lock);
-    if (started) call_courier(g);
+    if (start_courier(g)) call_courier(g);
     return UN_OK; /* without a courier the message goes on whenever somebody waits */
 }
 
@@ -364,23 +390,37 @@ static bool peer_is_gone(const un_group *g, const un_message *m) {
 
 /* A peer that has left may have answered just before. */
 static bool last_look(un_group *g, const un_message *m) {
-    pthread_mutex_lock(&g->message_lock);
-    progress(g);
-    pthread_mutex_unlock(&g->message_lock);
+    look_for_progress(g);
     return un_message_done(m);
+}
+
+/* The one word that a message waits for; looking at it is faster than a round of progress. NULL
+ * where there is no such word. It is only a hint, for other threads move the message on too. */
+static const flag_t *awaited_word(const un_group *g, const un_message *m) {
+    int phase = phase_of(m);
+    if (m->sends && phase == ANNOUNCED)
+        return &entry_of(g, g->rank, m->peer, m->number)->answer;
+    if (!m->sends && phase == TO_MATCH && m->peer >= 0) return &announced_by(g, m->peer)[g->rank];
+    return NULL;
+}
+
+static uint64_t read_word(const flag_t *word) {
+    return word ? atomic_load_explicit(word, memory_order_relaxed) : 0;
+}
+
+static void await_change(const flag_t *word, uint64_t before) {
+    for (int spins = 0; spins < (word ? GLANCES : 1) && read_word(word) == before; spins++)
+        relax_cpu();
 }
 
 static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
-    control *mine = control_of(g, g->rank);
     for (int tries = 0; !un_message_done(m); tries++) {
-        uint32_t seen = atomic_load_explicit(&mine->doorbell, memory_order_acquire);
-        pthread_mutex_lock(&g->message_lock);
-        bool moved = progress(g);
-        pthread_mutex_unlock(&g->message_lock);
-        if (moved || un_message_done(m)) continue;
+        const flag_t *word = awaited_word(g, m);
+        uint64_t before = read_word(word);
+        if (look_for_progress(g) || un_message_done(m)) continue;
         if (!g->crowded && tries < GLANCES) {
-            relax_cpu();
+            await_change(word, before);
             continue;
         }
         prepare_to_block(p);
@@ -405,7 +445,7 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
             p->asked = true;
             ask_where(g, m->peer, UN_ABOUT_MESSAGES);
         }
-        listen_at_door(g, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        listen_at_door(g, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
             un_message_give_up(g, UN_INTERRUPTED);
             return UN_INTERRUPTED;
@@ -430,7 +470,5 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
 /* End the group, and with it every message under way: afterwards their memory is the owners'. */
 void un_message_give_up(un_group *g, un_status why) {
     abort_group(g, why, g->rank, 0);
-    pthread_mutex_lock(&g->message_lock);
-    progress(g);
-    pthread_mutex_unlock(&g->message_lock);
+    look_for_progress(g);
 }

@@ -140,7 +140,7 @@ typedef struct un_message {
     uint64_t seen_bytes;
     un_dtype seen_dtype;
     _Atomic uint32_t done;
-    int phase; /* the rest is the engine's */
+    _Atomic int phase; /* the rest is the engine's */
     uint64_t record;
     uint64_t number;
     size_t moved;

@@ -232,20 +232,14 @@ class NativeCommunicator(Communicator):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._refuse_peer(dst)
-        work = self._isend(self, _caller(1), tensor, dst, tag)
-        if isinstance(work, int):
-            raise self._closed()
-        return work
+        return self._isend(self, _caller(1), tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._refuse_peer(src)
-        work = self._irecv(self, _caller(1), tensor, src, tag)
-        if isinstance(work, int):
-            raise self._closed()
-        return work
+        return self._irecv(self, _caller(1), tensor, src, tag)
 
     def _refuse_peer(self, peer: object) -> NoReturn:
         raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
