@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,6 +27,8 @@ enum {
     ASK_NS = 800 * 1000 * 1000, /* before the deadline, time for an answer */
     COURIER_NS = 50 * 1000, /* how often the courier looks whether it is needed */
 };
+
+static const int64_t CLOSING_NS = 10 * (int64_t)1000000000; /* for eager sends at the end */
 
 enum verdict { GRANTED = 1, TAKEN, UNFIT }; /* what a receiver writes beside a message's number */
 
@@ -120,12 +123,18 @@ static progress_made pass_on(un_group *g, un_message *m) {
     return over(m, UN_OK);
 }
 
+static bool fits_entry(const un_message *m) {
+    return m->stream.bytes <= sizeof((entry *)0)->payload;
+}
+
+static bool is_eager(const un_group *g, const un_message *m) {
+    return m->sends && (int64_t)m->stream.bytes <= g->eager_bytes;
+}
+
 static progress_made send_step(un_group *g, un_message *m) {
     if (phase_of(m) == TO_ANNOUNCE) {
         progress_made made = announce(g, m);
-        bool eager = (int64_t)m->stream.bytes <= g->eager_bytes &&
-                     m->stream.bytes <= sizeof((entry *)0)->payload;
-        return made == MOVED && eager ? over(m, UN_OK) : made;
+        return made == MOVED && is_eager(g, m) && fits_entry(m) ? over(m, UN_OK) : made;
     }
     if (phase_of(m) == MOVING) return pass_on(g, m);
     enum verdict verdict;
@@ -246,6 +255,10 @@ static bool progress(un_group *g) {
         }
         *link = m->next;
         record_end(g, m->record, m->status);
+        if (m->is_copy) {
+            free(m);
+            continue;
+        }
         atomic_store_explicit(&m->done, 1, memory_order_release); /* its owner may free it now */
     }
     return moved;
@@ -316,8 +329,21 @@ static bool start_courier(un_group *g) {
     return g->has_courier;
 }
 
+/* Eager sends are over for their senders: give them some time to arrive. */
+static void deliver_copies(un_group *g) {
+    for (int64_t end = clock_ns() + CLOSING_NS; clock_ns() < end; sleep_ns(COURIER_NS)) {
+        pthread_mutex_lock(&g->message_lock);
+        progress(g);
+        bool only_copies = g->messages != NULL;
+        for (const un_message *m = g->messages; m; m = m->next) only_copies &= m->is_copy;
+        pthread_mutex_unlock(&g->message_lock);
+        if (!only_copies) return;
+    }
+}
+
 /* The group closes: what is under way ends, and the courier with it. */
 void stop_courier(un_group *g) {
+    deliver_copies(g);
     pthread_mutex_lock(&g->message_lock);
     if (g->messages) {
         abort_group(g, UN_ABORTED, g->rank, g->calls);
@@ -360,8 +386,32 @@ static void begin(un_group *g, un_message *m) {
     pthread_mutex_unlock(&g->message_lock);
 }
 
+/* An eager send that does not fit into an entry: a copy goes on without it. */
+static bool send_copy(un_group *g, un_message *m) {
+    if (!is_eager(g, m) || fits_entry(m)) return false;
+    struct {
+        un_message message;
+        un_view view;
+        char bytes[];
+    } *copy = malloc(sizeof *copy + m->stream.bytes);
+    if (!copy) return false;
+    stream_read(copy->bytes, &m->stream, 0, m->stream.bytes);
+    copy->view = (un_view){.data = copy->bytes, .bytes = m->stream.bytes};
+    copy->message = *m;
+    copy->message.stream.views = &copy->view;
+    copy->message.stream.count = 1;
+    copy->message.is_copy = true;
+    begin(g, &copy->message);
+    if (start_courier(g)) call_courier(g);
+    m->status = (un_status)(atomic_load(&g->header->abort) & 0xff);
+    m->source = m->peer;
+    atomic_store_explicit(&m->done, 1, memory_order_release);
+    return true;
+}
+
 un_status un_message_start(un_group *g, un_message *m) {
     if (group_is_inherited(g)) return UN_FORKED;
+    if (send_copy(g, m)) return UN_OK;
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
     if (start_courier(g)) call_courier(g);
@@ -371,6 +421,7 @@ un_status un_message_start(un_group *g, un_message *m) {
 /* Start and wait, in the caller's thread: no courier is needed. */
 un_status un_message_run(un_group *g, un_message *m, const un_call *hooks) {
     if (group_is_inherited(g)) return UN_FORKED;
+    if (send_copy(g, m)) return m->status;
     begin(g, m);
     return un_message_wait(g, m, hooks);
 }

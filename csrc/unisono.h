@@ -142,6 +142,7 @@ typedef struct un_message {
     _Atomic uint32_t done;
     _Atomic int phase; /* the rest is the engine's */
     uint64_t record;
+    bool is_copy; /* of an eager send: nobody waits for it */
     uint64_t number;
     size_t moved;
     struct un_message *next;

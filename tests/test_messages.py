@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, connect
 from unisono.comm.base import Communicator, Message
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange
@@ -361,15 +361,39 @@ def bad_arguments(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_eager_sends_return_at_once(fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh_pool.run(eager, 2, make="alone")
+@pytest.mark.parametrize("count", [1, 40, 41, 1_000_000])
+def test_eager_sends_return_at_once(fresh_pool: RankPool, count: int) -> None:
+    fresh_pool.run(send_eagerly, 2, count, make="alone")
 
 
-def eager(rank: int, size: int, path: str) -> None:
-    os.environ["UNISONO_EAGER_SEND"] = "64"
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
-    got = torch.zeros(2)
-    comm.send(torch.full((2,), float(rank)), 1 - rank)  # both send first
-    comm.recv(got, 1 - rank)
-    assert got.eq(1 - rank).all()
-    comm.close()
+def send_eagerly(rank: int, size: int, path: str, count: int) -> None:
+    """Both send first, which is a deadlock otherwise; and the memory is the sender's again."""
+    os.environ["UNISONO_EAGER_SEND"] = str(4 * count)
+    with connect(path, rank, size) as comm:
+        for number in range(5):
+            out = torch.full((count,), float(number + 10 * rank))
+            comm.send(out, 1 - rank, tag=number)
+            out.fill_(-1.0)
+        got = torch.empty(count)
+        for number in reversed(range(5)):
+            comm.recv(got, 1 - rank, tag=number)
+            assert torch.equal(got, torch.full((count,), float(number + 10 * (1 - rank))))
+        # A larger one waits for its receiver, as always.
+        error = attempt(comm.send, torch.ones(count + 1), 1 - rank)
+        assert isinstance(error, DeadlockError), error
+
+
+def test_an_eager_send_arrives_although_its_sender_closes(fresh_pool: RankPool) -> None:
+    fresh_pool.run(send_and_close, 2, make="alone")
+
+
+def send_and_close(rank: int, size: int, path: str) -> None:
+    os.environ["UNISONO_EAGER_SEND"] = str(2**20)
+    with connect(path, rank, size) as comm:
+        if rank == 0:
+            comm.send(torch.arange(100_000), 1)
+        else:
+            time.sleep(0.2)
+            got = torch.empty(100_000, dtype=torch.int64)
+            comm.recv(got, 0)
+            assert torch.equal(got, torch.arange(100_000))
