@@ -23,7 +23,7 @@ from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange
 
 PATIENT_S = 60.0
-STOPPED_S = 0.7  # how long groups wait for a rank that has been stopped
+STOPPED_S = 0.5  # how long groups wait for a rank that has been stopped
 EXIT_CODE = 3
 
 

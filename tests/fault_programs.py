@@ -96,7 +96,7 @@ class Program:
 def make_program(seed: int) -> Program:
     """The program of a seed."""
     chance = random.Random(seed)
-    ranks = chance.choice((2, 2, 3, 3, 4, 5, 6, 8))
+    ranks = chance.choice((2, 2, 3, 3, 3, 4, 5, 8))
     groups = [tuple(range(ranks))]
     for _ in range(chance.randint(1, 3)):
         groups.append(tuple(chance.sample(range(ranks), chance.randint(2, ranks))))

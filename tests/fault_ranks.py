@@ -190,21 +190,28 @@ class Lane:
                 try:
                     word, what = pipe.recv()
                 except (EOFError, ConnectionError):
-                    story.gone_s = time.monotonic()
                     pipe.close()
                     status = os.waitpid(self._pids[rank], 0)[1]
+                    story.gone_s = time.monotonic()
                     story.code = os.waitstatus_to_exitcode(status)
                     del playing[pipe]
                     continue
                 setattr(story, word, what)
-                if story.well:
+                if story.well and not story.failure:
                     del playing[pipe]
                 if story.failure:
                     end = min(end, time.monotonic() + 5.0)  # no need to see the others wait
-                others = [one for one in stories if one is not stories[program.fault.rank]]
                 if word == "ends" and program.fault.kind == "stop":
-                    if all(other.ends is not None for other in others):
-                        os.kill(self._pids[program.fault.rank], signal.SIGCONT)
+                    self._wake(program, stories, rank)
+
+    def _wake(self, program: Program, stories: list[Story], rank: int) -> None:
+        """The stopped one goes on once all others have come to their end without it."""
+        others = [other for number, other in enumerate(stories) if number != program.fault.rank]
+        if rank == program.fault.rank or any(other.ends is None for other in others):
+            return
+        culprit = self._pids[program.fault.rank]
+        os.waitid(os.P_PID, culprit, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        os.kill(culprit, signal.SIGCONT)
 
     def _give_up(self, playing: dict[Any, int], stories: list[Story]) -> None:
         """They hang: have their stacks, then end them."""
