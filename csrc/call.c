@@ -179,6 +179,7 @@ static un_status enter(un_group *g, const un_call *call, un_status (*body)(excha
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
     un_status status = take_turn(g, &p);
+    if (status == UN_INTERRUPTED) abort_group(g, status, g->rank, g->calls); /* peers expect us */
     if (status) return status;
     if (atomic_load_explicit(&g->queued, memory_order_relaxed)) {
         prepare_to_block(&p);

@@ -2,7 +2,8 @@
  *
  * A rank that has waited for a message for a while notes down what it waits for. Whoever waits
  * then follows the notes from itself on. If they lead back, nobody in the circle can go on: a
- * note counts only while what it asks for is not there, and the same circle must be seen twice.
+ * note counts only while what it asks for is not there, and the same circle must be seen twice. A
+ * rank that could go on with other messages meanwhile notes nothing.
  */
 #include "internal.h"
 
@@ -36,8 +37,19 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
     return !message_waits(g, w->peer, rank, w->what);
 }
 
+/* Whether messages beside `m` are to come in, or to be announced, while we wait for it. Whoever
+ * waits for one of those is not stuck, though we may not have got round to it yet. */
+static bool expects_more(un_group *g, const un_message *m) {
+    bool more = false;
+    pthread_mutex_lock(&g->message_lock);
+    for (const un_message *other = g->messages; other && !more; other = other->next)
+        more = other != m && (!other->sends || !other->number);
+    pthread_mutex_unlock(&g->message_lock);
+    return more;
+}
+
 void find_deadlock(un_group *g, const un_message *m) {
-    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved;
+    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved && !expects_more(g, m);
     note_waiting(g, alone ? m : NULL);
     uint64_t circle = 0;
     int rank = g->rank;

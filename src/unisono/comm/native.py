@@ -283,7 +283,8 @@ class NativeCommunicator(Communicator):
                 rank=self.rank,
                 group=self.name,
             )
-        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
+        ended_here = self._group.failure()[0] == Status.CLOSED
+        if ended_here or status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
             return self.call_error(status, Operation.SEND if sends else Operation.RECV)
         return self._failure(doing)
 

@@ -1,0 +1,248 @@
+"""One rank of a program with a fault: it plays its part and says how every step of it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import torch
+
+from expected import assert_same
+from fault_programs import COLLECTIVES, ENDINGS, Program
+from fault_steps import Part
+from ranks import attempt
+from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import FileExchange
+
+PATIENT_S = 60.0
+STOPPED_S = 0.5  # how long groups wait for a rank that has been stopped
+EXIT_CODE = 3
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a step ended on this rank: `error` is None, or names what it raised."""
+
+    step: int
+    began_s: float
+    ended_s: float
+    error: str | None
+    text: str
+    fields: dict[str, Any]
+
+
+Possessions: TypeAlias = tuple[dict[str, str], int, str]
+
+
+def possessions() -> Possessions:
+    """What groups must give back: descriptors, threads, children."""
+    descriptors = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # the folder's own
+    with open(f"/proc/self/task/{os.getpid()}/children") as children:
+        return descriptors, len(os.listdir("/proc/self/task")), children.read()
+
+
+@dataclass
+class Player:
+    """A rank. `report` leads to whoever watches, `gate` to those who wait for an interrupt."""
+
+    program: Program
+    rank: int
+    path: str
+    report: Connection
+    gate: tuple[int, int]
+
+    def play(self) -> None:
+        """The program, then a new world among those who are left."""
+        torch.set_num_threads(1)
+        before = possessions()
+        self._open()
+        self._ends: list[Ended] = []
+        self._under_way: list[tuple[int, int, Part]] = []  # when to wait, the step, its part
+        own = [n for n, step in enumerate(self.program.steps) if self._takes_part(step)]
+        for turn, number in enumerate(own):
+            self._turn = turn
+            self._step(number)
+            self._wait(lambda due: due <= self._turn)
+        self._wait(lambda due: True)
+        for group in self._groups:
+            if group is not None:
+                group.close()
+        self._same(before, "after the program")
+        self.report.send(("ends", self._ends))
+        self._new_world()
+        self._same(before, "after the second world")
+        self.report.send(("well", True))
+
+    def _takes_part(self, step: Any) -> bool:
+        return self.rank in self.program.members(step)
+
+    def _open(self) -> None:
+        program, fault = self.program, self.program.fault
+        world = _join(self.path, self.rank, program.ranks)
+        self._groups: list[Communicator | None] = [world]
+        self._groups += [world.split(members) for members in program.groups[1:]]
+        world.barrier()
+        for members, group in zip(program.groups, self._groups, strict=True):
+            if fault.kind == "stop" and fault.rank in members and group is not None:
+                group.timeout_s = STOPPED_S
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _step(self, number: int) -> None:
+        step, fault = self.program.steps[number], self.program.fault
+        group = self._groups[step.group]
+        assert group is not None
+        culprit = self.rank == fault.rank
+        if number == fault.step and culprit:
+            if fault.drained:
+                self._wait(lambda due: True)
+            if fault.kind == "skip":
+                self.report.send(("fault_s", time.monotonic()))
+                return
+            if fault.kind == "interrupt":
+                self._interrupted(group, number)
+                return
+            if fault.within:
+                killer = threading.Thread(target=self._fail)
+                killer.start()
+                self._carry_out(group, number)
+                killer.join()
+                return
+            self._fail()
+        elif number == fault.held and not culprit:
+            os.read(self.gate[0], 1)
+        self._carry_out(group, number)
+
+    def _carry_out(self, group: Communicator, number: int) -> None:
+        step, fault = self.program.steps[number], self.program.fault
+        if fault.instead is not None and (number, self.rank) == (fault.step, fault.rank):
+            step = fault.instead
+            self.report.send(("fault_s", time.monotonic()))
+        part = Part(group, step, number)
+        began_s = time.monotonic()
+        error = attempt(part.begin)
+        later = step.peer_later if step.kind == "message" and part.receives else step.later
+        if error is not None:
+            self._note(number, began_s, error, part)
+        elif later and part.works:
+            self._under_way.append((self._turn + later, number, part))
+        else:
+            self._finish(number, part, began_s)
+
+    def _wait(self, due: Callable[[int], bool]) -> None:
+        waiting = [one for one in self._under_way if due(one[0])]
+        self._under_way = [one for one in self._under_way if not due(one[0])]
+        for _, number, part in waiting:
+            self._finish(number, part, time.monotonic())
+
+    def _finish(self, number: int, part: Part, began_s: float) -> None:
+        errors = [attempt(work.wait) for work in part.works]
+        error = next((error for error in errors if error is not None), None)
+        if error is None:
+            part.check()
+        self._note(number, began_s, error, part)
+
+    def _note(self, number: int, began_s: float, error: BaseException | None, part: Part) -> None:
+        if isinstance(error, (AssertionError, TypeError, ValueError)):
+            raise error
+        name = None if error is None else type(error).__name__
+        fields = {} if error is None else dict(vars(error))
+        if name == "CollectiveMismatch" and part.step.kind in COLLECTIVES:
+            part.check_untouched()
+        ended = Ended(number, began_s, time.monotonic(), name, str(error), fields)
+        self._ends.append(ended)
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def _fail(self) -> None:
+        fault = self.program.fault
+        if fault.within:
+            time.sleep(self.program.seed % 7 * 0.0005)
+        self.report.send(("fault_s", time.monotonic()))
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "exit at once":
+            os._exit(EXIT_CODE)
+        elif fault.kind == "exit":
+            sys.exit(EXIT_CODE)
+        elif fault.kind == "raise":
+            raise LookupError("this rank fails on purpose")
+        elif fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "close":
+            for number in fault.closed:
+                group = self._groups[number]
+                assert group is not None
+                group.close()
+
+    def _interrupted(self, group: Communicator, number: int) -> None:
+        """Ctrl-C while this rank waits for those who hold back until it has come."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        main = threading.get_native_id()
+        caller = threading.Thread(target=self._interrupt_once_asleep, args=(main,))
+        part = Part(group, self.program.steps[number], number)
+        began_s = time.monotonic()
+        caller.start()
+        error = attempt(part.begin)
+        for work in part.works:
+            error = error or attempt(work.wait)
+        caller.join()
+        self._note(number, began_s, error, part)
+        held = self.program.members(self.program.steps[self.program.fault.held])
+        os.write(self.gate[1], bytes(len(held) - 1))
+
+    def _interrupt_once_asleep(self, thread: int) -> None:
+        """Wait until the engine sleeps: Python's own futexes carry other operations."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with open(f"/proc/self/task/{thread}/syscall") as file:
+                words = file.read().split()
+            if words[0] in ("202", "98") and int(words[2], 16) in (0, 128):
+                self.report.send(("fault_s", time.monotonic()))
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.002)
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def _same(self, before: Possessions, when: str) -> None:
+        end = time.monotonic() + 5
+        while (now := possessions()) != before and time.monotonic() < end:
+            time.sleep(0.001)  # a thread that was joined may still be on its way out
+        assert now == before, f"{when} rank {self.rank} has\n{now}\nand not\n{before}"
+
+    def _new_world(self) -> None:
+        fault = self.program.fault
+        gone = [fault.rank] if fault.kind in ENDINGS else []
+        left = [rank for rank in range(self.program.ranks) if rank not in gone]
+        if len(left) < 2:
+            return
+        with _join(f"{self.path}-second", left.index(self.rank), len(left)) as world:
+            for count in (3, 100_000):
+                world.all_reduce(tensor := torch.ones(count))
+                assert_same(tensor, torch.full((count,), float(len(left))))
+            after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+            sent = world.isend(torch.full((50,), float(world.rank)), after)
+            world.recv(got := torch.zeros(50), before)
+            sent.wait()
+            assert_same(got, torch.full((50,), float(before)))
+
+
+def _join(path: str, rank: int, size: int) -> NativeCommunicator:
+    exchange = FileExchange(path)
+    return NativeCommunicator.connect(
+        exchange, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S
+    )

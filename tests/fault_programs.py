@@ -1,0 +1,197 @@
+"""Random programs with one fault in them: made from a seed alone, so that a seed replays them.
+
+A program is one list of steps. Every rank carries out those that it takes part in, in the list's
+order, so that no program can deadlock by itself; works are waited for a few steps later.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+COLLECTIVES = (
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+)
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+PAIRED = ("gather", "scatter", "all_to_all")  # ranks may differ in size
+DTYPES = ("float32", "int64", "bfloat16", "uint8", "float64", "int32")
+COUNTS = (0, 1, 7, 60, 300, 5000, 5000, 70_000)
+ENDINGS = ("kill", "exit at once", "exit", "raise")  # the culprit's process is gone
+FAULTS = (*ENDINGS, "stop", "close", "interrupt", "differ", "skip")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that ranks of one group do. `root` and `peer` are ranks of the group.
+
+    A "message" goes from `root` to `peer`; in a "ring" everybody sends to the next one. `later`
+    is how many steps afterwards its work is waited for; 0: it blocks.
+    """
+
+    group: int
+    kind: str
+    dtype: str
+    count: int
+    op: str
+    root: int
+    peer: int
+    later: int
+    peer_later: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What `rank` does when it comes to `step`, which it takes part in.
+
+    `within`: while it is at the step, and not before. `drained`: after it has waited for all that
+    it had under way. `closed`: the groups that it closes. `instead`: what it calls instead.
+    `held`: the step that the others begin only once the culprit was interrupted.
+    """
+
+    kind: str
+    rank: int
+    step: int
+    within: bool = False
+    drained: bool = False
+    closed: tuple[int, ...] = ()
+    instead: Step | None = None
+    held: int = -1
+
+
+@dataclass(frozen=True)
+class Program:
+    """What all ranks do. The first of its groups is the world."""
+
+    seed: int
+    ranks: int
+    groups: tuple[tuple[int, ...], ...]
+    steps: tuple[Step, ...]
+    fault: Fault
+
+    def place(self, group: int, rank: int) -> int:
+        """A rank of the world as a rank of a group."""
+        return self.groups[group].index(rank)
+
+    def members(self, step: Step) -> tuple[int, ...]:
+        """Who takes part in a step, as ranks of the world."""
+        group = self.groups[step.group]
+        return (group[step.root], group[step.peer]) if step.kind == "message" else group
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {self.ranks} ranks, {self.fault}"]
+        lines += [f"  group {number}: {ranks}" for number, ranks in enumerate(self.groups)]
+        lines += [f"  step {number}: {step}" for number, step in enumerate(self.steps)]
+        return "\n".join(lines)
+
+
+def make_program(seed: int) -> Program:
+    """The program of a seed."""
+    chance = random.Random(seed)
+    ranks = chance.choice((2, 2, 3, 3, 3, 4, 5, 8))
+    groups = [tuple(range(ranks))]
+    for _ in range(chance.randint(1, 3)):
+        groups.append(tuple(chance.sample(range(ranks), chance.randint(2, ranks))))
+    steps = [_step(chance, groups) for _ in range(chance.randint(5, 25))]
+    kind = FAULTS[seed % len(FAULTS)]
+    culprit = chance.randrange(ranks)
+    if kind in ("differ", "skip"):
+        return _differing(chance, seed, groups, steps, kind, culprit)
+    program = Program(seed, ranks, tuple(groups), tuple(steps), Fault(kind, culprit, 0))
+    own = [number for number, step in enumerate(steps) if culprit in program.members(step)]
+    if not own:
+        steps.append(_step(chance, groups[:1], "barrier"))
+        own = [len(steps) - 1]
+    at = chance.choice(own)
+    within = kind in ("kill", "stop") and chance.random() < 0.5
+    drained = chance.random() < 0.5
+    closed: tuple[int, ...] = ()
+    if kind == "close":
+        of_culprit = [number for number, group in enumerate(groups) if culprit in group]
+        closed = tuple(sorted(chance.sample(of_culprit, chance.randint(1, len(of_culprit)))))
+    held = at if kind == "interrupt" else -1
+    if kind == "interrupt" and not drained:
+        # something of the same group waits already, so that the step itself waits for its turn
+        ahead = _step(chance, groups, "all_reduce", steps[at].group)
+        steps.insert(at, replace(ahead, later=9))
+        at += 1
+    fault = Fault(kind, culprit, at, within, drained, closed, held=held)
+    return replace(program, steps=tuple(steps), fault=fault)
+
+
+def _step(
+    chance: random.Random,
+    groups: list[tuple[int, ...]],
+    kind: str | None = None,
+    group: int | None = None,
+) -> Step:
+    if group is None:
+        group = chance.randrange(len(groups))
+    size = len(groups[group])
+    root, peer = chance.sample(range(size), 2)
+    if kind is None:
+        kind = chance.choice((*COLLECTIVES, "message", "message", "message", "ring"))
+    return Step(
+        group,
+        kind,
+        chance.choice(DTYPES),
+        chance.choice(COUNTS),
+        chance.choice(("sum", "max")),
+        root,
+        peer,
+        chance.choice((0, 0, 1, 3, 9)),
+        chance.choice((0, 0, 1, 3, 9)),
+    )
+
+
+def _differing(
+    chance: random.Random,
+    seed: int,
+    groups: list[tuple[int, ...]],
+    steps: list[Step],
+    kind: str,
+    culprit: int,
+) -> Program:
+    """One rank calls something else, or leaves a call out, and then calls what comes next."""
+    group = chance.choice([number for number, ranks in enumerate(groups) if culprit in ranks])
+    at = chance.randint(0, len(steps))
+    usual = _step(chance, groups, chance.choice(COLLECTIVES), group)
+    steps.insert(at, usual)
+    if kind == "skip":
+        others = [other for other in COLLECTIVES if other != usual.kind]
+        after = _step(chance, groups, chance.choice(others), group)
+        steps.insert(at + 1, after)
+        fault = Fault(kind, culprit, at)
+    else:
+        fault = Fault(kind, culprit, at, instead=_changed(chance, usual, len(groups[group])))
+    return Program(seed, len(groups[0]), tuple(groups), tuple(steps), fault)
+
+
+def _changed(chance: random.Random, step: Step, size: int) -> Step:
+    ways = ["kind"]
+    if step.kind != "barrier":
+        ways.append("dtype")
+    if step.kind in REDUCING:
+        ways.append("op")
+    if step.kind in ROOTED:
+        ways.append("root")
+    if step.kind != "barrier" and step.kind not in PAIRED:
+        ways.append("count")
+    way = chance.choice(ways)
+    if way == "kind":
+        return replace(step, kind=chance.choice([k for k in COLLECTIVES if k != step.kind]))
+    if way == "dtype":
+        return replace(step, dtype=chance.choice([d for d in DTYPES if d != step.dtype]))
+    if way == "op":
+        return replace(step, op="max" if step.op == "sum" else "sum")
+    if way == "root":
+        return replace(step, root=chance.choice([r for r in range(size) if r != step.root]))
+    return replace(step, count=chance.choice([c for c in COUNTS if c != step.count]))
