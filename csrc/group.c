@@ -25,7 +25,9 @@ static void free_group(un_group *g) {
     free(g);
 }
 
-un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group) {
+/* Over the mapping of `other`, or over one of our own. */
+static un_status open_place(const un_group *other, int descriptor, int rank, int ranks,
+                            uint64_t nonce, un_group **group) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (rank < 0 || rank >= ranks || ranks > UN_MAX_RANKS) return UN_MISMATCH;
@@ -39,7 +41,7 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     un_status status = UN_SYSTEM;
     g->counters = calloc((size_t)ranks, sizeof *g->counters);
     if (g->sources && g->post_pitch && g->peers && g->counters)
-        status = segment_map(g, descriptor, nonce);
+        status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
         return status;
@@ -52,6 +54,15 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     pthread_mutex_init(&g->message_lock, NULL);
     *group = g;
     return UN_OK;
+}
+
+un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group) {
+    return open_place(NULL, descriptor, rank, ranks, nonce, group);
+}
+
+un_status un_group_open_beside(const un_group *other, int rank, un_group **group) {
+    if (group_is_inherited(other)) return UN_FORKED;
+    return open_place(other, -1, rank, other->ranks, 0, group);
 }
 
 /* Start a thread that leaves all signals to the program's own. */

@@ -70,6 +70,7 @@ typedef struct header {
 
 struct un_group {
     char *base;
+    _Atomic uint32_t *places; /* of this process over this mapping */
     header *header;
     size_t mapped_bytes;
     size_t control_bytes;
@@ -198,6 +199,7 @@ un_status fail_from_abort(un_group *g);
 
 /* segment.c */
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
+un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
