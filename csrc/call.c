@@ -25,25 +25,34 @@ static uint64_t refusal_of(const un_call *call) {
     return (uint64_t)call->operation | (uint64_t)UN_REFUSED << 16;
 }
 
+static uint64_t read_word(const flag_t *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static void write_word(flag_t *word, uint64_t value) {
+    atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     const post *p = post_of(g, rank, call);
     uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
+    uint64_t signature = read_word(&p->signature);
     return (un_posted){.call = number,
-                       .operation = (un_operation)(p->signature & 0xff),
-                       .reduction = (un_reduction)(p->signature >> 8 & 0xff),
-                       .refused = (p->signature >> 16 & 0xff) != 0,
-                       .root = (int16_t)(p->signature >> 24 & 0xffff),
-                       .dtype = (un_dtype)(p->signature >> 40),
-                       .bytes = p->bytes,
-                       .hash = p->hash};
+                       .operation = (un_operation)(signature & 0xff),
+                       .reduction = (un_reduction)(signature >> 8 & 0xff),
+                       .refused = (signature >> 16 & 0xff) != 0,
+                       .root = (int16_t)(signature >> 24 & 0xffff),
+                       .dtype = (un_dtype)(signature >> 40),
+                       .bytes = read_word(&p->bytes),
+                       .hash = read_word(&p->hash)};
 }
 
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    mine->signature = refusal ? refusal_of(x->call) : signature_of(x->call);
-    mine->bytes = refusal ? 0 : x->bytes;
-    mine->hash = refusal ? 0 : x->hash;
+    write_word(&mine->signature, refusal ? refusal_of(x->call) : signature_of(x->call));
+    write_word(&mine->bytes, refusal ? 0 : x->bytes);
+    write_word(&mine->hash, refusal ? 0 : x->hash);
     publish(g, &mine->call, x->number);
 }
 
@@ -63,7 +72,9 @@ static bool linger(exchange *x, int milliseconds) {
 }
 
 static bool same_call(const post *a, const post *b) {
-    return a->signature == b->signature && a->bytes == b->bytes && a->hash == b->hash;
+    return read_word(&a->signature) == read_word(&b->signature) &&
+           read_word(&a->bytes) == read_word(&b->bytes) &&
+           read_word(&a->hash) == read_word(&b->hash);
 }
 
 static un_status mismatch(exchange *x) {
@@ -140,9 +151,11 @@ static un_status run(exchange *x) {
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
                            un_status (*body)(exchange *)) {
-    if (g->failure.status) return g->failure.status;
-    exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
-    if (atomic_load_explicit(&g->header->abort, memory_order_relaxed)) return fail_from_abort(g);
+    if (read_word(&g->noticed)) return fail_from_abort(g);
+    uint64_t number = read_word(&g->calls) + 1;
+    write_word(&g->calls, number);
+    if (read_word(&g->header->abort)) return fail_from_abort(g);
+    exchange x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
     return body(&x);
 }
 

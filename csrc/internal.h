@@ -20,13 +20,14 @@
 typedef _Atomic uint64_t flag_t;
 
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
- * sees the number sees the rest. Two posts a rank take turns, so that a rank that runs one call
+ * sees the number sees the rest; only reports look at the rest of a call that is not theirs, for
+ * which it is atomic too. Two posts a rank take turns, so that a rank that runs one call
  * ahead leaves what slower peers still read. Small contributions travel in the payload. */
 typedef struct post {
     flag_t call;
-    uint64_t signature;
-    uint64_t bytes;
-    uint64_t hash;
+    flag_t signature;
+    flag_t bytes;
+    flag_t hash;
     char payload[POST_BYTES - 32];
 } post;
 
@@ -83,13 +84,12 @@ struct un_group {
     bool roomy;   /* a core for every rank's worker too */
     bool slice_ready;
     unsigned process;  /* which process opened it, see group.c */
-    uint64_t calls;    /* number of the latest call */
+    flag_t calls;      /* number of the latest call; written with the turn, read by reports */
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
-    un_failure failure;
+    flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
-    _Atomic uint32_t owned;
-    pthread_t owner;
+    _Atomic uintptr_t owner; /* the thread that has it; one word, so that it is never half new */
     _Atomic uint32_t queued;
     pthread_mutex_t queue_lock;
     un_work *first;
@@ -196,6 +196,7 @@ void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
+un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
 
 /* segment.c */
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
