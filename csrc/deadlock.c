@@ -37,7 +37,8 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
 }
 
 void find_deadlock(un_group *g, const un_message *m) {
-    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved;
+    /* Where several threads wait, one of them may yet help another. */
+    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved && g->waiters == 1;
     note_waiting(g, alone ? m : NULL);
     uint64_t circle = 0;
     int rank = g->rank;

@@ -35,7 +35,7 @@ typedef struct post {
 typedef struct entry {
     _Alignas(LINE_BYTES) flag_t answer; /* the receiver's line: its verdict, and bytes taken */
     flag_t moved_out;
-    _Alignas(LINE_BYTES) int64_t tag; /* the sender's: what it is, bytes passed on, small ones */
+    _Alignas(LINE_BYTES) _Atomic int64_t tag; /* the sender's: what it is, what it has passed on */
     uint64_t bytes;
     un_dtype dtype;
     flag_t moved_in;
@@ -218,7 +218,7 @@ void stop_courier(un_group *g);
 bool message_answered(const un_group *g, int from, int to, uint64_t number);
 bool message_waits(const un_group *g, int from, int to, int64_t tag);
 
-/* deadlock.c */
+/* deadlock.c: with the message lock */
 void note_waiting(un_group *g, const un_message *m);
 void find_deadlock(un_group *g, const un_message *m);
 

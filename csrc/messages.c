@@ -70,7 +70,7 @@ static progress_made announce(un_group *g, un_message *m) {
     if (*full) return STUCK; /* and so are all after it, lest they overtake */
     un_status status = prepare_channel(g, m->peer);
     if (status) return over(m, status);
-    e->tag = m->tag;
+    atomic_store_explicit(&e->tag, m->tag, memory_order_relaxed);
     e->bytes = m->stream.bytes;
     e->dtype = m->dtype;
     atomic_store_explicit(&e->moved_in, 0, memory_order_relaxed);
@@ -118,13 +118,16 @@ static progress_made send_step(un_group *g, un_message *m) {
 
 /* -- receiving --------------------------------------------------------------------------------- */
 
-/* The oldest message from `source` with this tag that nobody has taken; 0: none. */
+/* The oldest message from `source` with this tag that nobody has taken; 0: none. Who looks for a
+ * deadlock may ask for two other ranks, and see an entry that its sender is about to use again. */
 static uint64_t find_message(const un_group *g, int source, int to, int64_t tag, uint64_t first,
                              uint64_t last) {
     enum verdict verdict;
     for (uint64_t number = first; number <= last; number++) {
         const entry *e = entry_of(g, source, to, number);
-        if (!answered(e, number, &verdict) && e->tag == tag) return number;
+        if (!answered(e, number, &verdict) &&
+            atomic_load_explicit(&e->tag, memory_order_relaxed) == tag)
+            return number;
     }
     return 0;
 }
@@ -212,7 +215,7 @@ static bool progress(un_group *g) {
         g->counters[rank].full = false;
     }
     bool moved = false;
-    un_status failed = (un_status)(atomic_load(&g->header->abort) & 0xff);
+    un_status failed = status_from_abort(g);
     for (un_message **link = &g->messages; *link;) {
         un_message *m = *link;
         progress_made made = failed    ? over(m, failed)
@@ -364,6 +367,18 @@ static bool last_look(un_group *g, const un_message *m) {
     return un_message_done(m);
 }
 
+static void look_for_circle(un_group *g, const un_message *m) {
+    pthread_mutex_lock(&g->message_lock);
+    find_deadlock(g, m);
+    pthread_mutex_unlock(&g->message_lock);
+}
+
+static void forget_waiting(un_group *g) {
+    pthread_mutex_lock(&g->message_lock);
+    note_waiting(g, NULL);
+    pthread_mutex_unlock(&g->message_lock);
+}
+
 static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
     control *mine = control_of(g, g->rank);
@@ -386,7 +401,7 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
         }
         bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
-            if (to_the_end) find_deadlock(g, m); /* others will go on by themselves */
+            if (to_the_end) look_for_circle(g, m); /* others will go on by themselves */
             if (peer_is_gone(g, m) && !last_look(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
         }
         int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
@@ -411,7 +426,7 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     atomic_fetch_add(&g->waiters, 1);
     un_status status = wait_in_line(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->waiters, 1);
-    if (start && m->status != UN_DEADLOCK) note_waiting(g, NULL); /* a report reads the notes */
+    if (start && status != UN_DEADLOCK) forget_waiting(g); /* a report reads the notes */
     return status;
 }
 
