@@ -1,10 +1,11 @@
-# `make` lists the targets. Everything but native and latency runs in .venv, made on first need.
+# `make` lists the targets. Everything but native, sanitize and latency runs in .venv, made on first
+# need.
 PYTHON ?= python3
 CMAKE ?= cmake
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check native latency bench clean
+.PHONY: help demo test test-slow check native sanitize latency bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +30,22 @@ check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 native: ## build the engine into src/unisono: no .venv, no downloads
 	$(CMAKE) -B build/native -DUNISONO_IN_TREE=ON -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
 	$(CMAKE) --build build/native --parallel
+
+# ThreadSanitizer knows only some of the places where a kernel puts memory at random.
+NOT_AT_RANDOM = $$(setarch -R true 2>/dev/null && echo setarch -R)
+
+THREADS = build/plain/threads build/thread/threads build/address/threads
+
+sanitize: $(THREADS) ## run the engine's ranks as threads: plainly, for races, for bad memory
+	build/plain/threads
+	@echo build/thread/threads
+	@$(NOT_AT_RANDOM) build/thread/threads
+	build/address/threads
+
+.PHONY: $(THREADS)
+$(THREADS): build/%/threads:
+	$(CMAKE) -B build/$* -DUNISONO_MODULE=OFF -DUNISONO_SANITIZE=$(filter-out plain,$*)
+	$(CMAKE) --build build/$* --target threads --parallel
 
 latency: native ## build the engine's latency benchmark: build/native/native_latency
 	$(CMAKE) --build build/native --target native_latency

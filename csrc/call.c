@@ -26,22 +26,23 @@ static uint64_t refusal_of(const un_call *call) {
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     const post *p = post_of(g, rank, call);
     uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
+    uint64_t signature = read_word(&p->signature);
     return (un_posted){.call = number,
-                       .operation = (un_operation)(p->signature & 0xff),
-                       .reduction = (un_reduction)(p->signature >> 8 & 0xff),
-                       .refused = (p->signature >> 16 & 0xff) != 0,
-                       .root = (int16_t)(p->signature >> 24 & 0xffff),
-                       .dtype = (un_dtype)(p->signature >> 40),
-                       .bytes = p->bytes,
-                       .hash = p->hash};
+                       .operation = (un_operation)(signature & 0xff),
+                       .reduction = (un_reduction)(signature >> 8 & 0xff),
+                       .refused = (signature >> 16 & 0xff) != 0,
+                       .root = (int16_t)(signature >> 24 & 0xffff),
+                       .dtype = (un_dtype)(signature >> 40),
+                       .bytes = read_word(&p->bytes),
+                       .hash = read_word(&p->hash)};
 }
 
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    mine->signature = refusal ? refusal_of(x->call) : signature_of_call(x->call);
-    mine->bytes = refusal ? 0 : x->bytes;
-    mine->hash = refusal ? 0 : x->hash;
+    write_word(&mine->signature, refusal ? refusal_of(x->call) : signature_of_call(x->call));
+    write_word(&mine->bytes, refusal ? 0 : x->bytes);
+    write_word(&mine->hash, refusal ? 0 : x->hash);
     publish(g, &mine->call, x->number);
 }
 
@@ -61,7 +62,9 @@ static bool linger(exchange *x, int milliseconds) {
 }
 
 static bool same_call(const post *a, const post *b) {
-    return a->signature == b->signature && a->bytes == b->bytes && a->hash == b->hash;
+    return read_word(&a->signature) == read_word(&b->signature) &&
+           read_word(&a->bytes) == read_word(&b->bytes) &&
+           read_word(&a->hash) == read_word(&b->hash);
 }
 
 static un_status mismatch(exchange *x) {
@@ -155,16 +158,16 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
  * `record` is that of a call which waited in the queue. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
                            uint64_t record, un_status (*body)(exchange *)) {
-    if (g->failure.status) return g->failure.status;
-    exchange x = {.g = g, .call = call, .number = ++g->calls, .patience = {.call = hooks}};
+    if (read_word(&g->noticed)) return fail_from_abort(g);
+    uint64_t number = read_word(&g->calls) + 1;
+    write_word(&g->calls, number);
+    exchange x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
     if (record)
         record_call(g, record, x.number);
     else
         record = open_call_record(g, call, x.number, ARRIVED);
     x.record = record;
-    un_status status = atomic_load_explicit(&g->header->abort, memory_order_relaxed)
-                           ? fail_from_abort(g)
-                           : body(&x);
+    un_status status = read_word(&g->header->abort) ? fail_from_abort(g) : body(&x);
     record_end(g, record, status);
     if (status && call->site) un_group_tell(g, UN_SITE, x.number, call->site->text);
     return status;

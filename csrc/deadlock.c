@@ -39,17 +39,17 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
 
 /* Whether messages beside `m` are to come in, or to be announced, while we wait for it. Whoever
  * waits for one of those is not stuck, though we may not have got round to it yet. */
-static bool expects_more(un_group *g, const un_message *m) {
+static bool expects_more(const un_group *g, const un_message *m) {
     bool more = false;
-    pthread_mutex_lock(&g->message_lock);
     for (const un_message *other = g->messages; other && !more; other = other->next)
         more = other != m && (!other->sends || !other->number);
-    pthread_mutex_unlock(&g->message_lock);
     return more;
 }
 
 void find_deadlock(un_group *g, const un_message *m) {
-    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved && !expects_more(g, m);
+    /* Where several threads wait, one of them may yet help another. */
+    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved && g->waiters == 1 &&
+                 !expects_more(g, m);
     note_waiting(g, alone ? m : NULL);
     uint64_t circle = 0;
     int rank = g->rank;

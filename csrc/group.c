@@ -25,7 +25,9 @@ static void free_group(un_group *g) {
     free(g);
 }
 
-un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group) {
+/* Over the mapping of `other`, or over one of our own. */
+static un_status open_place(const un_group *other, int descriptor, int rank, int ranks,
+                            uint64_t nonce, un_group **group) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (rank < 0 || rank >= ranks || ranks > UN_MAX_RANKS) return UN_MISMATCH;
@@ -39,7 +41,7 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     un_status status = UN_SYSTEM;
     g->counters = calloc((size_t)ranks, sizeof *g->counters);
     if (g->sources && g->post_pitch && g->peers && g->counters)
-        status = segment_map(g, descriptor, nonce);
+        status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
         return status;
@@ -52,6 +54,15 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
     pthread_mutex_init(&g->message_lock, NULL);
     *group = g;
     return UN_OK;
+}
+
+un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group) {
+    return open_place(NULL, descriptor, rank, ranks, nonce, group);
+}
+
+un_status un_group_open_beside(const un_group *other, int rank, un_group **group) {
+    if (group_is_inherited(other)) return UN_FORKED;
+    return open_place(other, -1, rank, other->ranks, 0, group);
 }
 
 /* Start a thread that leaves all signals to the program's own. */
@@ -106,19 +117,24 @@ un_status fail(un_group *g, un_status status, int rank) {
     return fail_from_abort(g);
 }
 
-/* Somebody else's fault is ours too; only an interrupt reads differently from outside, and a
- * death happens to each in its own call. */
-un_status fail_from_abort(un_group *g) {
-    uint64_t word = atomic_load_explicit(&g->header->abort, memory_order_acquire);
+static int culprit(uint64_t word) { return (int16_t)(word >> 8 & 0xffff); }
+
+/* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
+static un_status status_of(const un_group *g, uint64_t word) {
     un_status status = (un_status)(word & 0xff);
-    int rank = (int16_t)(word >> 8 & 0xffff);
-    if (status == UN_INTERRUPTED && rank != g->rank) status = UN_ABORTED;
-    g->failure = (un_failure){.status = status, .rank = rank, .call = word >> 24};
-    if (status == UN_PEER_LOST) {
-        g->failure.call = g->calls;
-        g->failure.detail = ending_of_peer(g, rank);
-    }
-    return status;
+    return status == UN_INTERRUPTED && culprit(word) != g->rank ? UN_ABORTED : status;
+}
+
+un_status status_from_abort(const un_group *g) {
+    return status_of(g, atomic_load_explicit(&g->header->abort, memory_order_acquire));
+}
+
+/* The exchange is an acquire in any case: who finds that another thread has noticed the end finds
+ * the abort word too. */
+un_status fail_from_abort(un_group *g) {
+    uint64_t not_yet = 0;
+    atomic_compare_exchange_strong(&g->noticed, &not_yet, g->calls + 1);
+    return status_from_abort(g);
 }
 
 void un_group_abort(un_group *g, const char *reason) {
@@ -127,11 +143,23 @@ void un_group_abort(un_group *g, const char *reason) {
     abort_group(g, UN_ABORTED, g->rank, g->calls);
 }
 
+/* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
 un_failure un_group_failure(un_group *g) {
-    if (!g->failure.status && atomic_load(&g->header->abort)) fail_from_abort(g);
-    return g->failure;
+    uint64_t word = atomic_load_explicit(&g->header->abort, memory_order_acquire);
+    if (!word) return (un_failure){0};
+    un_status status = fail_from_abort(g);
+    un_failure failure = {.status = status, .rank = culprit(word), .call = word >> 24};
+    if (status == UN_PEER_LOST) {
+        failure.call = g->noticed - 1;
+        failure.detail = ending_of_peer(g, failure.rank);
+    }
+    return failure;
 }
 
-void un_group_set_eager(un_group *g, int64_t bytes) { g->eager_bytes = bytes; }
+void un_group_set_eager(un_group *g, int64_t bytes) {
+    pthread_mutex_lock(&g->message_lock);
+    g->eager_bytes = bytes;
+    pthread_mutex_unlock(&g->message_lock);
+}
 
 uint64_t un_group_calls(const un_group *g) { return g->calls; }

@@ -23,14 +23,24 @@
 
 typedef _Atomic uint64_t flag_t;
 
+/* Without any order: for words whose order another word gives, or that are only hints. */
+static inline uint64_t read_word(const flag_t *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static inline void write_word(flag_t *word, uint64_t value) {
+    atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
- * sees the number sees the rest. Two posts a rank take turns, so that a rank that runs one call
+ * sees the number sees the rest; only reports look at the rest of a call that is not theirs, for
+ * which it is atomic too. Two posts a rank take turns, so that a rank that runs one call
  * ahead leaves what slower peers still read. Small contributions travel in the payload. */
 typedef struct post {
     flag_t call;
-    uint64_t signature;
-    uint64_t bytes;
-    uint64_t hash;
+    flag_t signature;
+    flag_t bytes;
+    flag_t hash;
     char payload[POST_BYTES - 32];
 } post;
 
@@ -38,7 +48,7 @@ typedef struct post {
 typedef struct entry {
     _Alignas(LINE_BYTES) flag_t answer; /* the receiver's line: its verdict, and bytes taken */
     flag_t moved_out;
-    _Alignas(LINE_BYTES) int64_t tag; /* the sender's: what it is, bytes passed on, small ones */
+    _Alignas(LINE_BYTES) _Atomic int64_t tag; /* the sender's: what it is, what it has passed on */
     uint64_t bytes;
     un_dtype dtype;
     flag_t moved_in;
@@ -104,6 +114,7 @@ typedef struct header {
 
 struct un_group {
     char *base;
+    _Atomic uint32_t *places; /* of this process over this mapping */
     header *header;
     size_t mapped_bytes;
     size_t control_bytes;
@@ -116,15 +127,14 @@ struct un_group {
     bool roomy;   /* a core for every rank's worker too */
     bool slice_ready;
     unsigned process;  /* which process opened it, see group.c */
-    uint64_t calls;    /* number of the latest call */
+    flag_t calls;      /* number of the latest call; written with the turn, read by reports */
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
-    un_failure failure;
-    flag_t recorded;            /* records so far */
+    flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
+    flag_t recorded;           /* records so far */
     _Atomic bool known[SITES]; /* whose text stands in our control block */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
-    _Atomic uint32_t owned;
-    pthread_t owner;
+    _Atomic uintptr_t owner; /* the thread that has it; one word, so that it is never half new */
     _Atomic uint32_t queued;
     pthread_mutex_t queue_lock;
     un_work *first;
@@ -232,10 +242,12 @@ void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
+un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
 
 /* segment.c */
 size_t control_bytes_for(int ranks);
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
+un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
@@ -264,7 +276,7 @@ void stop_courier(un_group *g);
 bool message_answered(const un_group *g, int from, int to, uint64_t number);
 bool message_waits(const un_group *g, int from, int to, int64_t tag);
 
-/* deadlock.c */
+/* deadlock.c: with the message lock */
 void note_waiting(un_group *g, const un_message *m);
 void find_deadlock(un_group *g, const un_message *m);
 

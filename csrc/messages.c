@@ -34,13 +34,14 @@ enum verdict { GRANTED = 1, TAKEN, UNFIT }; /* what a receiver writes beside a m
 
 enum phase { TO_ANNOUNCE, TO_MATCH = TO_ANNOUNCE, ANNOUNCED, MOVING };
 
-/* Changed with the lock alone, but a hint to those who wait without it. */
-static int phase_of(const un_message *m) {
-    return atomic_load_explicit(&m->phase, memory_order_relaxed);
+/* Changed with the lock alone, but a hint to those who wait without it: what belongs to a phase
+ * must be there before it. */
+static enum phase phase_of(const un_message *m) {
+    return (enum phase)atomic_load_explicit(&m->phase, memory_order_acquire);
 }
 
 static void set_phase(un_message *m, enum phase phase) {
-    atomic_store_explicit(&m->phase, phase, memory_order_relaxed);
+    atomic_store_explicit(&m->phase, phase, memory_order_release);
 }
 
 static entry *entry_of(const un_group *g, int from, int to, uint64_t number) {
@@ -92,7 +93,7 @@ static progress_made announce(un_group *g, un_message *m) {
     if (*full) return STUCK; /* and so are all after it, lest they overtake */
     un_status status = prepare_channel(g, m->peer);
     if (status) return over(m, status);
-    e->tag = m->tag;
+    atomic_store_explicit(&e->tag, m->tag, memory_order_relaxed);
     e->bytes = m->stream.bytes;
     e->dtype = m->dtype;
     atomic_store_explicit(&e->moved_in, 0, memory_order_relaxed);
@@ -147,13 +148,16 @@ static progress_made send_step(un_group *g, un_message *m) {
 
 /* -- receiving --------------------------------------------------------------------------------- */
 
-/* The oldest message from `source` with this tag that nobody has taken; 0: none. */
+/* The oldest message from `source` with this tag that nobody has taken; 0: none. Who looks for a
+ * deadlock may ask for two other ranks, and see an entry that its sender is about to use again. */
 static uint64_t find_message(const un_group *g, int source, int to, int64_t tag, uint64_t first,
                              uint64_t last) {
     enum verdict verdict;
     for (uint64_t number = first; number <= last; number++) {
         const entry *e = entry_of(g, source, to, number);
-        if (!answered(e, number, &verdict) && e->tag == tag) return number;
+        if (!answered(e, number, &verdict) &&
+            atomic_load_explicit(&e->tag, memory_order_relaxed) == tag)
+            return number;
     }
     return 0;
 }
@@ -242,7 +246,7 @@ static bool progress(un_group *g) {
         g->counters[rank].full = false;
     }
     bool moved = false;
-    un_status failed = (un_status)(atomic_load(&g->header->abort) & 0xff);
+    un_status failed = status_from_abort(g);
     for (un_message **link = &g->messages; *link;) {
         un_message *m = *link;
         progress_made made = failed    ? over(m, failed)
@@ -448,30 +452,40 @@ static bool last_look(un_group *g, const un_message *m) {
 /* The one word that a message waits for; looking at it is faster than a round of progress. NULL
  * where there is no such word. It is only a hint, for other threads move the message on too. */
 static const flag_t *awaited_word(const un_group *g, const un_message *m) {
-    int phase = phase_of(m);
+    enum phase phase = phase_of(m);
     if (m->sends && phase == ANNOUNCED)
         return &entry_of(g, g->rank, m->peer, m->number)->answer;
     if (!m->sends && phase == TO_MATCH && m->peer >= 0) return &announced_by(g, m->peer)[g->rank];
     return NULL;
 }
 
-static uint64_t read_word(const flag_t *word) {
-    return word ? atomic_load_explicit(word, memory_order_relaxed) : 0;
+static void await_change(const flag_t *word, uint64_t before) {
+    for (int spins = 0; spins < GLANCES && read_word(word) == before; spins++) relax_cpu();
 }
 
-static void await_change(const flag_t *word, uint64_t before) {
-    for (int spins = 0; spins < (word ? GLANCES : 1) && read_word(word) == before; spins++)
-        relax_cpu();
+static void look_for_circle(un_group *g, const un_message *m) {
+    pthread_mutex_lock(&g->message_lock);
+    find_deadlock(g, m);
+    pthread_mutex_unlock(&g->message_lock);
+}
+
+static void forget_waiting(un_group *g) {
+    pthread_mutex_lock(&g->message_lock);
+    note_waiting(g, NULL);
+    pthread_mutex_unlock(&g->message_lock);
 }
 
 static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
     for (int tries = 0; !un_message_done(m); tries++) {
         const flag_t *word = awaited_word(g, m);
-        uint64_t before = read_word(word);
+        uint64_t before = word ? read_word(word) : 0;
         if (look_for_progress(g) || un_message_done(m)) continue;
         if (!g->crowded && tries < GLANCES) {
-            await_change(word, before);
+            if (word)
+                await_change(word, before);
+            else
+                relax_cpu();
             continue;
         }
         prepare_to_block(p);
@@ -483,7 +497,7 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
         }
         bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
-            if (to_the_end) find_deadlock(g, m); /* others will go on by themselves */
+            if (to_the_end) look_for_circle(g, m); /* others will go on by themselves */
             if (peer_is_gone(g, m) && !last_look(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
         }
         int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
@@ -512,7 +526,7 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     atomic_fetch_add(&g->waiters, 1);
     un_status status = wait_in_line(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->waiters, 1);
-    if (start && m->status != UN_DEADLOCK) note_waiting(g, NULL); /* a report reads the notes */
+    if (start && status != UN_DEADLOCK) forget_waiting(g); /* a report reads the notes */
     if (status && status != UN_NOT_YET && m->site)
         un_group_tell(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;

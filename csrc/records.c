@@ -37,10 +37,6 @@ static uint32_t note_site(un_group *g, const un_site *site) {
     return site->number;
 }
 
-static void set(flag_t *field, uint64_t value) {
-    atomic_store_explicit(field, value, memory_order_relaxed);
-}
-
 static record *place_of(un_group *g, uint64_t number) {
     return &control_of(g, g->rank)->records[number % RECORDS];
 }
@@ -49,13 +45,13 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
                      const un_site *site, enum record_state state) {
     uint64_t number = atomic_fetch_add_explicit(&g->recorded, 1, memory_order_relaxed) + 1;
     record *r = place_of(g, number);
-    set(&r->number, 0);
+    write_word(&r->number, 0);
     atomic_store_explicit(&r->call, call, memory_order_release); /* not before the line above */
-    set(&r->signature, signature);
-    set(&r->bytes, bytes);
-    set(&r->started, 0);
-    set(&r->ended, 0);
-    set(&r->arrived, ticks());
+    write_word(&r->signature, signature);
+    write_word(&r->bytes, bytes);
+    write_word(&r->started, 0);
+    write_word(&r->ended, 0);
+    write_word(&r->arrived, ticks());
     atomic_store_explicit(&r->site, note_site(g, site), memory_order_relaxed);
     atomic_store_explicit(&r->state, state, memory_order_relaxed);
     atomic_store_explicit(&r->number, number, memory_order_release);
@@ -69,21 +65,21 @@ static bool is_there(const record *r, uint64_t number) {
 void record_call(un_group *g, uint64_t number, uint64_t call) {
     record *r = place_of(g, number);
     if (!is_there(r, number)) return;
-    set(&r->call, call);
+    write_word(&r->call, call);
     atomic_store_explicit(&r->state, ARRIVED, memory_order_relaxed);
 }
 
 void record_start(un_group *g, uint64_t number) {
     record *r = place_of(g, number);
     if (!is_there(r, number)) return;
-    set(&r->started, ticks());
+    write_word(&r->started, ticks());
     atomic_store_explicit(&r->state, MOVING_DATA, memory_order_relaxed);
 }
 
 void record_end(un_group *g, uint64_t number, un_status status) {
     record *r = place_of(g, number);
     if (!is_there(r, number)) return;
-    set(&r->ended, ticks());
+    write_word(&r->ended, ticks());
     uint32_t state = status ? FAILED | (uint32_t)status << 16 : FINISHED;
     atomic_store_explicit(&r->state, state, memory_order_relaxed);
 }

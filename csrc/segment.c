@@ -79,22 +79,33 @@ int un_segment_create(int ranks, int cores, uint64_t nonce) {
     return descriptor;
 }
 
-un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
-    struct stat facts;
+static void lay_out(un_group *g) {
     g->control_bytes = control_bytes_for(g->ranks);
     g->data_offset = data_offset_for(g->ranks);
     g->channel_offset = channel_offset_for(g->ranks);
     g->mapped_bytes = segment_bytes_for(g->ranks);
+}
+
+un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
+    struct stat facts;
+    lay_out(g);
     if (fstat(descriptor, &facts)) return UN_SYSTEM;
     if ((size_t)facts.st_size != g->mapped_bytes) return UN_MISMATCH;
     if (allocate(descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
         return UN_SYSTEM;
+    g->places = malloc(sizeof *g->places);
+    if (!g->places) return UN_SYSTEM;
+    atomic_init(g->places, 1);
     g->descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
-    if (g->descriptor < 0) return UN_SYSTEM;
+    if (g->descriptor < 0) {
+        free(g->places);
+        return UN_SYSTEM;
+    }
     g->base = mmap(NULL, g->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                    g->descriptor, 0);
     if (g->base == MAP_FAILED) {
         close(g->descriptor);
+        free(g->places);
         return UN_SYSTEM;
     }
     /* A forked child must not write into its parent's group; best effort on old kernels. */
@@ -108,9 +119,23 @@ un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
     return UN_OK;
 }
 
+un_status segment_share(un_group *g, const un_group *other) {
+    lay_out(g);
+    g->descriptor = other->descriptor;
+    if (allocate(g->descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
+        return UN_SYSTEM;
+    g->base = other->base;
+    g->header = other->header;
+    g->places = other->places;
+    atomic_fetch_add(g->places, 1);
+    return UN_OK;
+}
+
 void segment_unmap(un_group *g) {
+    if (atomic_fetch_sub(g->places, 1) > 1) return;
     munmap(g->base, g->mapped_bytes);
     close(g->descriptor);
+    free(g->places);
 }
 
 static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {

@@ -187,6 +187,11 @@ int un_segment_create(int ranks, int cores, uint64_t nonce);
  * errno, or UN_MISMATCH where the segment is of another build, nonce or size. */
 un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group);
 
+/* Take another place of `other`'s group in this process, over the same mapping, which goes with the
+ * last of them. So ranks can be threads of one process, and tools that follow one process's memory
+ * see all of a group. The places are as independent as those of several processes. */
+un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
+
 /* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);

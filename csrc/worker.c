@@ -36,16 +36,17 @@ static bool try_turn(un_group *g) {
                                                    memory_order_relaxed);
 }
 
+static uintptr_t this_thread(void) { return (uintptr_t)pthread_self(); }
+
 static void own_turn(un_group *g) {
-    g->owner = pthread_self();
-    atomic_store_explicit(&g->owned, 1, memory_order_relaxed);
+    atomic_store_explicit(&g->owner, this_thread(), memory_order_relaxed);
 }
 
 /* A thread that has the turn already (a signal handler that interrupted a call, say) would wait
  * for itself. */
 un_status take_turn(un_group *g, patience *p) {
     if (!try_turn(g)) {
-        if (atomic_load(&g->owned) && pthread_equal(g->owner, pthread_self())) return UN_REENTERED;
+        if (atomic_load(&g->owner) == this_thread()) return UN_REENTERED;
         prepare_to_block(p);
         while (atomic_exchange_explicit(&g->turn, 2, memory_order_acquire)) {
             sleep_until_changed(&g->turn, 2, SLICE_NS);
@@ -57,7 +58,7 @@ un_status take_turn(un_group *g, patience *p) {
 }
 
 void leave_turn(un_group *g) {
-    atomic_store_explicit(&g->owned, 0, memory_order_relaxed);
+    atomic_store_explicit(&g->owner, 0, memory_order_relaxed);
     if (atomic_exchange_explicit(&g->turn, 0, memory_order_release) == 2) wake(&g->turn, 1);
 }
 
