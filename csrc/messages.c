@@ -69,7 +69,10 @@ static progress_made announce(un_group *g, un_message *m) {
         *full = true;
     if (*full) return STUCK; /* and so are all after it, lest they overtake */
     un_status status = prepare_channel(g, m->peer);
-    if (status) return over(m, status);
+    if (status) {
+        abort_group(g, UN_ABORTED, g->rank, g->calls); /* the receiver would wait in vain */
+        return over(m, status);
+    }
     e->tag = m->tag;
     e->bytes = m->stream.bytes;
     e->dtype = m->dtype;
