@@ -328,8 +328,15 @@ static void begin(un_group *g, un_message *m) {
     pthread_mutex_unlock(&g->message_lock);
 }
 
+/* In a forked child: a message that nobody will ever carry. */
+static un_status refuse_inherited(un_message *m) {
+    over(m, UN_FORKED);
+    atomic_store(&m->done, 1);
+    return UN_FORKED;
+}
+
 un_status un_message_start(un_group *g, un_message *m) {
-    if (group_is_inherited(g)) return UN_FORKED;
+    if (group_is_inherited(g)) return refuse_inherited(m);
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
     pthread_mutex_lock(&g->message_lock);
@@ -341,7 +348,7 @@ un_status un_message_start(un_group *g, un_message *m) {
 
 /* Start and wait, in the caller's thread: no courier is needed. */
 un_status un_message_run(un_group *g, un_message *m, const un_call *hooks) {
-    if (group_is_inherited(g)) return UN_FORKED;
+    if (group_is_inherited(g)) return refuse_inherited(m);
     begin(g, m);
     return un_message_wait(g, m, hooks);
 }

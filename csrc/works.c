@@ -90,7 +90,8 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     return keep(self, work);
 }
 
-/* message(sends, tensor, peer, tag, blocking): a Work, done already if blocking. */
+/* message(sends, tensor, peer, tag, blocking): a Work, done already if blocking; in a forked
+ * child a status. */
 PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;
     if (count != 5) return PyErr_Format(PyExc_TypeError, "message takes 5 arguments");
@@ -120,16 +121,14 @@ PyObject *group_message(PyObject *object, PyObject *const *arguments, Py_ssize_t
                      .argument = &parked};
     self->users++;
     keep(self, work);
-    if (blocking)
-        un_message_run(self->group, &work->message, &hooks);
-    else
-        un_message_start(self->group, &work->message);
+    un_status status = blocking ? un_message_run(self->group, &work->message, &hooks)
+                                : un_message_start(self->group, &work->message);
     if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
     if (self->pending) reap(self);
-    if (!PyErr_Occurred()) return (PyObject *)work;
+    if (status != UN_FORKED && !PyErr_Occurred()) return (PyObject *)work;
     Py_DECREF((PyObject *)work);
-    return NULL;
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
 }
 
 static PyObject *work_is_done(PyObject *object, PyObject *ignored) {
