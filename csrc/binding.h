@@ -67,6 +67,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 void reap(Group *self);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer);
 PyObject *keep(Group *self, Pending *p);
+void raise_error(PyObject *error);
 PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
 
 /* works.c */

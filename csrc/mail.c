@@ -114,9 +114,7 @@ static const kind message_kind = {is_done, result, await, release, blame, source
 
 static PyObject *refuse_closed(PyObject *blamer, bool sends) {
     int operation = sends ? UN_SEND : UN_RECV;
-    PyObject *error = PyObject_CallMethod(blamer, "call_error", "ii", (int)UN_CLOSED, operation);
-    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
+    raise_error(PyObject_CallMethod(blamer, "call_error", "ii", (int)UN_CLOSED, operation));
     return NULL;
 }
 
@@ -140,10 +138,13 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     PyObject *kept = keep(self, &m->pending);
     self->users++;
     if (m->message.stream.bytes > SMALL_BYTES) release_gil(&parked);
-    un_message_start(self->group, &m->message);
+    un_status status = un_message_start(self->group, &m->message);
     if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
-    return kept;
+    if (!status) return kept;
+    raise_error(blame(&m->pending, status));
+    Py_DECREF(kept);
+    return NULL;
 }
 
 /* isend(blamer, frame, tensor, peer, tag) and irecv: a Message. */

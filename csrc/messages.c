@@ -92,7 +92,10 @@ static progress_made announce(un_group *g, un_message *m) {
         *full = true;
     if (*full) return STUCK; /* and so are all after it, lest they overtake */
     un_status status = prepare_channel(g, m->peer);
-    if (status) return over(m, status);
+    if (status) {
+        abort_group(g, UN_ABORTED, g->rank, read_word(&g->calls)); /* the receiver would wait */
+        return over(m, status);
+    }
     atomic_store_explicit(&e->tag, m->tag, memory_order_relaxed);
     e->bytes = m->stream.bytes;
     e->dtype = m->dtype;
@@ -390,6 +393,13 @@ static void begin(un_group *g, un_message *m) {
     pthread_mutex_unlock(&g->message_lock);
 }
 
+/* In a forked child: a message that nobody will ever carry. */
+static un_status refuse_inherited(un_message *m) {
+    over(m, UN_FORKED);
+    atomic_store(&m->done, 1);
+    return UN_FORKED;
+}
+
 /* An eager send that does not fit into an entry: a copy goes on without it. */
 static bool send_copy(un_group *g, un_message *m) {
     if (!is_eager(g, m) || fits_entry(m)) return false;
@@ -407,14 +417,14 @@ static bool send_copy(un_group *g, un_message *m) {
     copy->message.is_copy = true;
     begin(g, &copy->message);
     if (start_courier(g)) call_courier(g);
-    m->status = (un_status)(atomic_load(&g->header->abort) & 0xff);
+    m->status = status_from_abort(g);
     m->source = m->peer;
     atomic_store_explicit(&m->done, 1, memory_order_release);
     return true;
 }
 
 un_status un_message_start(un_group *g, un_message *m) {
-    if (group_is_inherited(g)) return UN_FORKED;
+    if (group_is_inherited(g)) return refuse_inherited(m);
     if (send_copy(g, m)) return UN_OK;
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
@@ -424,7 +434,7 @@ un_status un_message_start(un_group *g, un_message *m) {
 
 /* Start and wait, in the caller's thread: no courier is needed. */
 un_status un_message_run(un_group *g, un_message *m, const un_call *hooks) {
-    if (group_is_inherited(g)) return UN_FORKED;
+    if (group_is_inherited(g)) return refuse_inherited(m);
     if (send_copy(g, m)) return m->status;
     begin(g, m);
     return un_message_wait(g, m, hooks);

@@ -69,6 +69,12 @@ static int wait_as_told(Pending *p, int64_t timeout_ns) {
     return PyErr_Occurred() ? -1 : status;
 }
 
+/* Raise a new exception; NULL: another one is set already. */
+void raise_error(PyObject *error) {
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+}
+
 /* Seconds as nanoseconds; a century stands for ever. */
 static int read_timeout(PyObject *object, int64_t *timeout_ns) {
     *timeout_ns = -1;
@@ -92,9 +98,7 @@ static PyObject *pending_wait(PyObject *object, PyObject *arguments, PyObject *k
     Pending *p = (Pending *)object;
     int status = wait_as_told(p, timeout_ns);
     if (!status) Py_RETURN_NONE;
-    PyObject *error = status > 0 ? p->kind->blame(p, (un_status)status) : NULL;
-    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
+    if (status > 0) raise_error(p->kind->blame(p, (un_status)status));
     return NULL;
 }
 

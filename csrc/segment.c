@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -138,8 +139,24 @@ void segment_unmap(un_group *g) {
     free(g->places);
 }
 
+/* Ask for the sole right to allocate, or give it back. A rank that is stopped while it has the
+ * right, or a file system without locks, must not hold up the others for long. */
+static void lock_allocation(un_group *g, short kind) {
+    struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
+    const struct timespec moment = {.tv_nsec = 200 * 1000};
+    for (int tries = 0; fcntl(g->descriptor, F_SETLK, &whole) && tries < 1000; tries++) {
+        if (errno != EAGAIN && errno != EACCES && errno != EINTR) return;
+        nanosleep(&moment, NULL);
+    }
+}
+
+/* One rank after the other looks for room and takes it: if all looked first, all would find what
+ * is there for one, and the kernel would kill somebody. */
 static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {
-    return (int64_t)bytes <= un_memory_room() && !allocate(g->descriptor, offset, bytes);
+    lock_allocation(g, F_WRLCK);
+    bool taken = (int64_t)bytes <= un_memory_room() && !allocate(g->descriptor, offset, bytes);
+    lock_allocation(g, F_UNLCK);
+    return taken;
 }
 
 un_status prepare_slice(un_group *g) {

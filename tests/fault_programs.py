@@ -97,9 +97,10 @@ def make_program(seed: int) -> Program:
     """The program of a seed."""
     chance = random.Random(seed)
     ranks = chance.choice((2, 2, 3, 3, 3, 4, 5, 8))
-    groups = [tuple(range(ranks))]
-    for _ in range(chance.randint(1, 3)):
-        groups.append(tuple(chance.sample(range(ranks), chance.randint(2, ranks))))
+    world = tuple(range(ranks))
+    others = chance.randint(1, 3)
+    parts = [chance.sample(world, chance.randint(2, ranks)) for _ in range(others)]
+    groups = [world, *map(tuple, parts)]
     steps = [_step(chance, groups) for _ in range(chance.randint(5, 25))]
     kind = FAULTS[seed % len(FAULTS)]
     culprit = chance.randrange(ranks)

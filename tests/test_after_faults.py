@@ -124,6 +124,7 @@ def work_in(world: Communicator) -> None:
     world.irecv(got := torch.zeros(50_000), before).wait()
     sent.wait()
     assert got.eq(before).all()
+    world.barrier()  # nobody fails before all have come so far
 
 
 # A call that waits for its turn, because a work of its group is under way, left its peers waiting.

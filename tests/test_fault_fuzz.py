@@ -109,7 +109,8 @@ class Judge:
         """What is wrong with the way a step ended on a rank."""
         group = self.program.steps[end.step].group
         if end.error is None:
-            if self.must_fail(rank, end.step) or group in poisoned and not self.began_before(end):
+            failed_before = group in poisoned and not self.began_before(end)
+            if failed_before or self.must_fail(rank, end.step):
                 return ["it should have raised"]
             return []
         poisoned.add(group)
@@ -193,8 +194,9 @@ class Judge:
             wrong.append(f"it blames {fields['peer']}, not {culprit}")
         if end.error == "GroupAborted" and f"rank {culprit} " not in end.text:
             wrong.append(f"it does not name rank {culprit}")
-        if end.error == "CollectiveTimeout" and fields["call"] > self.calls_of_culprit(group):
-            if culprit not in fields["missing"]:
+        if end.error == "CollectiveTimeout":
+            never_came = fields["call"] > self.calls_of_culprit(group)
+            if never_came and culprit not in fields["missing"]:
                 wrong.append(f"it misses {fields['missing']}, not {culprit}")
         if end.error == "CollectiveMismatch":
             size = len(self.program.groups[group])

@@ -283,9 +283,10 @@ class NativeCommunicator(Communicator):
                 rank=self.rank,
                 group=self.name,
             )
-        ended_here = self._group.failure()[0] == Status.CLOSED
-        if ended_here or status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
+        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
             return self.call_error(status, Operation.SEND if sends else Operation.RECV)
+        if self._group.failure()[0] == Status.CLOSED:
+            return self._closed()
         return self._failure(doing)
 
     # -- the way to the engine -------------------------------------------------------------------
