@@ -1,0 +1,61 @@
+"""Signals to the launching process, kept until it has a hand free for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """Within its context the given signals are noted down and do nothing else.
+
+    An exception out of a signal handler could strike between the start of a rank and our note of
+    it. A handler that the program has set for SIGINT stays, and in other threads than the main one
+    nothing changes, since they get no signals. `fileno` becomes readable when one has come.
+    """
+
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        self.noted: list[signal.Signals] = []
+        self._signals = tuple(signals)
+        self._before: dict[signal.Signals, Any] = {}
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            plain = (signal.SIG_DFL, signal.default_int_handler)
+            for number in self._signals:
+                if signal.getsignal(number) in plain:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._reader
+
+    def read(self) -> None:
+        """Make `fileno` unreadable again."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted.append(signal.Signals(number))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, b"!")
