@@ -26,6 +26,7 @@ from unisono.world import (
     get_world_size,
     init,
     is_main_process,
+    setup,
     shutdown,
 )
 
@@ -58,5 +59,6 @@ __all__ = [
     "init",
     "is_main_process",
     "launch",
+    "setup",
     "shutdown",
 ]

@@ -10,6 +10,12 @@ from rich.console import Console
 from unisono.errors import UnisonoError
 
 
+class _Misuse(click.ClickException):
+    """A request that cannot be met, in one sentence."""
+
+    exit_code = 2
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="unisono")
 def main() -> None:
@@ -103,7 +109,7 @@ def run(
 
     if not module and not Path(program).is_file():
         there = "is no file" if Path(program).exists() else "does not exist"
-        raise _misuse(f"{program} {there}")
+        raise _Misuse(f"{program} {there}")
     settings = Settings(
         ranks=ranks,
         backend=None if backend is None else _known_backend(backend),
@@ -127,14 +133,8 @@ def _known_backend(name: str) -> str:
 
     known = known_backends()
     if name.lower() not in known:
-        raise _misuse(f"torch has no backend {name} here, only {', '.join(known)}")
+        raise _Misuse(f"torch has no backend {name} here, only {', '.join(known)}")
     return name.lower()
-
-
-def _misuse(sentence: str) -> click.ClickException:
-    error = click.ClickException(sentence)
-    error.exit_code = 2
-    return error
 
 
 if __name__ == "__main__":
