@@ -89,7 +89,7 @@ def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured:
 
 
 def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
-    speaker = group[0]
+    speaker = max(group, key=lambda ending: (len(ending.traceback), -ending.rank))
     names = _names([ending.rank for ending in group])
     if speaker.rank == first:
         names += ", the first to fail,"
@@ -107,8 +107,14 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
 
 
 def _without_names(ending: RankEnding, text: str) -> str:
-    """The text as any other rank would say it: no number of its own, no addresses."""
+    """The text as any other rank would say it: no number of its own, no addresses.
+
+    And not how a peer ended, which only those learn from the kernel who ask late enough.
+    """
     text = re.sub(rf"\brank {ending.rank}\b", "rank #", text)
+    text = re.sub(
+        r"(\(pid \d+\)) (was killed by \w+|exited with code \d+);", r"\1 has ended;", text
+    )
     return re.sub(r"0x[0-9a-f]+", "0x#", text)
 
 
