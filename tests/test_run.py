@@ -110,9 +110,8 @@ def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
     assert "cpu:fake" in done.stdout
     refused = run(script, 2, options=("--backend", "nonsense"))
     assert refused.returncode == 2
-    assert refused.stderr == "Error: torch has no backend nonsense here, only gloo\n" or (
-        "Error: torch has no backend nonsense here, only " in refused.stderr
-    )
+    assert refused.stderr.startswith("Error: torch has no backend nonsense here, only gloo")
+    assert refused.stderr.count("\n") == 1
 
 
 def test_torchrun_starts_ranks_for_unisono_too(tmp_path: Path) -> None:
@@ -168,15 +167,13 @@ def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
     script = program(
         tmp_path,
         """
-        import os, sys, unisono
-        from unisono.comm import siblings
-        os.getppid = lambda: 1  # as for an orphan
+        import os, unisono
+        os.getppid = lambda: 1  # as for a process whose parent has ended
         for call in (lambda: unisono.setup(0, 2), lambda: unisono.setup(2, 2)):
             try:
                 call()
             except (unisono.RendezvousError, ValueError) as error:
                 print(error)
-        del os.getppid
         """,
     )
     done = script.run()

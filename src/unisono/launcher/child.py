@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib.machinery
 import importlib.util
 import linecache
 import os
@@ -129,7 +130,7 @@ def _run_script(script: Script, report: _Report) -> int:
     """As `python script.py` or `python -m module` would."""
     try:
         main, code = _load_module(script) if script.is_module else _load_file(script)
-        sys.argv[0] = str(main.__file__)
+        sys.argv[0] = str(main.__file__) if script.is_module else script.name
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit:
@@ -149,12 +150,13 @@ def _show_in_the_programs_own_way(error: BaseException) -> None:
 
 
 def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:
+    path = os.path.abspath(script.name)
     main = types.ModuleType("__main__")
-    main.__file__ = script.name
-    main.__dict__["__builtins__"] = __builtins__
-    _first_on_path(os.path.dirname(os.path.realpath(script.name)))
-    with open(script.name, "rb") as file:
-        return main, compile(file.read(), script.name, "exec")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__builtins__=__builtins__, __file__=path, __loader__=loader)
+    _first_on_path(os.path.dirname(os.path.realpath(path)))
+    with open(path, "rb") as file:
+        return main, compile(file.read(), path, "exec")
 
 
 def _load_module(script: Script) -> tuple[types.ModuleType, types.CodeType]:

@@ -252,7 +252,7 @@ class Crew:
         """Tell those who live to end, and kill them if they do not, or if the user insists."""
         for rank in self._living():
             rank.ended_by_us = True
-            self._signal(rank, number)
+            self._signal(rank, number if rank.started else signal.SIGKILL)
         self._wait(self._all_ended, patience_s, len(self._interrupts.noted))
         for rank in self._living():
             self._signal(rank, signal.SIGKILL)
