@@ -25,6 +25,7 @@ import unisono
 from programs import eventually, lives, program
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
+from unisono.launcher.output import Lines, Terminal
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -179,9 +180,10 @@ def one_raises() -> None:
 
 
 def test_texts_that_differ_only_in_the_rank_are_one() -> None:
-    text = str(failed(all_raise, 3))
-    assert text.count("Traceback") == 2  # the first to fail, and the others
-    assert "(in the words of rank" in text
+    error = failed(all_raise, 3)
+    heading = f"ranks 0, 1, 2 (rank {error.first} was the first) raised (in the words of rank "
+    assert heading in str(error)
+    assert str(error).count("Traceback") == 1
 
 
 def all_raise() -> None:
@@ -428,7 +430,7 @@ def test_captured_output_is_on_the_exception(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == ""
     assert error.endings[1].stdout == "so far 1\n"
     assert error.endings[1].stderr == "so bad\n"
-    assert "The last of its stderr:\n    so bad" in str(error)
+    assert "The last of rank 1's stderr:\n    so bad" in str(error)
 
 
 def speaks_and_fails() -> None:
@@ -490,11 +492,49 @@ def read_all(descriptor: int) -> str:
     return data.decode()
 
 
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_without_an_end_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("unisono.launcher.output._PATIENCE_S", 0.0)
+    terminal = Terminal()
+    first, second = (Lines(rank, "stdout", terminal, 100) for rank in (0, 1))
+    first.feed(b"10 %")
+    first.tick()
+    assert screen.getvalue() == "[rank 0] 10 %"
+    second.feed("gr\u00fc".encode()[:-1])  # half a letter
+    second.feed("\u00fc".encode()[-1:] + b"n\nrot\n")
+    first.feed(b" 20 %\r\n")
+    first.feed(b"", last=True)
+    assert screen.getvalue().splitlines() == [
+        "[rank 0] 10 %",
+        "[rank 1] gr\u00fcn",
+        "[rank 1] rot",
+        "[rank 0]  20 %",
+    ]
+    assert (first.tail, second.tail) == ("10 % 20 %\r\n", "gr\u00fcn\nrot\n")
+
+
 def test_a_stream_that_cannot_write_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     unisono.launch(print, 1, ("\u00fc",))
     assert raw.getvalue() == b"[rank 0] \\xfc\n"
+
+
+def test_kernels_and_sandboxes_that_lack_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert unisono.launch(summed, 2, (10,), {"factor": 1.0}) == [(0, 20.0), (1, 20.0)]
+    assert failed(one_is_killed, 2, signal.SIGKILL).first == 1
 
 
 # -- threads and cores ---------------------------------------------------------------------------

@@ -80,42 +80,43 @@ def _summary(rank: Rank, ending: RankEnding) -> str:
 
 def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured: bool) -> str:
     """The sentence, then every ending, those that are alike together and the first one on top."""
-    groups: dict[tuple[bool, str], list[RankEnding]] = {}
+    groups: dict[str, list[RankEnding]] = {}
     for ending in sorted(endings, key=lambda one: (one.rank != first, not one.failed, one.rank)):
-        alike = _without_names(ending, f"{ending.how}\n{ending.traceback}\n{ending.stack}")
-        groups.setdefault((ending.rank == first, alike), []).append(ending)
+        groups.setdefault(_without_names(ending), []).append(ending)
     parts = [_paragraph(group, first, captured) for group in groups.values()]
     return "\n\n".join([sentence, *parts])
 
 
 def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
     speaker = max(group, key=lambda ending: (len(ending.traceback), -ending.rank))
-    names = _names([ending.rank for ending in group])
-    if speaker.rank == first:
-        names += ", the first to fail,"
-    said = {(ending.traceback, ending.stack) for ending in group}
-    words = f" (in the words of rank {speaker.rank})" if len(said) > 1 else ""
+    ranks = sorted(ending.rank for ending in group)
+    names = _names(ranks)
+    if first in ranks:
+        names += ", the first to fail," if len(ranks) == 1 else f" (rank {first} was the first)"
+    different = len({_what_it_says(ending) for ending in group}) > 1
+    words = f" (in the words of rank {speaker.rank})" if different else ""
     details = [speaker.traceback]
     if speaker.stack and not speaker.traceback:
         details.append(f"It was here:\n{speaker.stack}")
     if captured and speaker.failed:
         for name, text in (("stdout", speaker.stdout), ("stderr", speaker.stderr)):
             if lines := text.splitlines()[-_MOST_LINES:]:
-                details.append(f"The last of its {name}:\n" + "\n".join(lines))
+                heading = f"The last of rank {speaker.rank}'s {name}:"
+                details.append("\n".join([heading, *lines]))
     detail = "\n".join(part for part in details if part)
     return f"{names} {speaker.how}{words}" + (f":\n{_indented(detail)}" if detail else "")
 
 
-def _without_names(ending: RankEnding, text: str) -> str:
-    """The text as any other rank would say it: no number of its own, no addresses.
-
-    And not how a peer ended, which only those learn from the kernel who ask late enough.
-    """
-    text = re.sub(rf"\brank {ending.rank}\b", "rank #", text)
-    text = re.sub(
-        r"(\(pid \d+\)) (was killed by \w+|exited with code \d+);", r"\1 has ended;", text
-    )
+def _without_names(ending: RankEnding) -> str:
+    """What a rank has to say, as any other would say it: no number of its own, no addresses."""
+    text = re.sub(rf"\brank {ending.rank}\b", "rank #", _what_it_says(ending))
     return re.sub(r"0x[0-9a-f]+", "0x#", text)
+
+
+def _what_it_says(ending: RankEnding) -> str:
+    """All of it but how a peer ended, which the kernel tells only to those who ask late enough."""
+    text = f"{ending.how}\n{ending.traceback}\n{ending.stack}"
+    return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 
 def _readable(stack: str) -> str:
