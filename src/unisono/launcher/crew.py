@@ -10,16 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from unisono.errors import UnisonoError
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.orders import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
 from unisono.launcher.output import Lines, Listener, Stream
+from unisono.launcher.process import Rank, start_rank
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -42,26 +40,6 @@ class Verdict(Enum):
     FAILED = "failed"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
-
-
-@dataclass
-class Rank:
-    """One rank's process, and what is known of it."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    lines: dict[Stream, Lines]
-    pipes: list[int] = field(default_factory=list)
-    pidfd: int | None = None
-    report: bytearray = field(default_factory=bytearray)
-    stack: bytearray = field(default_factory=bytearray)
-    started: bool = False
-    value: bytearray | None = None
-    failure: Failure | None = None
-    failed_at: float | None = None
-    exit_code: int | None = None
-    """As subprocess has it: negative for a signal; None while the process lives."""
-    ended_by_us: bool = False
 
 
 class Guest(Protocol):
@@ -103,7 +81,7 @@ class Crew:
     ) -> None:
         """Nobody is left, whatever has happened."""
         for rank in self._living():
-            self._signal(rank, signal.SIGKILL)
+            rank.send_signal(signal.SIGKILL)
         for rank in self._living():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.exit_code = rank.process.wait(_KILLED_S)
@@ -126,33 +104,11 @@ class Crew:
     def start(self, environment: Mapping[str, str], orders_fd: int, inherit: Sequence[int]) -> None:
         """Start the next rank."""
         number = len(self.ranks)
-        pipes: list[tuple[int, int]] = []
-        try:
-            pipes.extend(os.pipe() for _ in range(4))
-            readers, (out, err, report, stacks) = zip(*pipes, strict=True)
-            process = subprocess.Popen(
-                python_command(
-                    "unisono.launcher.child", number, os.getpid(), orders_fd, report, stacks
-                ),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                pass_fds=(orders_fd, report, stacks, *inherit),
-                process_group=0,  # so that it can be ended with all that it started
-            )
-        except OSError as error:
-            for reader, _ in pipes:
-                os.close(reader)
-            raise UnisonoError(f"rank {number} could not be started: {error.strerror}") from error
-        finally:
-            for _, writer in pipes:
-                os.close(writer)
         lines: dict[Stream, Lines] = {
             "stdout": Lines(number, "stdout", self._listener, self._keep),
             "stderr": Lines(number, "stderr", self._listener, self._keep),
         }
-        rank = Rank(number, process, lines)
+        rank = start_rank(number, lines, environment, orders_fd, inherit)
         self.ranks.append(rank)
         takers: tuple[Callable[[bytes], object], ...] = (
             lines["stdout"].feed,
@@ -160,10 +116,10 @@ class Crew:
             lambda data: self._hear(rank, data),
             rank.stack.extend,
         )
-        for reader, taker in zip(readers, takers, strict=True):
-            self._listen(rank, reader, taker)
+        for descriptor, take in zip(rank.pipes, takers, strict=True):
+            self._listen(rank, descriptor, take)
         with contextlib.suppress(OSError, AttributeError):  # an old kernel: seen by the tick
-            rank.pidfd = os.pidfd_open(process.pid)
+            rank.pidfd = os.pidfd_open(rank.process.pid)
             self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._look(rank))
 
     def run(self, timeout_s: float | None, patience_s: float) -> Verdict:
@@ -224,7 +180,7 @@ class Crew:
         if ended is None:
             return
         if ended.si_status != 0 or rank.ended_by_us:
-            self._signal(rank, signal.SIGKILL)  # what it started; its number is still its own
+            rank.send_signal(signal.SIGKILL)  # what it started; its number is still its own
         rank.exit_code = rank.process.wait()
         if rank.pidfd is not None:
             self._selector.unregister(rank.pidfd)
@@ -252,17 +208,11 @@ class Crew:
         """Tell those who live to end, and kill them if they do not, or if the user insists."""
         for rank in self._living():
             rank.ended_by_us = True
-            self._signal(rank, number if rank.started else signal.SIGKILL)
+            rank.send_signal(number if rank.started else signal.SIGKILL)
         self._wait(self._all_ended, patience_s, len(self._interrupts.noted))
         for rank in self._living():
-            self._signal(rank, signal.SIGKILL)
+            rank.send_signal(signal.SIGKILL)
         self._wait(self._all_ended, _KILLED_S, sys.maxsize)
-
-    @staticmethod
-    def _signal(rank: Rank, number: signal.Signals) -> None:
-        """Send a signal to a rank, and to what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(rank.process.pid, number)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -293,7 +243,6 @@ class Crew:
 
     def _listen(self, rank: Rank, descriptor: int, take: Callable[[bytes], object]) -> None:
         os.set_blocking(descriptor, False)
-        rank.pipes.append(descriptor)
 
         def read() -> bool:
             """Whether there was something."""
@@ -327,13 +276,3 @@ class Crew:
         rank.pipes.remove(descriptor)
         self._selector.unregister(descriptor)
         os.close(descriptor)
-
-
-def python_command(module: str, *numbers: int) -> list[str]:
-    """The command that calls `module`'s main in a new interpreter with this one's options."""
-    if not sys.executable:
-        raise UnisonoError("there is no Python interpreter to start ranks with (sys.executable)")
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    folder = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
-    return [sys.executable, *options, "-c", code, *map(str, numbers)]

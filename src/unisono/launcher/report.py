@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
-from unisono.launcher.crew import Rank
+from unisono.launcher.process import Rank
 
 _HEAD_START_S = 0.02
 """Peers may tell of a death sooner than we hear of it from the kernel."""

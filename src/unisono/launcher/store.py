@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from unisono.launcher.child import end_with_parent
-from unisono.launcher.crew import python_command
+from unisono.launcher.process import python_command
 
 
 class LazyStore:
