@@ -11,6 +11,9 @@ from unisono.errors import (
     GroupError,
     MessageMismatch,
     PeerLost,
+    RankEnding,
+    RanksFailed,
+    RanksTimedOut,
     RendezvousError,
     SegmentError,
     UnisonoError,
@@ -23,6 +26,7 @@ from unisono.world import (
     get_world_size,
     init,
     is_main_process,
+    setup,
     shutdown,
 )
 
@@ -41,6 +45,9 @@ __all__ = [
     "MessageMismatch",
     "PeerLost",
     "PremulSum",
+    "RankEnding",
+    "RanksFailed",
+    "RanksTimedOut",
     "RendezvousError",
     "SegmentError",
     "UnisonoError",
@@ -52,5 +59,6 @@ __all__ = [
     "init",
     "is_main_process",
     "launch",
+    "setup",
     "shutdown",
 ]

@@ -10,6 +10,12 @@ from rich.console import Console
 from unisono.errors import UnisonoError
 
 
+class _Misuse(click.ClickException):
+    """A request that cannot be met, in one sentence."""
+
+    exit_code = 2
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="unisono")
 def main() -> None:
@@ -39,6 +45,96 @@ def demo(ranks: int, report: Path) -> None:
         run_demo(ranks, report, Console())
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-n", "--ranks", required=True, type=click.IntRange(min=1), help="How many processes to start."
+)
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.option(
+    "--backend", metavar="NAME", help="The default for init_process_group() without a backend."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads a rank (OMP_NUM_THREADS).  [default: as many as fit the cores]",
+)
+@click.option("--pin", is_flag=True, help="Bind each rank to its share of the cores.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="End everything after so long, and show where each rank was.",
+)
+@click.option("--no-prefix", is_flag=True, help="Leave out [rank 0] before each line.")
+@click.option(
+    "--capture", is_flag=True, help="Show what ranks write only if they fail: the last of it."
+)
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    ranks: int,
+    module: bool,
+    backend: str | None,
+    threads: int | None,
+    pin: bool,
+    timeout_s: float | None,
+    no_prefix: bool,
+    capture: bool,
+    program: str,
+    args: tuple[str, ...],
+) -> None:
+    """Start PROGRAM on several ranks of this machine.
+
+    \b
+      unisono run -n 4 train.py --lr 0.1       four ranks of train.py
+      unisono run -n 2 -m package.train        a module
+      unisono run -n 4 --backend gloo train.py
+
+    In the program, unisono.init() joins the ranks, and so does torch.distributed's
+    init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
+    variables are set as torchrun sets them. No port needs to be chosen, and any number of runs may
+    go on at once.
+
+    Every line that a rank writes comes with the rank's name. If ranks fail, the others are ended
+    and each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
+    signal N), 124 after a timeout.
+
+    For several machines use torchrun; unisono works in the programs that it starts, too.
+    """
+    from unisono.launcher.orders import Script
+    from unisono.launcher.script import Settings, run_script
+
+    if not module and not Path(program).is_file():
+        there = "is no file" if Path(program).exists() else "does not exist"
+        raise _Misuse(f"{program} {there}")
+    settings = Settings(
+        ranks=ranks,
+        backend=None if backend is None else _known_backend(backend),
+        threads=threads,
+        pin=pin,
+        timeout_s=timeout_s,
+        prefix=not no_prefix,
+        capture=capture,
+    )
+    try:
+        outcome = run_script(Script(program, module, args), settings)
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    if outcome.error is not None:
+        click.echo(f"\nunisono run: {outcome.error}", err=True)
+    raise SystemExit(outcome.exit_code)
+
+
+def _known_backend(name: str) -> str:
+    from unisono.autoload import known_backends
+
+    known = known_backends()
+    if name.lower() not in known:
+        raise _Misuse(f"torch has no backend {name} here, only {', '.join(known)}")
+    return name.lower()
 
 
 if __name__ == "__main__":

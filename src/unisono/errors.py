@@ -7,6 +7,7 @@ beside their text, so that programs can act on them without parsing a message.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class UnisonoError(RuntimeError):
@@ -123,3 +124,38 @@ class GroupAborted(GroupError):
 
 class GroupClosed(GroupError):
     """The group was closed in this process, or belongs to the process that forked this one."""
+
+
+@dataclass(frozen=True)
+class RankEnding:
+    """How one rank of a launch ended.
+
+    `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
+    when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
+    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote.
+    """
+
+    rank: int
+    how: str
+    failed: bool
+    exit_code: int
+    signal: str = ""
+    traceback: str = ""
+    stack: str = ""
+    stdout: str = ""
+    stderr: str = ""
+
+
+class RanksFailed(UnisonoError):
+    """Ranks of a launch failed. `first` is the first one, `endings` says how each rank ended."""
+
+    def __init__(
+        self, message: str, *, first: int = -1, endings: Sequence[RankEnding] = ()
+    ) -> None:
+        super().__init__(message)
+        self.first = first
+        self.endings = tuple(endings)
+
+
+class RanksTimedOut(RanksFailed):
+    """The ranks of a launch were not done in time; `endings` has the stack of each."""

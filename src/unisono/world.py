@@ -8,6 +8,7 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import Exchange, FileExchange, StoreExchange
+from unisono.comm.siblings import meeting_of_siblings
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import UnisonoError
 
@@ -47,6 +48,33 @@ def init(
         exchange = _exchange(rendezvous)
         _world = NativeCommunicator.connect(exchange, rank, size, timeout_s=timeout_s)
     return _world
+
+
+def setup(rank: int, world_size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Communicator:
+    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does.
+
+    The ranks meet in the store at MASTER_ADDR and MASTER_PORT where these are set, and otherwise
+    without a port: they know each other by the process that started them all.
+
+    Raises RendezvousError if the ranks do not find each other or are not on one machine.
+    """
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} does not lie in a world of {world_size}")
+    if "UNISONO_RANK" in os.environ:
+        launched = (int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"]))
+        if launched != (rank, world_size):
+            raise ValueError(
+                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
+                f"rank {rank} of {world_size}"
+            )
+        return init(timeout_s=timeout_s)
+    if world_size == 1:
+        return init(rank=0, size=1, timeout_s=timeout_s)
+    if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
+        store = _store_from_environment(rank, world_size)
+        return init(rank=rank, size=world_size, rendezvous=store, timeout_s=timeout_s)
+    with meeting_of_siblings(rank) as path:
+        return init(rank=rank, size=world_size, rendezvous=path, timeout_s=timeout_s)
 
 
 def shutdown() -> None:
@@ -96,16 +124,16 @@ def _from_environment(rendezvous: Any) -> tuple[int, int, Any]:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         if rendezvous is None and size > 1:
-            rendezvous = _store_from_environment()
+            rendezvous = _store_from_environment(rank, size)
         return rank, size, rendezvous
     return 0, 1, None
 
 
-def _store_from_environment() -> Any:
-    """The store that torchrun's variables describe."""
-    import torch.distributed
+def _store_from_environment(rank: int, size: int) -> Any:
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does."""
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(iter(torch.distributed.rendezvous("env://")))  # type: ignore[attr-defined]
+    store, _, _ = next(iter(rendezvous("env://", rank, size)))
     return store
 
 

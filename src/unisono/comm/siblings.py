@@ -1,0 +1,80 @@
+"""Where ranks meet that one process has started and told nothing but their numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.errors import RendezvousError
+
+_INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, rendezvous=a path)"
+
+
+@contextlib.contextmanager
+def meeting_of_siblings(rank: int) -> Iterator[Path]:
+    """The rendezvous file of all children of this process's parent, while they need to meet.
+
+    It lies in the user's runtime folder and is named after the parent: its number, the moment
+    it started and the namespace in which the number counts. The first rank takes it away again. A
+    rank holds its *seat* meanwhile, a socket without a file, so that two groups of ranks that one
+    parent starts at the same time are told so instead of being mixed up.
+    """
+    parent = _parent_pid()
+    name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{_start_time(parent)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as seat:
+        try:
+            seat.bind(b"\0" + f"{name}-{rank}".encode())
+        except OSError as error:
+            raise RendezvousError(
+                f"another child of process {parent} is rank {rank} at this moment: for two groups "
+                f"of ranks at once {_INSTEAD}"
+            ) from error
+        yield _runtime_folder() / name
+
+
+def _parent_pid() -> int:
+    started_by = multiprocessing.parent_process()
+    if started_by is not None and started_by.pid is not None:
+        return started_by.pid  # with a fork server not the process that the kernel would name
+    parent = os.getppid()
+    if parent <= 1:
+        raise RendezvousError(
+            f"rank and world_size do not say where to meet, and no process can be seen that has "
+            f"started all ranks: {_INSTEAD}"
+        )
+    return parent
+
+
+def _start_time(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError as error:
+        raise RendezvousError(
+            f"process {pid}, which started this rank, cannot be seen ({error.strerror}): {_INSTEAD}"
+        ) from error
+    return text.rpartition(")")[2].split()[19]  # a name may hold spaces and brackets
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _runtime_folder() -> Path:
+    """A folder of this user alone if there is one.
+
+    In the one for temporary files nobody can put another file into our file's place unnoticed:
+    whoever reads it looks at the owner.
+    """
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    if folder:
+        with contextlib.suppress(OSError):
+            status = os.stat(folder)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
+                return Path(folder)
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,227 @@
+"""What a rank's process does around the program's own code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.machinery
+import importlib.util
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+import types
+from typing import IO, Any
+
+from unisono import world
+from unisono.errors import GroupAborted, PeerLost
+from unisono.launcher.orders import (
+    FAILED,
+    STACK_SIGNAL,
+    STARTED,
+    VALUE,
+    Failure,
+    Orders,
+    Script,
+    open_orders,
+    pack,
+)
+
+_PR_SET_PDEATHSIG = 1
+_LINE_BUFFERED = 1  # _IOLBF
+
+
+def main() -> None:
+    """Run as this rank; the launching process gave the numbers on the command line."""
+    rank, parent_pid, orders_fd, report_fd, stacks_fd = map(int, sys.argv[1:6])
+    end_with_parent(parent_pid)
+    for descriptor in (report_fd, stacks_fd, *_rendezvous_descriptor()):
+        os.set_inheritable(descriptor, False)  # they are ours, not our children's
+    faulthandler.enable(stacks_fd)
+    faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
+    report = _Report(report_fd)
+    report.send(STARTED)
+    with open_orders(orders_fd) as file:
+        os.close(orders_fd)
+        orders: Orders = pickle.load(file)
+        if orders.pins:
+            os.sched_setaffinity(0, orders.pins[rank])
+        _write_in_lines()
+        _look_like_the_parent(orders)
+        if orders.script is None:
+            sys.exit(_call_function(file, report))
+    sys.exit(_run_script(orders.script, report))
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the one that started it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before we could ask
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Report:
+    """The way to the launching process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child that came out of the program by our way
+        for part in pack(kind, payload):
+            view = memoryview(part)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def failure(self, error: BaseException) -> None:
+        frames = error.__traceback__
+        while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        follows = _has_cause(error, (PeerLost, GroupAborted))
+        self.send(FAILED, Failure(type(error).__name__, _line(error), text, follows).to_bytes())
+
+
+def _call_function(file: IO[bytes], report: _Report) -> int:
+    try:
+        function = pickle.load(file)
+        args, kwargs = pickle.load(file)
+        file.close()
+        _fill_main(function)
+        value = _pickled(function(*args, **kwargs))
+        world.shutdown()
+    except BaseException as error:
+        report.failure(error)
+        return 1
+    report.send(VALUE, value)
+    return 0
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        import cloudpickle
+
+        try:
+            return bytes(cloudpickle.dumps(value))
+        except Exception as error:
+            raise TypeError(
+                f"what the function returned, a {type(value).__name__}, cannot be sent back: "
+                f"{_line(error)}"
+            ) from None
+
+
+def _fill_main(function: Any) -> None:
+    """Give __main__ what the launching program's had, so that its classes are found by name."""
+    names = getattr(function, "__globals__", {})
+    if names.get("__name__") == "__main__":
+        mine = sys.modules["__main__"].__dict__
+        mine.update({name: value for name, value in names.items() if not name.startswith("__")})
+
+
+def _run_script(script: Script, report: _Report) -> int:
+    """As `python script.py` or `python -m module` would."""
+    try:
+        main, code = _load_module(script) if script.is_module else _load_file(script)
+        sys.argv[0] = str(main.__file__) if script.is_module else script.name
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        report.failure(error)
+        _show_in_the_programs_own_way(error)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _show_in_the_programs_own_way(error: BaseException) -> None:
+    """Call a hook that the program has set; torch.distributed's would only say it twice."""
+    by_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.distributed")
+    if sys.excepthook is not sys.__excepthook__ and not by_torch:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:
+    path = os.path.abspath(script.name)
+    main = types.ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__builtins__=__builtins__, __file__=path, __loader__=loader)
+    _first_on_path(os.path.dirname(os.path.realpath(path)))
+    with open(path, "rb") as file:
+        return main, compile(file.read(), path, "exec")
+
+
+def _load_module(script: Script) -> tuple[types.ModuleType, types.CodeType]:
+    _first_on_path(os.getcwd())
+    spec = importlib.util.find_spec(script.name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{script.name}.__main__")
+    get_code = None if spec is None else getattr(spec.loader, "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"there is no module {script.name} that could be run")
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __file__=spec.origin,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+    )
+    return main, code
+
+
+def _first_on_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _look_like_the_parent(orders: Orders) -> None:
+    sys.path[:] = orders.sys_path
+    sys.argv[:] = orders.argv
+    for name, lines in orders.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+def _write_in_lines() -> None:
+    """Let lines leave when they are whole, Python's and C's alike."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    with contextlib.suppress(ValueError):  # a C library that calls it otherwise
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+
+
+def _rendezvous_descriptor() -> list[int]:
+    where = os.environ.get("UNISONO_RENDEZVOUS", "")
+    return [int(where.removeprefix("fd:"))] if where.startswith("fd:") else []
+
+
+def _is_ours(file_name: str) -> bool:
+    return file_name in (__file__, "<string>")
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().split("\n", 1)[0]
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether `error` is one of these kinds, or was raised from one."""
+    links = 0
+    cause: BaseException | None = error
+    while cause is not None and links < 20:
+        if isinstance(cause, kinds):
+            return True
+        cause, links = cause.__cause__, links + 1
+    return False

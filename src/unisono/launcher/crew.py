@@ -1,0 +1,278 @@
+"""The processes of a launch, from their start to the end of the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Protocol
+
+from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.orders import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
+from unisono.launcher.output import Lines, Listener, Stream
+from unisono.launcher.process import Rank, start_rank
+
+SURVIVORS_S = 5.0
+"""How long ranks may go on after one has failed: time to find out and to tidy up."""
+
+LINGERING_S = 10.0
+"""How long a rank may stay after it has returned its value."""
+
+_STACKS_S = 1.0
+_SILENCE_S = 0.1
+_KILLED_S = 10.0
+_TICK_S = 0.05
+_PIECE_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
+
+
+class Verdict(Enum):
+    """How a launch as a whole came to its end."""
+
+    DONE = "done"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    INTERRUPTED = "interrupted"
+
+
+class Guest(Protocol):
+    """Somebody else who waits for a descriptor in the crew's loop."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+    def ready(self) -> None:
+        """It is readable."""
+
+
+class Crew:
+    """Starts ranks, listens to them, and sees to it that all end when they should.
+
+    `values` says that a rank must send a value before it ends; `keep` is how much of each stream
+    is kept.
+    """
+
+    def __init__(
+        self, listener: Listener, interrupts: Interrupts, *, values: bool, keep: int
+    ) -> None:
+        self.ranks: list[Rank] = []
+        self._listener = listener
+        self._interrupts = interrupts
+        self._values = values
+        self._keep = keep
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nobody is left, whatever has happened."""
+        for rank in self._living():
+            rank.send_signal(signal.SIGKILL)
+        for rank in self._living():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.exit_code = rank.process.wait(_KILLED_S)
+        for rank in self.ranks:
+            for descriptor in list(rank.pipes):
+                self._close(rank, descriptor)
+            if rank.pidfd is not None:
+                os.close(rank.pidfd)
+        self._selector.close()
+
+    def invite(self, guest: Guest) -> None:
+        """Call `guest.ready()` once, as soon as its descriptor is readable."""
+
+        def ready() -> None:
+            self._selector.unregister(guest)
+            guest.ready()
+
+        self._selector.register(guest, selectors.EVENT_READ, ready)
+
+    def start(self, environment: Mapping[str, str], orders_fd: int, inherit: Sequence[int]) -> None:
+        """Start the next rank."""
+        number = len(self.ranks)
+        lines: dict[Stream, Lines] = {
+            "stdout": Lines(number, "stdout", self._listener, self._keep),
+            "stderr": Lines(number, "stderr", self._listener, self._keep),
+        }
+        rank = start_rank(number, lines, environment, orders_fd, inherit)
+        self.ranks.append(rank)
+        takers: tuple[Callable[[bytes], object], ...] = (
+            lines["stdout"].feed,
+            lines["stderr"].feed,
+            lambda data: self._hear(rank, data),
+            rank.stack.extend,
+        )
+        for descriptor, take in zip(rank.pipes, takers, strict=True):
+            self._listen(rank, descriptor, take)
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: seen by the tick
+            rank.pidfd = os.pidfd_open(rank.process.pid)
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._look(rank))
+
+    def run(self, timeout_s: float | None, patience_s: float) -> Verdict:
+        """Wait until all ranks have ended, and end them where that must be.
+
+        `patience_s` is how long a rank that was told to end may take before it is killed.
+        """
+        self._wait(lambda: self._all_returned() or self._any_failed(), timeout_s)
+        verdict = Verdict.TIMED_OUT
+        if self._any_failed():
+            verdict = Verdict.FAILED
+            self._wait(self._all_ended, SURVIVORS_S)
+        elif self._all_returned():
+            self._wait(self._all_ended, LINGERING_S)
+            verdict = Verdict.FAILED if self._any_failed() else Verdict.DONE
+        if self._interrupts.noted:
+            self._end(self._interrupts.noted[0], patience_s)
+            return Verdict.INTERRUPTED
+        if not self._all_ended():
+            if verdict is not Verdict.DONE:
+                self._ask_for_stacks()
+            self._end(signal.SIGTERM, patience_s)
+        return verdict
+
+    # -- what has become of them ---------------------------------------------------------------
+
+    def _living(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.exit_code is None]
+
+    def _all_ended(self) -> bool:
+        return not self._living()
+
+    def _all_returned(self) -> bool:
+        if not self._values:
+            return self._all_ended()
+        return all(rank.value is not None for rank in self.ranks)
+
+    def _any_failed(self) -> bool:
+        return any(rank.failed_at is not None for rank in self.ranks)
+
+    def _hear(self, rank: Rank, data: bytes) -> None:
+        rank.report += data
+        while message := unpack(rank.report):
+            kind, payload = message
+            if kind == STARTED:
+                rank.started = True
+            elif kind == VALUE:
+                rank.value = payload
+            elif kind == FAILED and not rank.ended_by_us:
+                rank.failure = Failure.from_bytes(bytes(payload))
+                rank.failed_at = time.monotonic()
+
+    def _look(self, rank: Rank) -> None:
+        """See whether a rank has ended, and how."""
+        if rank.exit_code is not None:
+            return
+        ended = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return
+        if ended.si_status != 0 or rank.ended_by_us:
+            rank.send_signal(signal.SIGKILL)  # what it started; its number is still its own
+        rank.exit_code = rank.process.wait()
+        if rank.pidfd is not None:
+            self._selector.unregister(rank.pidfd)
+        for descriptor in list(rank.pipes):
+            self._drain(rank, descriptor)
+        for lines in rank.lines.values():
+            lines.feed(b"", last=True)
+        missing = self._values and rank.value is None
+        if rank.failed_at is None and not rank.ended_by_us and (rank.exit_code != 0 or missing):
+            rank.failed_at = time.monotonic()
+
+    # -- ending them ---------------------------------------------------------------------------
+
+    def _ask_for_stacks(self) -> None:
+        """Have those who live write down where they are."""
+        asked = [rank for rank in self._living() if rank.started]
+        for rank in asked:
+            with contextlib.suppress(ProcessLookupError):
+                rank.process.send_signal(STACK_SIGNAL)
+        interrupts = len(self._interrupts.noted)
+        self._wait(lambda: all(rank.stack for rank in asked), _STACKS_S, interrupts)
+        self._wait(lambda: False, _SILENCE_S, interrupts)  # long ones come in pieces
+
+    def _end(self, number: signal.Signals, patience_s: float) -> None:
+        """Tell those who live to end, and kill them if they do not, or if the user insists."""
+        for rank in self._living():
+            rank.ended_by_us = True
+            rank.send_signal(number if rank.started else signal.SIGKILL)
+        self._wait(self._all_ended, patience_s, len(self._interrupts.noted))
+        for rank in self._living():
+            rank.send_signal(signal.SIGKILL)
+        self._wait(self._all_ended, _KILLED_S, sys.maxsize)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def _wait(
+        self, condition: Callable[[], bool], limit_s: float | None, interrupts: int = 0
+    ) -> None:
+        """Serve everybody until `condition` holds, time is up, or more `interrupts` have come."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while not condition() and len(self._interrupts.noted) <= interrupts:
+            left_s = None if end is None else end - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return
+            self._turn(left_s)
+
+    def _turn(self, limit_s: float | None) -> None:
+        unwatched = [rank for rank in self._living() if rank.pidfd is None]
+        unfinished = [
+            lines for rank in self.ranks for lines in rank.lines.values() if lines.unfinished
+        ]
+        if unwatched or unfinished:
+            limit_s = _TICK_S if limit_s is None else min(limit_s, _TICK_S)
+        for key, _ in self._selector.select(limit_s):
+            key.data()
+        for rank in unwatched:
+            self._look(rank)
+        for lines in unfinished:
+            lines.tick()
+
+    def _listen(self, rank: Rank, descriptor: int, take: Callable[[bytes], object]) -> None:
+        os.set_blocking(descriptor, False)
+
+        def read() -> bool:
+            """Whether there was something."""
+            if descriptor not in rank.pipes:
+                return False  # closed within this turn
+            try:
+                data = os.read(descriptor, _PIECE_BYTES)
+            except BlockingIOError:
+                return False
+            if data:
+                take(data)
+            else:
+                self._close(rank, descriptor)
+            return bool(data)
+
+        self._selector.register(descriptor, selectors.EVENT_READ, read)
+
+    def _drain(self, rank: Rank, descriptor: int) -> None:
+        """Read what a rank that has ended left behind.
+
+        Not to the end of the file: a process that the rank left behind may hold it open.
+        """
+        read = self._selector.get_key(descriptor).data
+        for _ in range(_PIPE_BYTES // _PIECE_BYTES + 1):
+            if not read():
+                break
+        if descriptor in rank.pipes:
+            self._close(rank, descriptor)
+
+    def _close(self, rank: Rank, descriptor: int) -> None:
+        rank.pipes.remove(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)

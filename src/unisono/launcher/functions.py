@@ -1,0 +1,171 @@
+"""`unisono.launch`: run a function on several ranks and bring back what they return."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import signal
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from unisono.errors import UnisonoError
+from unisono.launcher import share
+from unisono.launcher.crew import Crew, Verdict
+from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.orders import Orders, nameless_file, write_orders
+from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
+from unisono.launcher.report import ranks_failed, ranks_timed_out
+
+Result = TypeVar("Result")
+
+KEPT_CHARACTERS = 1 << 16
+CAPTURED_CHARACTERS = 8 << 20
+PATIENCE_S = 2.0
+"""How long a rank that was told to end may take before it is killed."""
+
+
+def launch(
+    fn: Callable[..., Result],
+    ranks: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout_s: float | None = None,
+    threads: int | None = None,
+    pin: bool = False,
+    capture: bool = False,
+    on_line: OnLine | None = None,
+) -> list[Result]:
+    """Run `fn(*args, **kwargs)` in `ranks` new processes; their results, in rank order.
+
+    Inside, `unisono.init()` needs no arguments. `fn` may be any function: of a module, of the
+    program itself, of a notebook, a lambda, a closure.
+
+    What the ranks write comes line by line with the rank's name before it. With `capture` it is
+    kept for the exception instead, and with `on_line` every line goes to
+    `on_line(rank, "stdout" or "stderr", line)`. Each rank gets `threads` threads; without, as many
+    as fit the cores, unless OMP_NUM_THREADS is set. `pin` binds each rank to its share of the
+    cores.
+
+    Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
+    rank's stack, if they are not done within `timeout_s`. No process is left in any case.
+    """
+    _check(fn, ranks, timeout_s, threads)
+    listener: Listener = Terminal()
+    if on_line is not None:
+        listener = Callback(on_line)
+    elif capture:
+        listener = Silence()
+    environment = dict(os.environ)
+    environment.update(share.thread_variables(ranks, threads, environment))
+    orders = Orders(
+        script=None,
+        sys_path=tuple(sys.path),
+        argv=tuple(sys.argv),
+        pins=share.pins(ranks) if pin else (),
+        sources=_sources(fn),
+    )
+    job = _pickled(fn, "the function") + _pickled(
+        (tuple(args), dict(kwargs or {})), "its arguments"
+    )
+    with ExitStack() as stack:
+        file = stack.enter_context(write_orders(orders, job))
+        del job
+        meeting = stack.enter_context(nameless_file())
+        interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
+        keep = CAPTURED_CHARACTERS if capture else KEPT_CHARACTERS
+        crew = stack.enter_context(Crew(listener, interrupts, values=True, keep=keep))
+        for rank in range(ranks):
+            if interrupts.noted:
+                break
+            place = rank_variables(rank, ranks, meeting.fileno())
+            crew.start(environment | place, file.fileno(), [meeting.fileno()])
+        verdict = crew.run(timeout_s, PATIENCE_S)
+    if verdict is Verdict.INTERRUPTED:
+        raise KeyboardInterrupt
+    if verdict is Verdict.FAILED:
+        raise ranks_failed(crew.ranks, captured=capture)
+    if verdict is Verdict.TIMED_OUT:
+        assert timeout_s is not None
+        raise ranks_timed_out(crew.ranks, timeout_s, captured=capture)
+    return [_result(rank.number, rank.value) for rank in crew.ranks]
+
+
+def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
+    """What `unisono.init()` reads."""
+    return {
+        "UNISONO_RANK": str(rank),
+        "UNISONO_SIZE": str(ranks),
+        "UNISONO_RENDEZVOUS": f"fd:{meeting_fd}",
+    }
+
+
+def check_not_nested() -> None:
+    """Refuse to start ranks out of a rank."""
+    if "UNISONO_RANK" in os.environ:
+        raise UnisonoError(
+            f"this process is rank {os.environ['UNISONO_RANK']} of a launch already: ranks cannot "
+            "launch ranks"
+        )
+
+
+def _check(fn: Any, ranks: Any, timeout_s: float | None, threads: int | None) -> None:
+    check_not_nested()
+    if not callable(fn):
+        raise TypeError(f"launch needs a function, not a {type(fn).__name__}")
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise ValueError(f"ranks must be a whole number and at least 1, not {ranks!r}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be more than 0, not {timeout_s!r}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads!r}")
+    share.check_memory(ranks)
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    import cloudpickle
+
+    strangers = [module for module in _modules(value) if not _can_be_imported(module)]
+    for module in strangers:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error
+    finally:
+        for module in strangers:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _modules(value: Any) -> list[types.ModuleType]:
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    return [] if module is None or module.__name__ == "__main__" else [module]
+
+
+def _can_be_imported(module: types.ModuleType) -> bool:
+    """Whether a rank finds the module by its name; one that was loaded by hand may have none."""
+    package = module.__name__.partition(".")[0]
+    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path)
+
+
+def _sources(fn: Any) -> dict[str, list[str]]:
+    """The text of code that is in no file, as in a notebook: ranks show it in tracebacks."""
+    values = [fn, *getattr(fn, "__globals__", {}).values()]
+    codes = [value.__code__ for value in values if isinstance(value, types.FunctionType)]
+    names = {code.co_filename for code in codes if not os.path.exists(code.co_filename)}
+    return {name: linecache.getlines(name) for name in names if name != "<string>"}
+
+
+def _result(rank: int, value: bytearray | None) -> Any:
+    assert value is not None
+    try:
+        return pickle.loads(value)
+    except Exception as error:
+        raise UnisonoError(
+            f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
+        ) from error

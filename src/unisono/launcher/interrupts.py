@@ -1,0 +1,69 @@
+"""Signals to the launching process, kept until it has a hand free for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """Within its context the given signals are noted down and do nothing else.
+
+    An exception out of a signal handler could strike between the start of a rank and our note of
+    it. A handler that the program has set for SIGINT stays, and in other threads than the main one
+    nothing changes, since they get no signals. `fileno` becomes readable when one has come: the
+    interpreter writes to it within the signal itself, so that none is slept through.
+    """
+
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        self.noted: list[signal.Signals] = []
+        self._signals = tuple(signals)
+        self._before: dict[signal.Signals, Any] = {}
+        self._other_wakeup = -1
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            plain = (signal.SIG_DFL, signal.default_int_handler)
+            for number in self._signals:
+                if signal.getsignal(number) in plain:
+                    self._before[number] = signal.signal(number, self._note)
+        if self._before:
+            self._other_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._before:
+            self.read()
+            signal.set_wakeup_fd(self._other_wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._reader
+
+    def read(self) -> None:
+        """Make `fileno` unreadable again; an event loop that waits for signals gets its own."""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self._reader, 4096)
+            theirs = bytes(number for number in numbers if number not in self._before)
+            if theirs and self._other_wakeup != -1:
+                os.write(self._other_wakeup, theirs)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted.append(signal.Signals(number))

@@ -1,0 +1,111 @@
+"""What the launching process tells its ranks, and what they tell it: the two sides' contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from typing import IO
+
+STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
+"""Makes a rank write down where it is; a number that no program uses for something else."""
+
+STARTED = b"S"
+VALUE = b"V"
+FAILED = b"F"
+
+_HEAD = struct.Struct("<cQ")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A program for the ranks: a file, or a module as for `python -m`."""
+
+    name: str
+    is_module: bool
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every rank of a launch is told first.
+
+    `script` is None where a function follows, pickled, in the same file. `sources` are texts of
+    code that is in no file, as in a notebook, for tracebacks.
+    """
+
+    script: Script | None
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    pins: tuple[tuple[int, ...], ...] = ()
+    sources: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a rank.
+
+    `follows` says that it only tells of another rank's end.
+    """
+
+    name: str
+    summary: str
+    traceback: str
+    follows: bool
+
+    def to_bytes(self) -> bytes:
+        """For the way to the launching process."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Failure:
+        """What `to_bytes` made."""
+        return cls(**json.loads(data))
+
+
+def nameless_file() -> IO[bytes]:
+    """A file without a name, which ends with those who hold it."""
+    try:
+        return os.fdopen(os.memfd_create("unisono-launch"), "w+b")
+    except (AttributeError, OSError):  # a sandbox refuses it
+        return tempfile.TemporaryFile(prefix="unisono-")
+
+
+def write_orders(orders: Orders, job: bytes = b"") -> IO[bytes]:
+    """Orders in a file that every rank can read by its own descriptor."""
+    file = nameless_file()
+    pickle.dump(orders, file)
+    file.write(job)
+    file.flush()
+    return file
+
+
+def open_orders(descriptor: int) -> IO[bytes]:
+    """The file with the orders and, behind them, the job.
+
+    Opened anew, since an inherited descriptor shares its place in the file with all ranks.
+    """
+    return open(f"/proc/self/fd/{descriptor}", "rb")
+
+
+def pack(kind: bytes, payload: bytes = b"") -> list[bytes]:
+    """A message of a rank, in two parts so that a large payload is not copied."""
+    return [_HEAD.pack(kind, len(payload)), payload]
+
+
+def unpack(data: bytearray) -> tuple[bytes, bytearray] | None:
+    """Take the first message off `data`, if all of it is there."""
+    if len(data) < _HEAD.size:
+        return None
+    kind, length = _HEAD.unpack_from(data)
+    end = _HEAD.size + length
+    if len(data) < end:
+        return None
+    payload = data[_HEAD.size : end]
+    del data[:end]
+    return kind, payload

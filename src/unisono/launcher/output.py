@@ -1,0 +1,200 @@
+"""What ranks write, brought line by line to the launching process's own streams."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol, TextIO
+
+Stream = Literal["stdout", "stderr"]
+OnLine = Callable[[int, Stream, str], None]
+
+_LONGEST_LINE = 16 << 20
+"""A longer line is cut, so that one without end cannot eat the memory."""
+
+_PATIENCE_S = 0.2
+"""How long a terminal may lack the beginning of a line that has no end yet."""
+
+_COLOURS = (36, 33, 32, 35, 34)
+
+
+class Listener(Protocol):
+    """Where lines go."""
+
+    def line(self, rank: int, stream: Stream, text: str) -> None:
+        """A line, or the rest of one whose beginning came by `beginning`."""
+
+    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
+        """The beginning of a line that is slow to end; False if only whole lines are wanted."""
+
+    def flush(self) -> None:
+        """Nothing more comes for the moment."""
+
+
+class Lines:
+    """One stream of one rank: bytes in, lines out."""
+
+    def __init__(self, rank: int, stream: Stream, listener: Listener, keep: int) -> None:
+        self._rank = rank
+        self._stream: Stream = stream
+        self._listener = listener
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished: list[str] = []
+        self._unfinished_length = 0
+        self._since = 0.0
+        self._begun = False
+        self._kept: list[str] = []
+        self._kept_length = 0
+        self._keep = keep
+
+    def feed(self, data: bytes, last: bool = False) -> None:
+        """Take what the rank wrote; with `last`, an unfinished line ends here."""
+        text = self._decoder.decode(data, last)
+        self._remember(text)
+        *whole, rest = text.split("\n")
+        if whole:
+            whole[0] = "".join(self._unfinished) + whole[0]
+            self._unfinished.clear()
+            self._unfinished_length = 0
+            self._begun = False
+            for line in whole:
+                self._listener.line(self._rank, self._stream, line.removesuffix("\r"))
+        if rest:
+            if not self._unfinished:
+                self._since = time.monotonic()
+            self._unfinished.append(rest)
+            self._unfinished_length += len(rest)
+        too_long = self._unfinished_length > _LONGEST_LINE
+        if too_long or (last and (self._unfinished or self._begun)):
+            self.feed(b"\n")
+        self._listener.flush()
+
+    def tick(self) -> None:
+        """Show the beginning of a line that is slow to end."""
+        if self._unfinished and time.monotonic() - self._since >= _PATIENCE_S:
+            text = "".join(self._unfinished)
+            if self._listener.beginning(self._rank, self._stream, text):
+                self._unfinished.clear()
+                self._unfinished_length = 0
+                self._begun = True
+                self._listener.flush()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun and not ended."""
+        return bool(self._unfinished)
+
+    @property
+    def tail(self) -> str:
+        """The last of what the rank wrote."""
+        return "".join(self._kept)[-self._keep :]
+
+    def _remember(self, text: str) -> None:
+        self._kept.append(text)
+        self._kept_length += len(text)
+        if self._kept_length > 2 * self._keep:
+            self._kept = [self.tail]
+            self._kept_length = len(self._kept[0])
+
+
+class Terminal:
+    """Writes to this process's own stdout and stderr, whatever these are at the moment."""
+
+    def __init__(self, prefix: bool = True) -> None:
+        self._prefix = prefix
+        self._open: tuple[int, Stream] | None = None
+        self._text: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
+
+    def line(self, rank: int, stream: Stream, text: str) -> None:
+        self._write(rank, stream, text)
+        self._text[stream].append("\n")
+        self._open = None
+
+    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
+        if not _is_terminal(_stream(stream)):
+            return False
+        self._write(rank, stream, text)
+        self._open = (rank, stream)
+        return True
+
+    def flush(self) -> None:
+        for name, parts in self._text.items():
+            if parts:
+                text = "".join(parts)
+                parts.clear()
+                _write_whole(_stream(name), text)
+
+    def _write(self, rank: int, stream: Stream, text: str) -> None:
+        prefix = self._prefix_of(rank, stream)
+        if prefix:
+            text = text.replace("\r", "\r" + prefix)  # a progress bar begins its line anew
+        if self._open != (rank, stream):
+            if self._open is not None:  # somebody else's line stands there unfinished
+                self._text[self._open[1]].append("\n")
+                self.flush()
+            text = prefix + text
+        self._text[stream].append(text)
+
+    def _prefix_of(self, rank: int, stream: Stream) -> str:
+        if not self._prefix:
+            return ""
+        if not wants_colour(_stream(stream)):
+            return f"[rank {rank}] "
+        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
+
+
+class Silence:
+    """Shows nothing; what was written is kept all the same."""
+
+    def line(self, rank: int, stream: Stream, text: str) -> None:
+        pass
+
+    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+
+class Callback:
+    """Gives every whole line to a function of the program."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+
+    def line(self, rank: int, stream: Stream, text: str) -> None:
+        self._on_line(rank, stream, text)
+
+    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+
+def wants_colour(stream: TextIO | None) -> bool:
+    """Whether colour makes sense there, and the user has not refused it (no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return bool(getattr(stream, "isatty", lambda: False)())
+
+
+def _stream(name: Stream) -> TextIO | None:
+    return sys.stdout if name == "stdout" else sys.stderr  # None where the program has none
+
+
+def _write_whole(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

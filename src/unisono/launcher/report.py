@@ -1,0 +1,144 @@
+"""From the way the ranks ended to the exception that tells it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
+from unisono.launcher.process import Rank
+
+_HEAD_START_S = 0.02
+"""Peers may tell of a death sooner than we hear of it from the kernel."""
+
+_MOST_LINES = 20
+"""Of captured output, in a message."""
+
+
+def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
+    """The exception for a launch some of whose ranks failed."""
+    endings = [_ending(rank) for rank in ranks]
+    first = min((rank for rank in ranks if rank.failed_at is not None), key=_moment).number
+    summary = _summary(ranks[first], endings[first])
+    sentence = f"rank {first} failed first, of {len(ranks)} rank(s): {summary}"
+    return RanksFailed(_message(sentence, endings, first, captured), first=first, endings=endings)
+
+
+def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) -> RanksTimedOut:
+    """The exception for a launch that took too long."""
+    endings = [_ending(rank) for rank in ranks]
+    late = [ending.rank for ending in endings if ending.failed]
+    sentence = f"not done within {timeout_s:g} s: {_names(late)} of {len(ranks)} rank(s)"
+    first = late[0] if late else -1
+    return RanksTimedOut(_message(sentence, endings, -1, captured), first=first, endings=endings)
+
+
+def _moment(rank: Rank) -> tuple[bool, float]:
+    """When a rank failed; those that only felt another's end come last."""
+    assert rank.failed_at is not None
+    follows = rank.failure is not None and rank.failure.follows
+    killed = rank.exit_code is not None and rank.exit_code < 0
+    return follows, rank.failed_at - (_HEAD_START_S if killed else 0.0)
+
+
+def _ending(rank: Rank) -> RankEnding:
+    code = 0 if rank.exit_code is None else rank.exit_code
+    return RankEnding(
+        rank=rank.number,
+        how=_how(rank, code),
+        failed=rank.failed_at is not None or (rank.ended_by_us and rank.value is None),
+        exit_code=128 - code if code < 0 else code,
+        signal=_signal_name(-code) if code < 0 and not rank.ended_by_us else "",
+        traceback=rank.failure.traceback.rstrip() if rank.failure else "",
+        stack=_readable(rank.stack.decode(errors="replace")),
+        stdout=rank.lines["stdout"].tail,
+        stderr=rank.lines["stderr"].tail,
+    )
+
+
+def _how(rank: Rank, code: int) -> str:
+    ending = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    if rank.failure is not None:
+        return "raised"
+    if rank.value is not None:
+        return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
+    if rank.ended_by_us:
+        return "was still at work and was ended" if rank.started else "was ended as it started"
+    if rank.failed_at is not None and code == 0:
+        return f"{ending} and returned nothing"
+    return ending
+
+
+def _summary(rank: Rank, ending: RankEnding) -> str:
+    if rank.failure is not None:
+        return rank.failure.summary
+    if ending.signal == "SIGKILL":
+        return f"it {ending.how}, perhaps by the kernel for want of memory"
+    return f"it {ending.how}"
+
+
+def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured: bool) -> str:
+    """The sentence, then every ending, those that are alike together and the first one on top."""
+    groups: dict[str, list[RankEnding]] = {}
+    for ending in sorted(endings, key=lambda one: (one.rank != first, not one.failed, one.rank)):
+        groups.setdefault(_without_names(ending), []).append(ending)
+    parts = [_paragraph(group, first, captured) for group in groups.values()]
+    return "\n\n".join([sentence, *parts])
+
+
+def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
+    speaker = max(group, key=lambda ending: (len(ending.traceback), -ending.rank))
+    ranks = sorted(ending.rank for ending in group)
+    names = _names(ranks)
+    if first in ranks:
+        names += ", the first to fail," if len(ranks) == 1 else f" (rank {first} was the first)"
+    different = len({_what_it_says(ending) for ending in group}) > 1
+    words = f" (in the words of rank {speaker.rank})" if different else ""
+    details = [speaker.traceback]
+    if speaker.stack and not speaker.traceback:
+        details.append(f"It was here:\n{speaker.stack}")
+    if captured and speaker.failed:
+        for name, text in (("stdout", speaker.stdout), ("stderr", speaker.stderr)):
+            if lines := text.splitlines()[-_MOST_LINES:]:
+                heading = f"The last of rank {speaker.rank}'s {name}:"
+                details.append("\n".join([heading, *lines]))
+    detail = "\n".join(part for part in details if part)
+    return f"{names} {speaker.how}{words}" + (f":\n{_indented(detail)}" if detail else "")
+
+
+def _without_names(ending: RankEnding) -> str:
+    """What a rank has to say, as any other would say it: no number of its own, no addresses."""
+    text = re.sub(rf"\brank {ending.rank}\b", "rank #", _what_it_says(ending))
+    return re.sub(r"0x[0-9a-f]+", "0x#", text)
+
+
+def _what_it_says(ending: RankEnding) -> str:
+    """All of it but how a peer ended, which the kernel tells only to those who ask late enough."""
+    text = f"{ending.how}\n{ending.traceback}\n{ending.stack}"
+    return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
+
+
+def _readable(stack: str) -> str:
+    """A stack as faulthandler writes it, without our own frames and the numbers of threads."""
+    lines = [
+        re.sub(r"hread 0x[0-9a-f]+ ", "hread ", line)
+        for line in stack.rstrip().splitlines()
+        if "unisono/launcher/child.py" not in line and 'File "<string>"' not in line
+    ]
+    return "\n".join(lines).strip()
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" if line else line for line in text.splitlines())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,118 @@
+"""What `unisono run` does: start a program on several ranks, as torchrun would on one machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from unisono.autoload import BACKEND_VARIABLE
+from unisono.errors import RanksFailed
+from unisono.launcher import share
+from unisono.launcher.crew import Crew, Verdict
+from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
+from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.orders import Orders, Script, nameless_file, write_orders
+from unisono.launcher.output import Listener, Silence, Terminal
+from unisono.launcher.report import ranks_failed, ranks_timed_out
+from unisono.launcher.store import LazyStore
+
+PATIENCE_S = 10.0
+"""How long a rank that was told to end may take before it is killed: time for a checkpoint."""
+
+TIMED_OUT_CODE = 124
+"""As of timeout(1)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run a program. `capture` keeps the output of ranks that do not fail to itself."""
+
+    ranks: int
+    backend: str | None = None
+    threads: int | None = None
+    pin: bool = False
+    timeout_s: float | None = None
+    prefix: bool = True
+    capture: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The exit code for the shell, and what went wrong, if anything has."""
+
+    exit_code: int
+    error: RanksFailed | None = None
+
+
+def run_script(script: Script, settings: Settings) -> Outcome:
+    """Run `script` on `settings.ranks` ranks until all have ended.
+
+    The exit code is that of the first rank to fail, 128 + its number for a signal, 124 for a
+    timeout. SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+    """
+    check_not_nested()
+    share.check_memory(settings.ranks)
+    listener: Listener = Silence() if settings.capture else Terminal(settings.prefix)
+    orders = Orders(
+        script=script,
+        sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
+        argv=("", *script.args),
+        pins=share.pins(settings.ranks) if settings.pin else (),
+    )
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    with ExitStack() as stack:
+        file = stack.enter_context(write_orders(orders))
+        meeting = stack.enter_context(nameless_file())
+        store = stack.enter_context(closing(LazyStore()))
+        interrupts = stack.enter_context(Interrupts(signals))
+        crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
+        crew.invite(store)
+        environment = os.environ | _program_variables(settings, store)
+        for rank in range(settings.ranks):
+            if interrupts.noted:
+                break
+            place = rank_variables(rank, settings.ranks, meeting.fileno())
+            place |= _torch_place(rank)
+            crew.start(environment | place, file.fileno(), [meeting.fileno()])
+        verdict = crew.run(settings.timeout_s, PATIENCE_S)
+    if verdict is Verdict.INTERRUPTED:
+        return Outcome(128 + interrupts.noted[0])
+    if verdict is Verdict.FAILED:
+        error = ranks_failed(crew.ranks, captured=settings.capture)
+        return Outcome(error.endings[error.first].exit_code or 1, error)
+    if verdict is Verdict.TIMED_OUT:
+        assert settings.timeout_s is not None
+        late = ranks_timed_out(crew.ranks, settings.timeout_s, captured=settings.capture)
+        return Outcome(TIMED_OUT_CODE, late)
+    return Outcome(0)
+
+
+def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
+    """What torchrun sets for all ranks of a program, and our own."""
+    host, port = store.address
+    variables = {
+        "WORLD_SIZE": str(settings.ranks),
+        "LOCAL_WORLD_SIZE": str(settings.ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(settings.ranks),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # nobody but us hosts it
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
+    }
+    variables |= share.thread_variables(settings.ranks, settings.threads, os.environ)
+    if settings.backend is not None:
+        variables[BACKEND_VARIABLE] = settings.backend
+    return variables
+
+
+def _torch_place(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}

@@ -1,0 +1,83 @@
+"""Each rank's share of the machine: cores, threads, memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Mapping
+
+from unisono.comm import engine
+from unisono.errors import EngineUnavailable, UnisonoError
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_LEAST_BYTES = 30 << 20
+"""What a rank needs at least: Python, NumPy and unisono."""
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def core_count() -> int:
+    """How many cores' time this process may use: its affinity, cut by the CPU quota."""
+    try:
+        return max(1, min(len(cores()), engine.cpu_quota()))
+    except EngineUnavailable:
+        return len(cores())
+
+
+def check_memory(ranks: int) -> None:
+    """Refuse a number of ranks that cannot even start."""
+    try:
+        room = engine.memory_room()
+    except EngineUnavailable:
+        return
+    if ranks * _LEAST_BYTES > room:
+        raise UnisonoError(
+            f"{ranks} ranks need at least {_gib(ranks * _LEAST_BYTES)} of memory, and "
+            f"{_gib(room)} are free: start fewer"
+        )
+
+
+def thread_variables(
+    ranks: int, threads: int | None, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that keep `ranks` ranks from using more threads than there are cores.
+
+    A number that was asked for wins, then what the user has set in the environment.
+    """
+    if threads is not None:
+        return dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if ranks == 1 or "OMP_NUM_THREADS" in environment:
+        return {}
+    fitting = max(1, core_count() // ranks)
+    _say_once(ranks, fitting)
+    return {name: str(fitting) for name in THREAD_VARIABLES if name not in environment}
+
+
+def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
+    """For each rank the cores that it is bound to: its own, or one for several if they are few."""
+    available = cores()
+    each = len(available) // ranks
+    if each == 0:
+        return tuple((available[rank % len(available)],) for rank in range(ranks))
+    return tuple(tuple(available[rank * each : (rank + 1) * each]) for rank in range(ranks))
+
+
+@functools.cache
+def _say_once(ranks: int, threads: int) -> None:
+    number = "1 thread" if threads == 1 else f"{threads} threads"
+    print(
+        f"unisono: {ranks} ranks on {core_count()} cores get {number} each; set OMP_NUM_THREADS "
+        "or ask for a number of threads to have another",
+        file=sys.stderr,
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,73 @@
+"""torch's store, hosted on a socket that the launching process has held from the beginning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from unisono.launcher.child import end_with_parent
+from unisono.launcher.process import python_command
+
+
+class LazyStore:
+    """A loopback address for MASTER_ADDR and MASTER_PORT, with a store behind it on demand.
+
+    The kernel gave us the port, and we listen on it, so that no other program can have it. The
+    store itself needs torch, which takes seconds to import: it starts in a process of its own, when
+    the first rank calls. Until it answers, calls wait in the socket's queue.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._socket.bind(("127.0.0.1", 0))
+            self._socket.listen(1024)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._socket.getsockname()
+        return host, port
+
+    def fileno(self) -> int:
+        """Readable when somebody calls."""
+        return self._socket.fileno()
+
+    def ready(self) -> None:
+        """Somebody has called: start the store."""
+        self._process = subprocess.Popen(
+            python_command("unisono.launcher.store", os.getpid(), self.fileno()),
+            env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[self.fileno()],
+            process_group=0,
+        )
+
+    def close(self) -> None:
+        """End the store."""
+        self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> None:
+    """Host the store until the launching process ends us."""
+    parent_pid, descriptor = map(int, sys.argv[1:3])
+    end_with_parent(parent_pid)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.socket(fileno=os.dup(descriptor)) as listener:
+        host, port = listener.getsockname()
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+    )
+    while store:
+        signal.pause()

@@ -1,0 +1,78 @@
+"""Programs that tests write down, start and look at from outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script in a folder of its own."""
+
+    path: Path
+
+    def start(
+        self, *args: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start it; `before` stands between the interpreter and the script."""
+        return subprocess.Popen(
+            [sys.executable, *before, str(self.path), *args],
+            env=plain_environment() | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.path.parent,
+        )
+
+    def run(
+        self, *args: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        process = self.start(*args, before=before, environment=environment)
+        try:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def program(folder: Path, text: str, name: str = "program.py") -> Program:
+    """Write a program down."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return Program(path)
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without what would change how programs start and speak."""
+    ours = ("UNISONO_", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "NO_COLOR", "MASTER_", "RANK")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    """Whether something comes true in time."""
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lives(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,623 @@
+"""`unisono.launch`: results, failures, output, ends. Every rank is a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy
+import pytest
+
+import unisono
+from programs import eventually, lives, program
+from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
+from unisono.launcher import share
+from unisono.launcher.output import Lines, Terminal
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    before = children()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield
+    assert children() <= before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
+def test_results_come_back_in_rank_order() -> None:
+    assert unisono.launch(summed, 3, (10,), {"factor": 2.0}) == [(0, 66.0), (1, 66.0), (2, 66.0)]
+
+
+def summed(more: int, factor: float) -> tuple[int, float]:
+    comm = unisono.init()
+    array = numpy.full(5, (comm.rank + more) * factor)
+    comm.all_reduce(array)
+    return comm.rank, float(array[0])
+
+
+def test_a_closure_a_lambda_and_large_values() -> None:
+    offset = numpy.arange(1 << 20)
+
+    def shifted() -> numpy.ndarray[Any, Any]:
+        return offset + unisono.init().rank
+
+    first, second = unisono.launch(shifted, 2)
+    assert (second - first == 1).all()
+    assert unisono.launch(lambda: len(offset), 1) == [1 << 20]
+
+
+def test_a_rank_needs_no_torch_and_no_port() -> None:
+    assert unisono.launch(without_torch, 2) == [[], []]
+
+
+def without_torch() -> list[str]:
+    comm = unisono.init()
+    comm.all_reduce(numpy.ones(3))
+    ports = [
+        line
+        for table in ("tcp", "tcp6", "udp")
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+        if any(f"socket:[{line.split()[9]}]" == name for name in descriptors())
+    ]
+    return ports + [name for name in sys.modules if name == "torch"]
+
+
+def descriptors() -> list[str]:
+    names = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return names
+
+
+def test_what_the_program_itself_defines(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import pickle
+        import unisono
+
+        class Thing:
+            def __init__(self, rank):
+                self.rank = rank
+
+        def make(more=0):
+            thing = Thing(unisono.init().rank + more)
+            assert isinstance(pickle.loads(pickle.dumps(thing)), Thing)
+            return thing
+
+        # no `if __name__ == "__main__"`, as in a notebook
+        things = unisono.launch(make, 2, kwargs={"more": 5})
+        assert all(type(thing) is Thing for thing in things)
+        print([thing.rank for thing in things], unisono.launch(lambda: Thing, 1)[0] is Thing)
+        """,
+    )
+    done = script.run()
+    assert done.stdout == "[5, 6] True\n", done.stderr
+
+
+def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import linecache, unisono
+        text = "def cell():\\n    raise ValueError('in a cell')  # a notebook's\\n"
+        linecache.cache["<cell 1>"] = (len(text), None, text.splitlines(True), "<cell 1>")
+        exec(compile(text, "<cell 1>", "exec"))
+        try:
+            unisono.launch(cell, 2)
+        except unisono.RanksFailed as error:
+            print(error)
+        """,
+    )
+    assert "# a notebook's" in script.run().stdout
+
+
+def test_a_module_that_cannot_be_imported_by_name(tmp_path: Path) -> None:
+    path = program(tmp_path, "def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
+    spec = importlib.util.spec_from_file_location("loaded_by_hand", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["loaded_by_hand"] = module
+    try:
+        spec.loader.exec_module(module)
+        assert unisono.launch(module.double, 1, (21,)) == [42]
+    finally:
+        del sys.modules["loaded_by_hand"]
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+def failed(function: Any, ranks: int, *args: Any, **options: Any) -> RanksFailed:
+    with pytest.raises(RanksFailed) as caught:
+        unisono.launch(function, ranks, args, **options)
+    return caught.value
+
+
+def test_every_traceback_once_and_the_first_to_fail_on_top() -> None:
+    error = failed(one_raises, 4)
+    text = str(error)
+    assert error.first == 2
+    assert text.startswith("rank 2 failed first, of 4 rank(s): LookupError: no such luck\n")
+    assert text.index("rank 2, the first to fail, raised:") < text.index("ranks 0, 1, 3 raised:")
+    assert text.count("Traceback") == 2
+    assert "in one_raises\n" in text
+    assert "launcher" not in text.replace("test_launch", "")  # no frames of ours
+    assert [ending.how for ending in error.endings] == ["raised"] * 4
+    assert "PeerLost: rank 2" in error.endings[0].traceback
+    assert [ending.exit_code for ending in error.endings] == [1] * 4
+
+
+def one_raises() -> None:
+    comm = unisono.init()
+    if comm.rank == 2:
+        raise LookupError("no such luck")
+    comm.barrier()
+
+
+def test_texts_that_differ_only_in_the_rank_are_one() -> None:
+    error = failed(all_raise, 3)
+    heading = f"ranks 0, 1, 2 (rank {error.first} was the first) raised (in the words of rank "
+    assert heading in str(error)
+    assert str(error).count("Traceback") == 1
+
+
+def all_raise() -> None:
+    rank = unisono.init().rank
+    raise ValueError(f"rank {rank} has no luck, {object()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_has_a_name(number: signal.Signals) -> None:
+    error = failed(one_is_killed, 3, number)
+    assert error.first == 1
+    ending = error.endings[1]
+    assert ending.signal == number.name
+    assert ending.exit_code == 128 + number
+    assert f"rank 1 failed first, of 3 rank(s): it was killed by {number.name}" in str(error)
+    assert "ranks 0, 2 raised:" in str(error)
+    assert "PeerLost: rank 1 (pid " in str(error)
+    if number == signal.SIGSEGV:  # the crash left a stack
+        assert "in one_is_killed" in ending.stack
+
+
+def one_is_killed(number: signal.Signals) -> None:
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), number)
+    comm.barrier()
+
+
+def test_a_rank_that_ends_without_a_value() -> None:
+    error = failed(one_leaves, 2)
+    assert error.first == 1
+    assert "it ended with exit code 0 and returned nothing" in str(error)
+    assert "rank 0 returned" in str(error)
+
+
+def one_leaves() -> None:
+    if os.environ["UNISONO_RANK"] == "1":
+        os._exit(0)
+
+
+def test_a_value_that_cannot_be_sent() -> None:
+    error = failed(returns_a_lock, 1)
+    assert "what the function returned, a lock, cannot be sent back" in str(error)
+
+
+def returns_a_lock() -> Any:
+    return threading.Lock()
+
+
+def test_a_survivor_that_does_not_notice_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.launcher.crew.SURVIVORS_S", 0.5)
+    error = failed(one_sleeps, 2)
+    assert error.first == 1
+    assert error.endings[0].how == "was still at work and was ended"
+    assert "in one_sleeps" in error.endings[0].stack
+    assert "rank 0 was still at work and was ended:\n    It was here:" in str(error)
+
+
+def one_sleeps() -> None:
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == 1:
+        raise ValueError("gone")
+    time.sleep(600)
+
+
+def test_what_a_failed_rank_started_is_ended_too(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    failed(leaves_a_child, 1, str(note))
+    assert eventually(lambda: not lives(int(note.read_text())))
+
+
+def leaves_a_child(note: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(note).write_text(str(child.pid))
+    raise ValueError("gone")
+
+
+def test_a_crash_after_the_value_is_told() -> None:
+    error = failed(crashes_late, 2)
+    assert "it returned, and then was killed by SIGABRT" in str(error)
+
+
+def crashes_late() -> int:
+    import atexit
+
+    if os.environ["UNISONO_RANK"] == "1":
+        atexit.register(os.abort)
+    return 3
+
+
+# -- timeouts and interrupts ---------------------------------------------------------------------
+
+
+def test_a_timeout_shows_where_each_rank_was() -> None:
+    with pytest.raises(RanksTimedOut) as caught:
+        unisono.launch(one_is_late, 3, timeout_s=2.5)
+    text = str(caught.value)
+    assert text.startswith("not done within 2.5 s: ranks 0, 1 of 3 rank(s)")
+    assert "rank 2 returned" in text
+    assert "in one_is_late" in caught.value.endings[0].stack
+    assert "in barrier" in caught.value.endings[1].stack
+
+
+def one_is_late() -> None:
+    rank = int(os.environ["UNISONO_RANK"])
+    if rank == 2:
+        return
+    comm = unisono.init(rank=rank, size=2, rendezvous=meeting())
+    if comm.rank == 0:
+        time.sleep(600)
+    comm.barrier()
+
+
+def meeting() -> int:
+    return int(os.environ["UNISONO_RENDEZVOUS"].removeprefix("fd:"))
+
+
+INTERRUPTED = """
+    import os, sys, time, unisono
+
+    def work(how):
+        print("pid", os.getpid())
+        if how == "in a barrier" and unisono.init().rank == 1:
+            unisono.get_world().barrier()
+        if how == "deaf":
+            import signal
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            print("deaf")
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        try:
+            unisono.launch(work, 2, (sys.argv[1],))
+        except KeyboardInterrupt:
+            print("interrupted")
+"""
+
+
+def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout is not None
+    pids: list[int] = []
+    while len(pids) < count:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        if " pid " in line:
+            pids.append(int(line.split()[-1]))
+    return pids
+
+
+@pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
+def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
+    process = program(tmp_path, INTERRUPTED).start(how)
+    pids = pids_of(process, 2)
+    time.sleep(0.3 if how == "in a barrier" else 0.0)
+    process.send_signal(signal.SIGINT)
+    if how == "deaf":
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)  # the second one kills
+    out, err = process.communicate(timeout=30)
+    assert out.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
+    assert process.returncode == 0
+    assert not any(map(lives, pids))
+
+
+def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+    process = program(tmp_path, INTERRUPTED).start("deaf")
+    pids = pids_of(process, 2)
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: not any(map(lives, pids)))
+
+
+# -- output --------------------------------------------------------------------------------------
+
+
+def test_lines_have_the_ranks_name(capsys: pytest.CaptureFixture[str]) -> None:
+    unisono.launch(speaks_in_many_ways, 2)
+    out, err = capsys.readouterr()
+    for rank in (0, 1):
+        assert f"[rank {rank}] from Python" in out.splitlines()
+        assert f"[rank {rank}] from C" in out.splitlines()
+        assert f"[rank {rank}] from a process" in out.splitlines()
+        assert f"[rank {rank}] no newline \u00e4" in out.splitlines()
+        assert f"[rank {rank}] an error" in err.splitlines()
+        assert f"[rank {rank}] " + "x" * 3_000_000 in out.splitlines()
+    assert "\x1b" not in out + err
+
+
+def speaks_in_many_ways() -> None:
+    print("from Python")
+    print("an error", file=sys.stderr)
+    ctypes.CDLL(None).printf(b"from C\n")
+    subprocess.run([sys.executable, "-c", "print('from a process')"], check=True)
+    print("x" * 3_000_000)
+    print("no newline \u00e4", end="")
+
+
+def test_lines_come_when_they_are_written() -> None:
+    seen: list[tuple[int, str, str]] = []
+    reader, writer = os.pipe()
+
+    def on_line(rank: int, stream: str, line: str) -> None:
+        seen.append((rank, stream, line))
+        os.write(writer, b"!")  # the rank goes on only when its line is here
+
+    path = f"/proc/{os.getpid()}/fd/{reader}"
+    try:
+        assert unisono.launch(speaks_and_listens, 1, (path,), on_line=on_line) == [True]
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert seen == [(0, "stdout", "hello")]
+
+
+def speaks_and_listens(path: str) -> bool:
+    print("hello")
+    with open(path, "rb", buffering=0) as answer:
+        return answer.read(1) == b"!"
+
+
+def test_much_output_at_once_stays_in_lines() -> None:
+    counts = {0: 0, 1: 0}
+
+    def count(rank: int, stream: str, line: str) -> None:
+        assert line == f"{stream} of {rank} " + "." * 100, line[:200]
+        counts[rank] += 1
+
+    unisono.launch(floods, 2, on_line=count)
+    assert counts == {0: 40_000, 1: 40_000}
+
+
+def floods() -> None:
+    rank = os.environ["UNISONO_RANK"]
+    for _ in range(200):
+        os.write(1, f"stdout of {rank} {'.' * 100}\n".encode() * 100)
+        os.write(2, f"stderr of {rank} {'.' * 100}\n".encode() * 100)
+
+
+def test_captured_output_is_on_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    error = failed(speaks_and_fails, 2, capture=True)
+    assert capsys.readouterr().out == ""
+    assert error.endings[1].stdout == "so far 1\n"
+    assert error.endings[1].stderr == "so bad\n"
+    assert "The last of rank 1's stderr:\n    so bad" in str(error)
+
+
+def speaks_and_fails() -> None:
+    comm = unisono.init()
+    print("so far", comm.rank)
+    print("so bad", file=sys.stderr)
+    comm.barrier()
+    if comm.rank == 1:
+        raise ValueError("gone")
+    comm.barrier()
+
+
+def test_a_background_process_that_keeps_the_pipe_open_delays_nothing(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    start = time.monotonic()
+    assert unisono.launch(leaves_a_talker, 1, (str(note),), capture=True) == ["done"]
+    assert time.monotonic() - start < 20
+    os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def leaves_a_talker(note: str) -> str:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(note).write_text(str(child.pid))
+    return "done"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["in colour", "NO_COLOR"])
+def test_on_a_terminal(tmp_path: Path, plain: bool) -> None:
+    script = program(
+        tmp_path,
+        """
+        import sys, time, unisono
+        def work():
+            print("question? ", end="", flush=True)
+            time.sleep(0.6)  # long enough for it to be shown
+            print("\\rprogress")
+        unisono.launch(work, 1)
+        """,
+    )
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm"} | ({"NO_COLOR": "1"} if plain else {})
+    done = subprocess.Popen(
+        [sys.executable, str(script.path)], stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    text = read_all(ours)
+    assert done.wait(30) == 0, text
+    prefix = "[rank 0] " if plain else "\x1b[36m[rank 0]\x1b[0m "
+    assert text == f"{prefix}question? \r{prefix}progress\r\n"
+
+
+def read_all(descriptor: int) -> str:
+    data = b""
+    with contextlib.suppress(OSError):  # a terminal's way to say the end
+        while part := os.read(descriptor, 4096):
+            data += part
+    os.close(descriptor)
+    return data.decode()
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_without_an_end_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("unisono.launcher.output._PATIENCE_S", 0.0)
+    terminal = Terminal()
+    first, second = (Lines(rank, "stdout", terminal, 100) for rank in (0, 1))
+    first.feed(b"10 %")
+    first.tick()
+    assert screen.getvalue() == "[rank 0] 10 %"
+    second.feed("gr\u00fc".encode()[:-1])  # half a letter
+    second.feed("\u00fc".encode()[-1:] + b"n\nrot\n")
+    first.feed(b" 20 %\r\n")
+    first.feed(b"", last=True)
+    assert screen.getvalue().splitlines() == [
+        "[rank 0] 10 %",
+        "[rank 1] gr\u00fcn",
+        "[rank 1] rot",
+        "[rank 0]  20 %",
+    ]
+    assert (first.tail, second.tail) == ("10 % 20 %\r\n", "gr\u00fcn\nrot\n")
+
+
+def test_a_stream_that_cannot_write_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    unisono.launch(print, 1, ("\u00fc",))
+    assert raw.getvalue() == b"[rank 0] \\xfc\n"
+
+
+def test_kernels_and_sandboxes_that_lack_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert unisono.launch(summed, 2, (10,), {"factor": 1.0}) == [(0, 21.0), (1, 21.0)]
+    assert failed(one_is_killed, 2, signal.SIGKILL).first == 1
+
+
+# -- threads and cores ---------------------------------------------------------------------------
+
+
+def test_threads_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in share.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    ranks = 2
+    fitting = str(max(1, share.core_count() // ranks))
+    assert unisono.launch(thread_variables, ranks) == [[fitting] * 3] * ranks
+    assert unisono.launch(thread_variables, 1, threads=7) == [["7"] * 3]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert unisono.launch(thread_variables, 2) == [["5", None, None]] * 2
+
+
+def thread_variables() -> list[str | None]:
+    return [os.environ.get(name) for name in share.THREAD_VARIABLES]
+
+
+def test_pinned_ranks_have_cores_of_their_own() -> None:
+    ranks = len(share.cores())
+    bound = unisono.launch(os.sched_getaffinity, ranks, (0,), pin=True)
+    assert sorted(core for cores in bound for core in cores) == share.cores()
+    assert share.pins(2 * ranks)[ranks] == (share.cores()[0],)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_bad_requests_are_one_sentence() -> None:
+    lock = threading.Lock()
+    refusals: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "ranks must be .* at least 1, not 0", lambda: unisono.launch(print, 0)),
+        (ValueError, "at least 1, not 1.5", lambda: unisono.launch(print, 1.5)),  # type: ignore[arg-type]
+        (TypeError, "needs a function, not a int", lambda: unisono.launch(3, 2)),  # type: ignore[arg-type]
+        (ValueError, "timeout_s must", lambda: unisono.launch(print, 1, timeout_s=0)),
+        (ValueError, "threads must", lambda: unisono.launch(print, 1, threads=0)),
+        (TypeError, "cannot send the function .*lock", lambda: unisono.launch(lambda: lock, 2)),
+        (TypeError, "cannot send its arguments", lambda: unisono.launch(print, 2, (lock,))),
+        (UnisonoError, "need at least .* of memory", lambda: unisono.launch(print, 10**9)),
+    ]
+    for kind, text, call in refusals:
+        with pytest.raises(kind, match=text) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_too_many_open_files_is_one_sentence(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import resource, unisono
+        resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+        try:
+            unisono.launch(print, 20)
+        except unisono.UnisonoError as error:
+            print(error)
+        """,
+    )
+    assert "could not be started: Too many open files" in script.run().stdout
+
+
+def test_ranks_cannot_launch_ranks() -> None:
+    error = failed(launches_again, 2)
+    assert "this process is rank" in str(error)
+    assert "ranks cannot launch ranks" in str(error)
+
+
+def launches_again() -> None:
+    unisono.launch(print, 2)
+
+
+def test_launch_works_in_another_thread() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(unisono.launch(os.getppid, 2)))
+    thread.start()
+    thread.join(60)
+    assert results == [os.getpid()] * 2
+
+
+def test_exceptions_survive_a_pickle() -> None:
+    import pickle
+
+    again = pickle.loads(pickle.dumps(RanksFailed("text", first=1)))
+    assert (str(again), again.first) == ("text", 1)

@@ -1,0 +1,343 @@
+"""`unisono run`, and programs that others start: torchrun, torch.multiprocessing.spawn."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from programs import Program, eventually, lives, plain_environment, program
+from unisono.cli import main
+
+RUN = ("-m", "unisono", "run")
+
+
+def run(
+    script: Program, ranks: int, *args: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a script on so many ranks."""
+    return script.run(*args, before=(*RUN, "-n", str(ranks), *options))
+
+
+# -- what a program finds ------------------------------------------------------------------------
+
+
+def test_a_script_is_run_as_python_would(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
+    script = program(
+        tmp_path,
+        """
+        import os, sys, beside, unisono
+        import __main__
+        comm = unisono.init()
+        assert __main__.comm is comm and __name__ == "__main__" and __spec__ is None
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR".split()
+        print(comm.rank, comm.size, sys.argv[1:], os.path.basename(__file__), beside.NAME)
+        print([os.environ[name] for name in names], "torch" in sys.modules)
+        """,
+    )
+    done = run(script, 2, "--lr", "0.1", "-n", "7")
+    assert done.returncode == 0, done.stderr
+    for rank in "01":
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert lines == [
+            f"[rank {rank}] {rank} 2 ['--lr', '0.1', '-n', '7'] program.py beside",
+            f"[rank {rank}] ['{rank}', '{rank}', '2', '2', '0', '127.0.0.1'] False",
+        ]
+
+
+def test_a_module_and_a_package(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("from . import sub\nprint('main', __package__)\n")
+    (package / "sub.py").write_text("import sys\nprint('sub', __name__, sys.argv[1:])\n")
+    environment = plain_environment()
+    for name, expected in (
+        ("package.sub", "sub __main__ ['a']\n"),
+        ("package", "sub package.sub ['a']\nmain package\n"),
+    ):
+        command = [sys.executable, *RUN, "-n", "1", "--no-prefix", "-m", name, "a"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == expected, done.stderr
+
+
+TORCH = """
+    import sys, torch, torch.distributed as dist, unisono
+    comm = unisono.init()  # needs no port: the store may start meanwhile
+    dist.init_process_group()
+    tensor = torch.full((2,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    ours = torch.full((2,), comm.rank + 1.0)
+    comm.all_reduce(ours)
+    group = dist.distributed_c10d._get_default_group()
+    name = group._get_backend(torch.device("cpu")).name()
+    print(f"{name} {tensor.tolist()} {ours.tolist()}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_torch_programs_run_two_at_once_without_a_port_of_their_own(tmp_path: Path) -> None:
+    script = program(tmp_path, TORCH)
+    runs = [script.start(before=(*RUN, "-n", str(ranks))) for ranks in (1, 2)]
+    for ranks, total, process in zip((1, 2), (1.0, 3.0), runs, strict=True):
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        lines = [
+            f"[rank {rank}] gloo [{total}, {total}] [{total}, {total}]" for rank in range(ranks)
+        ]
+        assert sorted(out.splitlines()) == lines
+
+
+def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        print(dist.Backend.default_device_backend_map)
+        print(dist.distributed_c10d.BackendConfig(dist.Backend("undefined")))
+        """,
+    )
+    environment = {"UNISONO_BACKEND": "fake"}
+    done = script.run(environment=environment)
+    assert "'cpu': 'fake'" in done.stdout, done.stderr
+    assert "cpu:fake" in done.stdout
+    refused = CliRunner().invoke(main, ["run", "-n2", "--backend=nonsense", str(script.path)])
+    assert refused.exit_code == 2
+    assert refused.output.startswith("Error: torch has no backend nonsense here, only gloo")
+    assert refused.output.count("\n") == 1
+
+
+def test_torchrun_starts_ranks_for_unisono_too(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import numpy, os, unisono
+        comm = unisono.init()
+        comm.all_reduce(array := numpy.ones(2))
+        os.write(1, f"sum {array[0]}\\n".encode())  # torchrun keeps no lines together
+        """,
+    )
+    done = script.run(before=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0") == 2
+
+
+@pytest.mark.parametrize("way", ["a parent", "a store"])
+def test_spawned_ranks_meet_by_setup(tmp_path: Path, way: str) -> None:
+    script = program(
+        tmp_path,
+        """
+        import multiprocessing, os, socket, sys, tempfile
+        import numpy, unisono
+
+        def work(rank, world_size):
+            for _ in range(2):
+                comm = unisono.setup(rank, world_size)
+                comm.all_reduce(array := numpy.ones(2))
+                assert array[0] == world_size and comm.rank == rank
+                unisono.shutdown()
+
+        if __name__ == "__main__":
+            if sys.argv[1] == "a store":  # the kernel knows a port that is free right now
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", 0))
+                    host, port = free.getsockname()
+                    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+            context = multiprocessing.get_context("spawn")
+            ranks = [context.Process(target=work, args=(rank, 2)) for rank in range(2)]
+            for rank in ranks: rank.start()
+            for rank in ranks: rank.join()
+            print([rank.exitcode for rank in ranks], os.listdir(tempfile.gettempdir()))
+        """,
+    )
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    done = script.run(way, environment={"TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""})
+    assert done.stdout == "[0, 0] []\n", done.stderr
+
+
+def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, unisono
+        os.getppid = lambda: 1  # as for a process whose parent has ended
+        for call in (lambda: unisono.setup(0, 2), lambda: unisono.setup(2, 2)):
+            try:
+                call()
+            except (unisono.RendezvousError, ValueError) as error:
+                print(error)
+        """,
+    )
+    done = script.run()
+    first, second = done.stdout.splitlines()[:2]
+    assert "do not say where to meet" in first
+    assert "MASTER_ADDR" in first
+    assert second == "rank 2 does not lie in a world of 2"
+
+
+def test_two_children_cannot_be_the_same_rank(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import unisono
+        print("here", flush=True)
+        try:
+            unisono.setup(1, 2)
+        except unisono.RendezvousError as error:
+            print(error, flush=True)
+        """,
+    )
+    both = [script.start(), script.start()]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for process in both:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "here\n"
+                selector.register(process.stdout, selectors.EVENT_READ)
+            ((key, _),) = selector.select(30)  # one is refused, one waits for rank 0
+        text = key.fileobj.readline()  # type: ignore[union-attr]
+        assert f"another child of process {os.getpid()} is rank 1 at this moment" in text
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+# -- how it ends ---------------------------------------------------------------------------------
+
+
+ENDS = """
+    import os, signal, sys, unisono
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == 1:
+        how = sys.argv[1]
+        if how == "raise":
+            raise LookupError("no such luck")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(int(how))
+    comm.barrier()
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", 137), ("7", 7)])
+def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code: int) -> None:
+    done = run(program(tmp_path, ENDS), 3, how)
+    assert done.returncode == code
+    assert "unisono run: rank 1 failed first, of 3 rank(s): " in done.stderr
+    assert "ranks 0, 2 raised:" in done.stderr
+    assert done.stderr.count("PeerLost") == 1
+    assert done.stderr.count("LookupError: no such luck") == (2 if how == "raise" else 0)
+
+
+def test_the_programs_own_hook_still_runs(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import sys
+        sys.excepthook = lambda kind, error, frames: print("hooked", error)
+        raise ValueError("gone")
+        """,
+    )
+    assert "hooked gone" in run(script, 1).stdout
+
+
+def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
+    missing = Program(tmp_path / "missing.py")
+    done = run(missing, 2)
+    assert done.returncode == 2
+    assert done.stderr == f"Error: {missing.path} does not exist\n"
+    script = program(tmp_path, "print('here')")
+    nested = script.run(before=(*RUN, "-n", "2"), environment={"UNISONO_RANK": "0"})
+    assert nested.returncode == 1
+    assert "ranks cannot launch ranks" in nested.stderr
+
+
+def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
+    script = program(tmp_path, "import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
+    done = run(script, 2, options=("--timeout", "2"))
+    assert done.returncode == 124
+    assert "not done within 2 s: ranks 0, 1" in done.stderr
+    assert "in stuck" in done.stderr
+
+
+def test_captured_output_is_shown_only_if_ranks_fail(tmp_path: Path) -> None:
+    script = program(tmp_path, "import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
+    quiet = run(script, 2, "0", options=("--capture",))
+    assert (quiet.returncode, quiet.stdout) == (0, "")
+    loud = run(script, 2, "3", options=("--capture",))
+    assert loud.returncode == 3
+    assert re.search(r"The last of rank \d's stdout:\n    so far", loud.stderr)
+
+
+WAITS = """
+    import os, signal, sys, time
+    def stop(number, frame):
+        print("asked to end by", signal.Signals(number).name)
+        sys.exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    print("pid", os.getpid())
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signal.Signals) -> None:
+    process = program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
+    pids = pids_of(process, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert out.count(f"asked to end by {number.name}") == 2
+    assert "Traceback" not in err
+    assert not any(map(lives, pids))
+
+
+def test_a_run_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+    process = program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
+    pids = pids_of(process, 2)
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: not any(map(lives, pids)))
+
+
+def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout is not None
+    pids: list[int] = []
+    while len(pids) < count:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        if " pid " in line:
+            pids.append(int(line.split()[-1]))
+    time.sleep(0.1)
+    return pids
+
+
+def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
+    script = program(
+        tmp_path, "import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n"
+    )
+    process = script.start(before=(*RUN, "-n", "1"))
+    (pid,) = pids_of(process, 1)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(30) != 0
+    assert not lives(pid)
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
