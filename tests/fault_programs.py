@@ -98,9 +98,8 @@ def make_program(seed: int) -> Program:
     chance = random.Random(seed)
     ranks = chance.choice((2, 2, 3, 3, 3, 4, 5, 8))
     world = tuple(range(ranks))
-    others = chance.randint(1, 3)
-    parts = [chance.sample(world, chance.randint(2, ranks)) for _ in range(others)]
-    groups = [world, *map(tuple, parts)]
+    sizes = [chance.randint(2, ranks) for _ in range(chance.randint(1, 3))]
+    groups = [world, *(tuple(chance.sample(world, size)) for size in sizes)]
     steps = [_step(chance, groups) for _ in range(chance.randint(5, 25))]
     kind = FAULTS[seed % len(FAULTS)]
     culprit = chance.randrange(ranks)

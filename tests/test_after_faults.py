@@ -135,15 +135,19 @@ def test_an_interrupt_while_a_call_waits_for_its_turn_ends_the_group(fresh_pool:
 
 
 def interrupted_behind_a_work(comm: Communicator) -> BaseException | None:
-    comm.barrier()
-    if comm.rank == 1:
-        assert isinstance(attempt(comm.recv, torch.ones(1), 0, 5), GroupAborted)
-        return attempt(comm.barrier)
-    comm.all_reduce(torch.ones(3), async_op=True)
-    time.sleep(0.1)  # the group's thread takes it up
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    return attempt(comm.barrier)
+    bystander = comm.split([0, 1])
+    assert bystander is not None
+    with bystander:
+        if comm.rank == 0:
+            comm.all_reduce(torch.ones(3), async_op=True)
+            time.sleep(0.1)  # the group's thread takes it up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            error = attempt(comm.barrier)
+        else:
+            error = attempt(comm.recv, torch.ones(1), 0)
+        bystander.barrier()  # neither leaves, and tells the other by that
+    return error
 
 
 def test_works_of_a_group_that_was_closed_say_so(fresh_pool: RankPool) -> None:

@@ -113,6 +113,7 @@ class Judge:
             if failed_before or self.must_fail(rank, end.step):
                 return ["it should have raised"]
             return []
+        first = group not in poisoned
         poisoned.add(group)
         if not self.may_fail(end.step):
             return ["it should not have raised"]
@@ -125,7 +126,7 @@ class Judge:
             limit_s = WITHIN_S + (STOPPED_S if self.fault.kind == "stop" else 0)
             if delay_s > limit_s:
                 wrong.append(f"it took {delay_s:.2f} s")
-            if end.error == "PeerLost":
+            if first and self.fault.kind in ("kill", "exit at once", "close"):
                 self.delays_s.append(delay_s)
         return wrong
 
