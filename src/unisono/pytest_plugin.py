@@ -57,8 +57,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     from unisono.testing.conductor import Conductor
     from unisono.testing.mark import BadMark, plan_of
 
-    if item.config.getoption("setuponly") or item.config.getoption("setupplan"):
-        return None
+    if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
+        return None  # nothing is to run
     try:
         plan = plan_of(item)
     except BadMark:

@@ -16,7 +16,8 @@ from unisono.testing import reports
 from unisono.testing.mark import BadMark, Plan, plan_of
 from unisono.testing.messages import Ran, Run, Unable, Warned
 from unisono.testing.place import Place
-from unisono.testing.pool import Ending, Gone, Pool
+from unisono.testing.pool import Ending, Pool
+from unisono.testing.process import Gone
 
 
 class Conductor:
@@ -49,18 +50,10 @@ class Conductor:
         self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan
     ) -> list[list[pytest.TestReport]]:
         following = [self._next_for(rank, item, nextitem) for rank in range(plan.size)]
-        wanted = [
-            {str(item.path)} | ({str(one.path)} if one is not None else set()) for one in following
-        ]
-        unready = self._pool.prepare(wanted)
+        later = [None if one is None else str(one.path) for one in following]
+        unready = self._pool.prepare(str(item.path), later)
         if any(unready):
             return [self._in_words(item, "setup", one) if one else [] for one in unready]
-        errors = [self._pool.collection_error(r, str(item.path)) for r in range(plan.size)]
-        if any(errors):
-            told = [
-                Unable("the file could not be collected", one) if one else None for one in errors
-            ]
-            return [self._in_words(item, "setup", one) if one else [] for one in told]
         self._tests += 1
         runs = [
             Run(str(item.nodeid), str(one.nodeid) if one else None, self._place(rank, item, plan))
@@ -91,7 +84,10 @@ class Conductor:
 
     def _clear(self, shared: Path, failed: bool) -> None:
         """Remove the ranks' shared folder by the rule for `tmp_path`."""
-        policy = self._config.getini("tmp_path_retention_policy")
+        try:
+            policy = self._config.getini("tmp_path_retention_policy")
+        except ValueError:  # -p no:tmpdir
+            policy = "none"
         if policy == "none" or (policy == "failed" and not failed):
             shutil.rmtree(shared, ignore_errors=True)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from unisono.comm.base import Communicator
 
-_PATIENCE = 0.9
+_PATIENCE = 0.5
 """A world's calls give up after this part of the test's deadline: whoever waits then says for
 whom, and only the rank that it waited for is left to the deadline."""
 

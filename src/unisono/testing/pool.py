@@ -1,28 +1,18 @@
-"""The controller's side of warm ranks: processes that are started once and kept between tests."""
+"""Warm ranks: processes that are started once and kept between tests."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
-from unisono.testing import messages
-from unisono.testing.messages import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
-from unisono.testing.rank import STACK_SIGNAL, stacks_file
+from unisono.testing.messages import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
+from unisono.testing.process import Gone, RankProcess, let_write
 
 START_S = 120.0
 """How long a rank may take to start, or to collect a file: it imports what the tests import."""
@@ -30,48 +20,11 @@ START_S = 120.0
 GRACE_S = 5.0
 """How long the other ranks may go on once one has failed or died."""
 
-_PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
-
 STOP_S = 10.0
 """How long ranks may take to tear down what their session holds."""
 
-
-@dataclass(frozen=True)
-class Gone:
-    """A rank that brought no answer: it died, or had to be ended."""
-
-    headline: str
-    detail: str = ""
-
-
 Ending = Ran | Unable | Gone
 """How a test ended on one rank."""
-
-
-@dataclass
-class Rank:
-    """A process that runs tests."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    channel: Connection
-    pidfd: int
-    log: Path
-    files: dict[str, str | None] = field(default_factory=dict)
-    """The files that it has collected, and what went wrong there."""
-
-    def send(self, message: object) -> None:
-        """Tell it something; if it is gone, whoever waits for the answer will notice."""
-        with contextlib.suppress(OSError):
-            self.channel.send(message)
-
-    def end(self) -> None:
-        """Kill it, with whatever its tests have started, and forget it."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.channel.close()
-        os.close(self.pidfd)
 
 
 class Pool:
@@ -79,40 +32,11 @@ class Pool:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, RankProcess] = {}
         factory = getattr(config, "_tmp_path_factory", None)
         self._own_folder = factory is None  # -p no:tmpdir
         folder = tempfile.mkdtemp(prefix="unisono-") if factory is None else factory.mktemp("ranks")
         self.folder = Path(folder)
-
-    # -- life ------------------------------------------------------------------------------------
-
-    def prepare(self, wanted: Sequence[set[str]]) -> list[Gone | None]:
-        """Have a rank for each set of files, with its files collected; what went wrong where."""
-        starting = []
-        for number in range(len(wanted)):
-            rank = self._ranks.get(number)
-            if rank is not None and rank.process.poll() is not None:
-                rank.end()
-                rank = None
-            if rank is None:
-                self._ranks[number] = self._start(number)
-                starting.append(number)
-        failed = self._gather_starts(starting)
-        for number, files in enumerate(wanted):
-            if number not in failed:
-                for path in sorted(files - self._ranks[number].files.keys()):
-                    self._ranks[number].send(Collect(path))
-        for number, files in enumerate(wanted):
-            if number not in failed:
-                gone = self._await_files(self._ranks[number], sorted(files))
-                if gone is not None:
-                    failed[number] = gone
-        return [failed.get(number) for number in range(len(wanted))]
-
-    def collection_error(self, number: int, path: str) -> str | None:
-        """What went wrong when a rank collected a file."""
-        return self._ranks[number].files.get(path)
 
     def close(self, *, gently: bool) -> None:
         """End every rank; gently: they tear down the fixtures of their session first."""
@@ -120,75 +44,70 @@ class Pool:
             for rank in self._ranks.values():
                 rank.send(Stop())
             end = time.monotonic() + STOP_S
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                for rank in self._ranks.values():
-                    rank.process.wait(max(0.0, end - time.monotonic()))
+            for rank in self._ranks.values():
+                rank.join(max(0.0, end - time.monotonic()))
         for number in list(self._ranks):
             self._end(number)
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, number: int) -> Rank:
-        ours, theirs = Pipe()
-        environment = {**os.environ, messages.CHANNEL: str(theirs.fileno())}
-        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks share the cores
-        parameters = self._config.invocation_params
-        plugins = ["unisono.testing.rank"]
-        plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
-        log = self.folder / f"rank-{number}.log"
-        shown = self._config.getoption("capture") == "no"
-        with contextlib.ExitStack() as stack:
-            output = None if shown else stack.enter_context(log.open("wb"))
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                    "-P",
-                    "-m",
-                    "pytest",
-                    *(word for name in plugins for word in ("-p", name)),
-                    *parameters.args,
-                ],
-                cwd=parameters.dir,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is the controller's to handle
-            )
-        theirs.close()
-        rank = Rank(number, process, ours, os.pidfd_open(process.pid), log)
-        rank.send(
-            Start(
-                number,
-                os.getpid(),
-                tuple(sys.path),
-                tuple(sys.argv),
-                str(self.folder),
-                getattr(self._config, "workerinput", {}),
-            )
-        )
-        return rank
+    def _end(self, number: int) -> None:
+        self._ranks.pop(number).end()
 
-    def _gather_starts(self, numbers: list[int]) -> dict[int, Gone]:
+    def _lost(self, number: int, answer: object, late: str) -> Gone:
+        """Part from a rank that has not answered as it should, and say why."""
+        gone = answer if isinstance(answer, Gone) else self._ranks[number].epitaph(late)
+        self._end(number)
+        return gone
+
+    # -- getting ready ---------------------------------------------------------------------------
+
+    def prepare(self, path: str, later: Sequence[str | None]) -> list[Gone | None]:
+        """Have a rank for each entry of `later`, with the file `path` collected, and the one in
+        which its next test lies. Returns for each rank why it cannot run tests of `path`."""
+        numbers = range(len(later))
+        failed = self._await_starts([number for number in numbers if self._start(number)])
+        ready = [number for number in numbers if number not in failed]
+        missing = {
+            number: sorted({path, later[number] or path} - self._ranks[number].files.keys())
+            for number in ready
+        }
+        for number in ready:
+            for file in missing[number]:
+                self._ranks[number].send(Collect(file))
+        for number in ready:
+            gone = self._await_files(number, path, missing[number])
+            if gone is not None:
+                failed[number] = gone
+        return [failed.get(number) for number in numbers]
+
+    def _start(self, number: int) -> bool:
+        """Start a rank, if there is none; says whether it did."""
+        rank = self._ranks.get(number)
+        if rank is not None and rank.is_alive():
+            return False
+        if rank is not None:
+            self._end(number)
+        self._ranks[number] = RankProcess(number, self._config, self.folder)
+        return True
+
+    def _await_starts(self, numbers: list[int]) -> dict[int, Gone]:
         failed = {}
         for number in numbers:
-            answer = self._answer(self._ranks[number], START_S)
+            answer = self._ranks[number].answer(START_S)
             if not isinstance(answer, Ready):
                 failed[number] = self._lost(number, answer, f"not started in {START_S:g} s")
         return failed
 
-    def _await_files(self, rank: Rank, paths: list[str]) -> Gone | None:
-        for path in paths:
-            if path in rank.files:
-                continue
-            answer = self._answer(rank, START_S)
+    def _await_files(self, number: int, path: str, missing: list[str]) -> Gone | None:
+        rank = self._ranks[number]
+        for file in missing:
+            answer = rank.answer(START_S)
             if not isinstance(answer, Collected):
-                late = f"{path} not collected in {START_S:g} s"
-                return self._lost(rank.number, answer, late)
-            rank.files[path] = answer.error
-        return None
+                return self._lost(number, answer, f"{file} not collected in {START_S:g} s")
+            rank.files[file] = answer.error
+        error = rank.files[path]
+        return None if error is None else Gone("the file could not be collected", error)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -197,132 +116,53 @@ class Pool:
 
         Raises pytest.exit's exception where the test did on a rank.
         """
-        for number, run in enumerate(runs):
-            self._ranks[number].send(run)
-        endings: dict[int, Ending] = {}
         waiting = {number: self._ranks[number] for number in range(len(runs))}
+        for number, run in enumerate(runs):
+            waiting[number].send(run)
+        endings: dict[int, Ending] = {}
         end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
         while waiting:
-            places = {rank.channel: rank for rank in waiting.values()}
-            watched: list[object] = [*places, *(rank.pidfd for rank in waiting.values())]
-            wait(watched, max(0.0, end - time.monotonic()))  # type: ignore[arg-type]
-            answered = [rank for rank in waiting.values() if _has_word(rank)]
+            watched = [one for rank in waiting.values() for one in (rank.channel, rank.pidfd)]
+            wait(watched, max(0.0, end - time.monotonic()))
+            answered = [number for number, rank in waiting.items() if rank.has_word()]
             if not answered and time.monotonic() >= end:
-                endings.update(self._give_up(list(waiting), why))
+                endings.update(self._give_up(list(waiting.values()), why))
                 break
-            for rank in answered:
-                del waiting[rank.number]
-                ending = endings[rank.number] = self._ending(rank)
-                if _is_bad(ending) and end > time.monotonic() + GRACE_S:
+            for number in answered:
+                del waiting[number]
+                endings[number] = self._ending(number)
+                if _is_bad(endings[number]) and end > time.monotonic() + GRACE_S:
                     end = time.monotonic() + GRACE_S
-                    why = f"{GRACE_S:g} s after rank {rank.number} failed"
+                    why = f"{GRACE_S:g} s after rank {number} failed"
         return [endings[number] for number in range(len(runs))]
 
-    def _ending(self, rank: Rank) -> Ending:
-        answer = self._answer(rank, 0.0)
-        if isinstance(answer, messages.Exit):
+    def _ending(self, number: int) -> Ending:
+        answer = self._ranks[number].answer(0.0)
+        if isinstance(answer, Exit):
             self.close(gently=False)
             pytest.exit(answer.reason, answer.returncode)
         if isinstance(answer, Unable) and answer.broken:
-            self._end(rank.number)
+            self._end(number)
         if isinstance(answer, Ran | Unable):
             return answer
-        return self._lost(rank.number, answer, "no answer")
+        return self._lost(number, answer, "no answer")
 
-    def _answer(self, rank: Rank, timeout_s: float) -> object:
-        """A rank's next word; None where it is gone or late; Gone where it makes no sense."""
-        wait([rank.channel, rank.pidfd], timeout_s)
-        try:
-            if not rank.channel.poll():
-                return None
-            data = rank.channel.recv_bytes()
-        except (EOFError, OSError):
-            return None
-        try:
-            return pickle.loads(data)
-        except Exception as error:  # a class that only the rank can import
-            return Gone("the controller cannot read the report", repr(error))
-
-    def _lost(self, number: int, answer: object, late: str) -> Gone:
-        """Part from a rank that has not answered as it should, and say why."""
-        rank = self._ranks[number]
-        if isinstance(answer, Gone):
-            return answer
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.process.wait(1.0)  # it hangs up before it ends
-        code = rank.process.poll()
-        headline = late if code is None else _how_it_ended(code)
-        self._end(number)
-        texts = [_stacks(_read(stacks_file(str(self.folder), number))), _read(rank.log).strip()]
-        return Gone(headline, "\n".join(text for text in texts if text))
-
-    def _give_up(self, numbers: list[int], why: str) -> dict[int, Gone]:
-        files = {number: stacks_file(str(self.folder), number) for number in numbers}
-        for number, file in files.items():
-            os.truncate(file, 0)
-            os.kill(self._ranks[number].process.pid, STACK_SIGNAL)
-        _settle(list(files.values()))
-        for number in numbers:
+    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Gone]:
+        for rank in ranks:
+            rank.ask_for_stacks()
+        let_write(ranks)
+        silence = "It does not say where it is: has it been stopped?"
+        gone = {rank.number: Gone(f"not done by {why}", rank.stacks() or silence) for rank in ranks}
+        for number in gone:
             self._end(number)
-        return {
-            number: Gone(
-                f"not done by {why}",
-                _stacks(_read(file)) or "It does not say where it is: has it been stopped?",
-            )
-            for number, file in files.items()
-        }
-
-    def _end(self, number: int) -> None:
-        self._ranks.pop(number).end()
-
-
-def _has_word(rank: Rank) -> bool:
-    """Whether a rank has answered or ended."""
-    try:
-        return rank.channel.poll() or rank.process.poll() is not None
-    except OSError:
-        return True
+        return gone
 
 
 def _is_bad(ending: Ending) -> bool:
     """Whether the other ranks may now wait in vain."""
     if not isinstance(ending, Ran):
         return True
-    return any(one["outcome"] == "failed" or "wasxfail" in one for one in ending.reports)
-
-
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(-code).name}"
-        return f"killed by signal {-code}"
-    return f"the process ended with exit code {code}"
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _stacks(text: str) -> str:
-    """The stacks that faulthandler wrote, without the frames of pytest beneath a test."""
-    threads = []
-    for thread in re.split(r"\n(?=\S)", text.strip()):
-        lines = thread.split("\n")
-        beneath = [number for number, line in enumerate(lines) if _PYTEST.search(line)]
-        threads.append("\n".join(lines[: beneath[0]] if beneath and beneath[0] > 1 else lines))
-    return "\n".join(threads)
-
-
-def _settle(files: list[Path]) -> None:
-    """Wait until all files are written, for a second at most."""
-    end = time.monotonic() + 1.0
-    before: list[int] = []
-    while time.monotonic() < end:
-        time.sleep(0.05)
-        sizes = [file.stat().st_size for file in files]
-        if all(sizes) and sizes == before:
-            return
-        before = sizes
+    return any(
+        one["outcome"] == "failed" or (one["outcome"] == "skipped" and "wasxfail" in one)
+        for one in ending.reports
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import sys
@@ -120,6 +121,7 @@ class RankSession:
         with stacks_file(self._start.folder, self._start.rank).open("a") as file:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+            importlib.import_module("unisono.world")  # not in the first test's time
             self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)
@@ -162,7 +164,9 @@ class RankSession:
     # the fixtures of conftest files and packages belong to them.
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collect_directory")
-    def known_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    def pytest_collect_known_directory(
+        self, path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
         return self._directories.get((path, parent))
 
     @pytest.hookimpl(wrapper=True)

@@ -26,7 +26,7 @@ _CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection cl
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank, or several, had to say: one line, and the chain that pytest shows."""
+    """What a rank had to say: in one line, as text without addresses, and as pytest shows it."""
 
     line: str
     text: str
@@ -125,8 +125,7 @@ def _grouped(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr 
         return only if isinstance(only, ExceptionRepr) else str(only)
     groups: dict[str, dict[int, Failure]] = {}
     for rank, report in reports.items():
-        same = re.sub(r"\b0x[0-9a-f]+\b", "0x", report.longreprtext)
-        same = re.sub(rf"\brank {rank}\b", "this rank", same)
+        same = re.sub(rf"\brank {rank}\b", "this rank", _without_addresses(report))
         groups.setdefault(same, {})[rank] = _failure(report)
     ordered = sorted(groups.values(), key=_is_consequence)
     chain: list[_Link] = []
@@ -151,7 +150,11 @@ def _failure(report: pytest.TestReport) -> Failure:
         chain = ((ReprTracebackNative([text + "\n"]), None, None),)
     crash = chain[-1][1]
     line = (crash.message if crash is not None else text.strip()).partition("\n")[0]
-    return Failure(line, text, chain)
+    return Failure(line, _without_addresses(report), chain)
+
+
+def _without_addresses(report: pytest.TestReport) -> str:
+    return re.sub(r"\b0x[0-9a-f]+\b", "0x", report.longreprtext)
 
 
 def _is_consequence(group: dict[int, Failure]) -> bool:
