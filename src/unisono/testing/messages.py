@@ -8,9 +8,6 @@ from typing import Any
 
 from unisono.testing.place import Place
 
-CHANNEL = "UNISONO_TEST_CHANNEL"
-"""The environment variable that tells a rank the descriptor of its socket."""
-
 
 @dataclass(frozen=True)
 class Start:
@@ -18,7 +15,6 @@ class Start:
     controller where that is one of its workers."""
 
     rank: int
-    controller_pid: int
     sys_path: tuple[str, ...]
     argv: tuple[str, ...]
     folder: str

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unisono.testing.messages import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
-from unisono.testing.process import Gone, RankProcess, let_write
+from unisono.testing.process import Gone, Nursery, RankProcess, let_write
 
 START_S = 120.0
 """How long a rank may take to start, or to collect a file: it imports what the tests import."""
@@ -33,6 +33,7 @@ class Pool:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ranks: dict[int, RankProcess] = {}
+        self._nursery: Nursery | None = None
         factory = getattr(config, "_tmp_path_factory", None)
         self._own_folder = factory is None  # -p no:tmpdir
         folder = tempfile.mkdtemp(prefix="unisono-") if factory is None else factory.mktemp("ranks")
@@ -48,6 +49,9 @@ class Pool:
                 rank.join(max(0.0, end - time.monotonic()))
         for number in list(self._ranks):
             self._end(number)
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -88,7 +92,9 @@ class Pool:
             return False
         if rank is not None:
             self._end(number)
-        self._ranks[number] = RankProcess(number, self._config, self.folder)
+        if self._nursery is None:
+            self._nursery = Nursery(self.folder)
+        self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
         return True
 
     def _await_starts(self, numbers: list[int]) -> dict[int, Gone]:
@@ -122,7 +128,7 @@ class Pool:
         endings: dict[int, Ending] = {}
         end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
         while waiting:
-            watched = [one for rank in waiting.values() for one in (rank.channel, rank.pidfd)]
+            watched = [one for rank in waiting.values() for one in (rank.channel, rank.sentinel)]
             wait(watched, max(0.0, end - time.monotonic()))
             answered = [number for number, rank in waiting.items() if rank.has_word()]
             if not answered and time.monotonic() >= end:

@@ -1,4 +1,4 @@
-"""The process of one rank as its controller sees it: started, spoken to, ended."""
+"""The processes of ranks as their controller sees them: started, spoken to, ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing import messages
+from unisono.testing import messages, nursery
 from unisono.testing.rank import STACK_SIGNAL, stacks_file
 
 _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
@@ -32,39 +33,67 @@ class Gone:
     detail: str = ""
 
 
+class Nursery:
+    """The process of which ranks are forked; see nursery.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        heavy = [name for name in ("numpy", "torch") if name in sys.modules]
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                    "-P",
+                    nursery.__file__,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    "pytest",
+                    *heavy,
+                ],
+                env={"OMP_NUM_THREADS": "1", **os.environ},  # as torchrun: ranks share the cores
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+
+    def fork(self, channel: int, status: int, output: int | None) -> int:
+        """A new process with these descriptors; returns its pid. Raises OSError."""
+        descriptors = [channel, status] if output is None else [channel, status, output]
+        socket.send_fds(self._control, [b"fork"], descriptors)
+        pid = self._control.recv(16)
+        if not pid:
+            raise BrokenPipeError("the process that forks ranks has ended")
+        return int(pid)
+
+    def close(self) -> None:
+        """End it; ranks that are left end with it."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
 class RankProcess:
     """A process that runs tests. It has the controller's command line, folder and environment."""
 
-    def __init__(self, number: int, config: pytest.Config, folder: Path) -> None:
+    def __init__(self, number: int, config: pytest.Config, folder: Path, nursery: Nursery) -> None:
         self.number = number
         self.files: dict[str, str | None] = {}
         """The files that it has collected, and what went wrong there."""
+        self._code: int | None = None
         self._log = folder / f"rank-{number}.log"
         self._stacks = stacks_file(str(folder), number)
         self._stacks.unlink(missing_ok=True)  # another process had this number
         self.channel, theirs = Pipe()
-        with theirs, contextlib.ExitStack() as stack:
-            shown = config.getoption("capture", "no") == "no"
-            output = None if shown else stack.enter_context(self._log.open("wb"))
-            self._process = subprocess.Popen(
-                _command(config),
-                cwd=config.invocation_params.dir,
-                env={
-                    "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
-                    **os.environ,
-                    messages.CHANNEL: str(theirs.fileno()),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is the controller's to handle
-            )
-        self.pidfd = os.pidfd_open(self._process.pid)
+        self.sentinel, status = os.pipe()
+        shown = config.getoption("capture", "no") == "no"
+        with theirs, open(status, "wb"), self._log.open("wb") as log:
+            self._pid = nursery.fork(theirs.fileno(), status, None if shown else log.fileno())
+        self.send((_command_line(config), dict(os.environ), str(config.invocation_params.dir)))
         self.send(
             messages.Start(
                 number,
-                os.getpid(),
                 tuple(sys.path),
                 tuple(sys.argv),
                 str(folder),
@@ -79,7 +108,7 @@ class RankProcess:
 
     def answer(self, timeout_s: float) -> object:
         """Its next word; None where it is gone or late, Gone where it cannot be understood."""
-        wait([self.channel, self.pidfd], timeout_s)
+        wait([self.channel, self.sentinel], timeout_s)
         try:
             if not self.channel.poll():
                 return None
@@ -99,34 +128,33 @@ class RankProcess:
             return True
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        self.join(0.0)
+        return self._code is None
 
     def join(self, timeout_s: float) -> None:
         """Wait for its end, for so long at most."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
+        if self._code is None and wait([self.sentinel], timeout_s):
+            self._code = int(os.read(self.sentinel, 16) or -signal.SIGKILL)
 
     def end(self) -> None:
         """Kill it, with whatever its tests have started."""
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self._pid, signal.SIGKILL)
+        self.join(5.0)
         self.channel.close()
-        os.close(self.pidfd)
-        self.pidfd = -1
+        os.close(self.sentinel)
 
     def epitaph(self, late: str) -> Gone:
         """What is known of its end; `late` says it where it lives and only has not answered."""
         self.join(1.0)  # it hangs up before it ends
-        code = self._process.poll()
         texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]
-        headline = late if code is None else _how_it_ended(code)
+        headline = late if self._code is None else _how_it_ended(self._code)
         return Gone(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
         """Have it write its stacks down."""
         os.truncate(self._stacks, 0)
-        os.kill(self._process.pid, STACK_SIGNAL)
+        os.kill(self._pid, STACK_SIGNAL)
 
     def stacks(self) -> str:
         """What it wrote."""
@@ -145,19 +173,11 @@ def let_write(ranks: Sequence[RankProcess]) -> None:
         before = texts
 
 
-def _command(config: pytest.Config) -> list[str]:
+def _command_line(config: pytest.Config) -> list[str]:
     parameters = config.invocation_params
     plugins = ["unisono.testing.rank"]
     plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
-    return [
-        sys.executable,
-        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-        "-P",  # the rank takes the controller's sys.path
-        "-m",
-        "pytest",
-        *(word for name in plugins for word in ("-p", name)),
-        *parameters.args,
-    ]
+    return ["pytest", *(word for name in plugins for word in ("-p", name)), *parameters.args]
 
 
 def _how_it_ended(code: int) -> str:

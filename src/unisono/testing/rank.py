@@ -1,13 +1,12 @@
 """The session of one rank: a pytest run that collects and runs what its controller asks for.
 
-Loaded by `-p unisono.testing.rank` in the rank's process, which has the command line of the
-controller otherwise. The session stays until the controller sends it away, or is gone.
+Loaded by `-p unisono.testing.rank` in the rank's process (nursery.py), which has the command line
+of the controller otherwise. The session stays until the controller sends it away, or is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -25,11 +24,10 @@ import pytest
 
 from unisono.testing import messages, place
 from unisono.testing.messages import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
+from unisono.testing.nursery import CHANNEL
 
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Makes a rank write the stacks of its threads to its file."""
-
-_PR_SET_PDEATHSIG = 1
 
 # The controller has chosen the tests, stops after failures, talks to the user and writes files;
 # its own command line must not make a rank do any of it.
@@ -72,24 +70,16 @@ def stacks_file(folder: str, rank: int) -> Path:
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """Become a rank: this hook comes before any conftest or plugin of the project is loaded."""
-    descriptor = int(os.environ.pop(messages.CHANNEL))
+    descriptor = int(os.environ.pop(CHANNEL))
     os.set_inheritable(descriptor, False)
     channel = Connection(descriptor)
     start: Start = channel.recv()
-    _die_with(start.controller_pid)
     sys.path[:] = start.sys_path
     sys.argv[:] = start.argv
     pluginmanager.set_blocked("terminalreporter")
     if "cov_master_host" not in start.worker_input:
         pluginmanager.set_blocked("_cov")  # pytest-cov's session; coverage itself follows children
     pluginmanager.register(RankSession(channel, start), "unisono-rank")
-
-
-def _die_with(controller_pid: int) -> None:
-    """End when the controller does, even if it is killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != controller_pid:
-        os._exit(1)
 
 
 class RankSession:
