@@ -70,7 +70,11 @@ class Pool:
         """Have a rank for each entry of `later`, with the file `path` collected, and the one in
         which its next test lies. Returns for each rank why it cannot run tests of `path`."""
         numbers = range(len(later))
-        failed = self._await_starts([number for number in numbers if self._start(number)])
+        try:
+            started = [number for number in numbers if self._start(number)]
+        except OSError as error:  # no memory, no descriptors
+            return [Gone("could not be started", str(error)) for _ in numbers]
+        failed = self._await_starts(started)
         ready = [number for number in numbers if number not in failed]
         missing = {
             number: sorted({path, later[number] or path} - self._ranks[number].files.keys())
@@ -92,6 +96,9 @@ class Pool:
             return False
         if rank is not None:
             self._end(number)
+        if self._nursery is not None and not self._nursery.is_alive():
+            self._nursery.close()
+            self._nursery = None
         if self._nursery is None:
             self._nursery = Nursery(self.folder)
         self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)

@@ -67,6 +67,9 @@ class Nursery:
             raise BrokenPipeError("the process that forks ranks has ended")
         return int(pid)
 
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End it; ranks that are left end with it."""
         self._control.close()
