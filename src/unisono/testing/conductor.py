@@ -38,11 +38,13 @@ class Conductor:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan) -> None:
         """Run a test on its ranks and report how it went."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        by_rank = self._by_rank(item, nextitem, plan)
+        merged = reports.merged(item, self._by_rank(item, nextitem, plan))
         failed_here = self._tear_down_here(item, nextitem)
-        if failed_here is not None:
-            by_rank[0] = [*by_rank[0], failed_here]
-        for report in reports.merged(item, by_rank):
+        if failed_here is not None and merged[-1].passed:
+            merged[-1] = failed_here
+        elif failed_here is not None:
+            merged[-1].sections.append(("Teardown in the controller", failed_here.longreprtext))
+        for report in merged:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
