@@ -34,12 +34,8 @@ def begun(work: Work | None) -> Work:
     return work
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_every_collective_gives_what_its_blocking_form_gives(pool: RankPool, size: int) -> None:
-    pool.run(both_forms, size, make="solo" if size == 1 else "native")
-
-
-def both_forms(comm: Communicator) -> None:
+@pytest.mark.ranks(SIZES)
+def test_every_collective_gives_what_its_blocking_form_gives(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     root = size - 1
     at_root = rank == root
@@ -69,12 +65,8 @@ def both_forms(comm: Communicator) -> None:
     begun(comm.barrier(async_op=True)).wait()
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_works_may_be_waited_for_in_any_order_or_not_at_all(pool: RankPool, size: int) -> None:
-    pool.run(any_order, size)
-
-
-def any_order(comm: Communicator) -> None:
+@pytest.mark.ranks(SIZES[1:])
+def test_works_may_be_waited_for_in_any_order_or_not_at_all(comm: Communicator) -> None:
     random = np.random.default_rng(7 + comm.rank)  # every rank waits in an order of its own
     for _ in range(5):
         tensors = [torch.full((step * 997,), comm.rank + 1.0) for step in range(40)]
@@ -89,11 +81,8 @@ def any_order(comm: Communicator) -> None:
         assert all(tensor.eq(expected).all() for tensor in tensors)
 
 
-def test_a_blocking_call_does_not_overtake(pool: RankPool) -> None:
-    pool.run(do_not_overtake, 3)
-
-
-def do_not_overtake(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_a_blocking_call_does_not_overtake(comm: Communicator) -> None:
     for step in range(50):
         tensor = torch.full((20_000,), float(comm.rank))
         comm.broadcast(tensor, step % comm.size, async_op=True)
@@ -101,11 +90,8 @@ def do_not_overtake(comm: Communicator) -> None:
         assert tensor.eq(step % comm.size * comm.size).all()
 
 
-def test_works_of_two_groups_interleave(pool: RankPool) -> None:
-    pool.run(interleave, 4)
-
-
-def interleave(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_works_of_two_groups_interleave(comm: Communicator) -> None:
     other = comm.split([3, 1, 0, 2])
     assert other is not None
     for step in range(30):
@@ -121,11 +107,8 @@ def interleave(comm: Communicator) -> None:
     other.close()
 
 
-def test_a_work_may_be_waited_for_in_another_thread(pool: RankPool) -> None:
-    pool.run(wait_elsewhere, 2)
-
-
-def wait_elsewhere(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_work_may_be_waited_for_in_another_thread(comm: Communicator) -> None:
     tensors = [torch.ones(50_000) for _ in range(8)]
     works = [begun(comm.all_reduce(tensor, async_op=True)) for tensor in tensors]
     threads = [threading.Thread(target=work.wait) for work in works]
@@ -136,11 +119,8 @@ def wait_elsewhere(comm: Communicator) -> None:
     assert all(tensor.eq(2).all() for tensor in tensors)
 
 
-def test_a_work_keeps_its_tensors_alive_and_lets_them_go(pool: RankPool) -> None:
-    pool.run(keep_alive, 2)
-
-
-def keep_alive(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_work_keeps_its_tensors_alive_and_lets_them_go(comm: Communicator) -> None:
     if comm.rank == 0:
         time.sleep(0.2)
     tensor = torch.ones(100_000)
@@ -157,11 +137,8 @@ def keep_alive(comm: Communicator) -> None:
     assert gone() is None
 
 
-def test_strided_and_coalesced_works(pool: RankPool) -> None:
-    pool.run(strided_and_coalesced, 3)
-
-
-def strided_and_coalesced(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_strided_and_coalesced_works(comm: Communicator) -> None:
     base = torch.zeros(2000)
     base[::2] = comm.rank + 1.0
     mixed = [torch.ones(5), torch.ones(3, dtype=torch.int64), torch.ones(9)]
@@ -176,11 +153,8 @@ def strided_and_coalesced(comm: Communicator) -> None:
     assert all(tensor.eq(3).all() for tensor in mixed)
 
 
-def test_a_wait_that_is_too_short_may_be_repeated(pool: RankPool) -> None:
-    pool.run(too_short, 2)
-
-
-def too_short(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_wait_that_is_too_short_may_be_repeated(comm: Communicator) -> None:
     tensor = torch.ones(4)
     if comm.rank == 0:
         work = begun(comm.all_reduce(tensor, async_op=True))
@@ -196,11 +170,8 @@ def too_short(comm: Communicator) -> None:
     assert tensor.eq(2).all()
 
 
-def test_errors_surface_at_wait(fresh_pool: RankPool) -> None:
-    fresh_pool.run(mismatch_at_wait, 3)
-
-
-def mismatch_at_wait(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_errors_surface_at_wait(comm: Communicator) -> None:
     tensor = torch.ones(4 if comm.rank else 5)
     work = begun(comm.all_reduce(tensor, async_op=True))
     later = begun(comm.all_reduce(tensor, async_op=True))
@@ -212,11 +183,8 @@ def mismatch_at_wait(comm: Communicator) -> None:
     assert tensor.eq(1).all()
 
 
-def test_arguments_that_make_no_sense_raise_at_once(pool: RankPool) -> None:
-    pool.run(no_sense, 2)
-
-
-def no_sense(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_arguments_that_make_no_sense_raise_at_once(comm: Communicator) -> None:
     tensor = torch.ones(70_000)
     work = begun(comm.all_reduce(tensor, async_op=True))
     assert isinstance(attempt(comm.all_reduce, None, async_op=True), TypeError)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from expected import assert_same, inputs, raw, reduced
-from ranks import RankPool
 from unisono.comm.base import Communicator
 
 COUNT = 150_001  # several slots of float64, and no multiple of anything
@@ -20,11 +20,18 @@ def digest(tensor: Any) -> str:
     return hashlib.sha256(raw(tensor).tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_every_rank_and_every_run_has_the_same_bits(pool: RankPool, ranks: int) -> None:
-    first = pool.run(digests_of_sums, ranks)
-    assert all(digests == first[0] for digests in first)
-    assert pool.run(digests_of_sums, ranks) == first
+@pytest.mark.ranks([2, 3, 4, 8])
+def test_every_rank_and_every_run_has_the_same_bits(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
+    digests = digests_of_sums(comm)
+    (shared_tmp_path / str(comm.rank)).write_text("\n".join(digests))
+    again = comm.split(range(comm.size))
+    assert again is not None
+    with again:
+        assert digests_of_sums(again) == digests
+    for rank in range(comm.size):  # the calls above have waited for everybody
+        assert (shared_tmp_path / str(rank)).read_text().split("\n") == digests
 
 
 def digests_of_sums(comm: Communicator) -> list[str]:
@@ -38,12 +45,8 @@ def digests_of_sums(comm: Communicator) -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_the_bits_do_not_depend_on_cut_place_or_operation(pool: RankPool, ranks: int) -> None:
-    pool.run(the_bits_do_not_depend_on_cut_place_or_operation, ranks)
-
-
-def the_bits_do_not_depend_on_cut_place_or_operation(comm: Communicator) -> None:
+@pytest.mark.ranks([2, 3, 4, 8])
+def test_the_bits_do_not_depend_on_cut_place_or_operation(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     count = COUNT // size * size
     for dtype in FLOATING:
@@ -89,11 +92,8 @@ def the_bits_do_not_depend_on_cut_place_or_operation(comm: Communicator) -> None
         assert_same(output, whole[start : start + odd[rank]], (dtype, "uneven reduce_scatter"))
 
 
-def test_a_subgroup_sums_in_the_order_of_its_own_ranks(pool: RankPool) -> None:
-    pool.run(a_subgroup_sums_in_the_order_of_its_own_ranks, 4)
-
-
-def a_subgroup_sums_in_the_order_of_its_own_ranks(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_subgroup_sums_in_the_order_of_its_own_ranks(comm: Communicator) -> None:
     given = inputs(4, torch.float32, 5001)
     seen = set()
     for members in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
@@ -106,11 +106,8 @@ def a_subgroup_sums_in_the_order_of_its_own_ranks(comm: Communicator) -> None:
     assert len(seen) > 1, "these inputs do not show the order"
 
 
-def test_results_do_not_depend_on_who_comes_first(pool: RankPool) -> None:
-    pool.run(results_do_not_depend_on_who_comes_first, 4)
-
-
-def results_do_not_depend_on_who_comes_first(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_results_do_not_depend_on_who_comes_first(comm: Communicator) -> None:
     given = inputs(4, torch.bfloat16, 40_000)
     expected = reduced(given, "sum")
     for late in range(4):

@@ -19,14 +19,8 @@ from unisono.comm.rendezvous import FileExchange
 from unisono.errors import GroupAborted, RendezvousError
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_one_tensor_on_both_sides_is_refused_where_the_sides_differ(
-    pool: RankPool, size: int
-) -> None:
-    pool.run(one_tensor_on_both_sides, size)
-
-
-def one_tensor_on_both_sides(comm: Communicator) -> None:
+@pytest.mark.ranks([2, 3])
+def test_one_tensor_on_both_sides_is_refused_where_the_sides_differ(comm: Communicator) -> None:
     for call in (comm.all_gather, comm.reduce_scatter):
         tensor = torch.arange(6.0)
         assert isinstance(attempt(call, tensor, tensor), (TypeError, ValueError))
@@ -38,11 +32,8 @@ def one_tensor_on_both_sides(comm: Communicator) -> None:
     assert torch.equal(tensor, torch.arange(6.0))
 
 
-def test_the_tensors_of_a_coalesced_call_fit_pair_by_pair(pool: RankPool) -> None:
-    pool.run(pair_by_pair, 2)
-
-
-def pair_by_pair(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_the_tensors_of_a_coalesced_call_fit_pair_by_pair(comm: Communicator) -> None:
     wide = [torch.zeros(4), torch.zeros(8)]
     narrow = [torch.ones(4), torch.ones(2)]  # together they fit, one by one they do not
     assert isinstance(attempt(comm.all_gather, wide, narrow), ValueError)
@@ -58,11 +49,8 @@ class Made(list[Any]):
         return torch.full((3000,), 7.0)
 
 
-def test_items_that_a_list_makes_on_demand_stay_alive(pool: RankPool) -> None:
-    pool.run(items_made_on_demand, 2)
-
-
-def items_made_on_demand(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> None:
     for _ in range(20):
         outputs = [torch.zeros(3000) for _ in range(comm.size)]
         comm.all_to_all(outputs, Made([0] * comm.size))
@@ -91,29 +79,24 @@ def all_are_interrupted(rank: int, size: int, path: str) -> None:
             pair.close()
 
 
-def test_a_call_from_a_signal_handler_does_not_wait_for_itself(fresh_pool: RankPool) -> None:
-    fresh_pool.run(call_from_a_handler, 2)
-
-
-def call_from_a_handler(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_call_from_a_signal_handler_does_not_wait_for_itself(comm: Communicator) -> None:
     said: list[BaseException | None] = []
-    signal.signal(signal.SIGUSR1, lambda *_: said.append(attempt(comm.barrier)))
+    before = signal.signal(signal.SIGUSR1, lambda *_: said.append(attempt(comm.barrier)))
     if comm.rank == 0:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     else:
         time.sleep(0.6)
     comm.barrier()
+    signal.signal(signal.SIGUSR1, before)
     if comm.rank == 0:
         assert len(said) == 1
         assert isinstance(said[0], RuntimeError)
         assert "already" in str(said[0])
 
 
-def test_a_work_is_not_waited_for_in_a_forked_child(pool: RankPool) -> None:
-    pool.run(wait_in_a_child, 2)
-
-
-def wait_in_a_child(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_work_is_not_waited_for_in_a_forked_child(comm: Communicator) -> None:
     tensor = torch.ones(10)
     if comm.rank == 0:
         work = comm.all_reduce(tensor, async_op=True)
@@ -150,11 +133,8 @@ def alone_in_a_new_world(path: str) -> bool:
     return isinstance(error, RendezvousError)
 
 
-def test_threads_may_split_one_world_at_the_same_time(pool: RankPool) -> None:
-    pool.run(split_in_threads, 3)
-
-
-def split_in_threads(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_threads_may_split_one_world_at_the_same_time(comm: Communicator) -> None:
     members = [[0, 1, 2], [0, 2, 1], [1, 0, 2]]
     made: dict[int, float] = {}
 

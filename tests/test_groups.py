@@ -31,11 +31,8 @@ def assert_sums(group: Communicator, count: int = 3) -> None:
 # -- members -----------------------------------------------------------------------------------
 
 
-def test_groups_have_any_shape_and_order(pool: RankPool) -> None:
-    pool.run(groups_have_any_shape_and_order, 4)
-
-
-def groups_have_any_shape_and_order(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_groups_have_any_shape_and_order(comm: Communicator) -> None:
     for length in (2, 3, 4):
         for members in permutations(range(4), length):
             group = comm.split(members)
@@ -50,11 +47,8 @@ def groups_have_any_shape_and_order(comm: Communicator) -> None:
                 assert_sums(group)
 
 
-def test_disjoint_and_overlapping_groups_live_side_by_side(pool: RankPool) -> None:
-    pool.run(disjoint_and_overlapping_groups_live_side_by_side, 8)
-
-
-def disjoint_and_overlapping_groups_live_side_by_side(comm: Communicator) -> None:
+@pytest.mark.ranks(8)
+def test_disjoint_and_overlapping_groups_live_side_by_side(comm: Communicator) -> None:
     rows = [comm.split(range(start, start + 4)) for start in (0, 4)]
     columns = [comm.split(range(start, 8, 4)) for start in range(4)]
     odd = comm.split([7, 5, 3, 1])
@@ -69,15 +63,8 @@ def disjoint_and_overlapping_groups_live_side_by_side(comm: Communicator) -> Non
         group.close()
 
 
-def test_two_groups_with_the_same_members_do_not_mix(pool: RankPool) -> None:
-    pool.run(two_groups_with_the_same_members_do_not_mix, 3)
-
-
-def test_two_groups_are_used_by_a_thread_each(pool: RankPool) -> None:
-    pool.run(two_groups_are_used_by_a_thread_each, 3)
-
-
-def two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None:
     first, second = comm.split([0, 1, 2]), comm.split([0, 1, 2])
     assert first is not None
     assert second is not None
@@ -97,7 +84,8 @@ def two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None:
     second.close()
 
 
-def two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
     groups = [comm.split([0, 1, 2]), comm.split([2, 1, 0])]
     failures: list[BaseException] = []
 
@@ -123,11 +111,8 @@ def two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
         group.close()
 
 
-def test_threads_of_one_group_take_turns(pool: RankPool) -> None:
-    pool.run(threads_of_one_group_take_turns, 2)
-
-
-def threads_of_one_group_take_turns(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_threads_of_one_group_take_turns(comm: Communicator) -> None:
     """All threads do the same, so that any order of turns fits any other."""
     failures: list[BaseException] = []
 
@@ -147,11 +132,8 @@ def threads_of_one_group_take_turns(comm: Communicator) -> None:
     assert not failures, failures
 
 
-def test_groups_are_made_of_groups(pool: RankPool) -> None:
-    pool.run(groups_are_made_of_groups, 8)
-
-
-def groups_are_made_of_groups(comm: Communicator) -> None:
+@pytest.mark.ranks(8)
+def test_groups_are_made_of_groups(comm: Communicator) -> None:
     group: Communicator | None = comm
     while group is not None and group.size > 1:
         assert_sums(group, 100)
@@ -169,11 +151,8 @@ def nested_ranks(ranks: list[int]) -> list[int]:
     return ranks
 
 
-def test_a_child_outlives_its_parent(pool: RankPool) -> None:
-    pool.run(a_child_outlives_its_parent, 3)
-
-
-def a_child_outlives_its_parent(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_a_child_outlives_its_parent(comm: Communicator) -> None:
     parent = comm.split([0, 1, 2])
     assert parent is not None
     child = parent.split([2, 0, 1])
@@ -187,11 +166,8 @@ def a_child_outlives_its_parent(comm: Communicator) -> None:
     child.close()
 
 
-def test_a_group_of_one_needs_nobody(pool: RankPool) -> None:
-    pool.run(a_group_of_one_needs_nobody, 3)
-
-
-def a_group_of_one_needs_nobody(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_a_group_of_one_needs_nobody(comm: Communicator) -> None:
     own = comm.split([comm.rank])
     assert own is not None
     with own:
@@ -201,12 +177,8 @@ def a_group_of_one_needs_nobody(comm: Communicator) -> None:
         assert (comm.split([other]) is None) == (other != comm.rank)
 
 
-def test_only_members_take_part_in_making_a_group(pool: RankPool) -> None:
-    took = pool.run(only_members_take_part_in_making_a_group, 3)
-    assert max(took[:2]) < 0.5
-
-
-def only_members_take_part_in_making_a_group(comm: Communicator) -> float:
+@pytest.mark.ranks(3)
+def test_only_members_take_part_in_making_a_group(comm: Communicator) -> None:
     """Rank 2 neither calls split nor anything else while the others make and use a group."""
     start = time.monotonic()
     if comm.rank == 2:
@@ -216,16 +188,12 @@ def only_members_take_part_in_making_a_group(comm: Communicator) -> float:
         assert group is not None
         with group:
             assert_sums(group)
-    took = time.monotonic() - start
+        assert time.monotonic() - start < 0.5
     comm.barrier()
-    return took
 
 
-def test_groups_are_made_in_different_orders(pool: RankPool) -> None:
-    pool.run(groups_are_made_in_different_orders, 4)
-
-
-def groups_are_made_in_different_orders(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_groups_are_made_in_different_orders(comm: Communicator) -> None:
     """A visitor of a group that its leader has not begun yet waits at the door."""
     plans = {0: [(0, 1), (0, 2), (0, 3)], 1: [(0, 1)], 2: [(0, 2)], 3: [(0, 3)]}
     if comm.rank == 0:
@@ -237,21 +205,17 @@ def groups_are_made_in_different_orders(comm: Communicator) -> None:
             assert_sums(group)
 
 
-def test_a_member_that_does_not_come_is_named(pool: RankPool) -> None:
-    errors = pool.run(a_member_does_not_come, 3)
-    assert "2" in str(errors[0])
-    assert "did not come" in str(errors[0])
-    assert errors[1] is not None
-    assert "2" in str(errors[1])
-    assert errors[2] is None
-
-
-def a_member_does_not_come(comm: Communicator) -> BaseException | None:
+@pytest.mark.ranks(3)
+def test_a_member_that_does_not_come_is_named(comm: Communicator) -> None:
     if comm.rank == 2:
         time.sleep(0.8)
-        return None
+        return
     comm.timeout_s = 0.4
-    return attempt(comm.split, [0, 1, 2])
+    error = attempt(comm.split, [0, 1, 2])
+    assert error is not None
+    assert "2" in str(error)
+    if comm.rank == 0:
+        assert "did not come" in str(error)
 
 
 # -- life and death ----------------------------------------------------------------------------
@@ -313,11 +277,8 @@ def what_this_process_holds(rank: int, size: int, path: str) -> dict[str, float]
     return belongings()
 
 
-def test_a_group_that_is_dropped_without_close_is_given_back(pool: RankPool) -> None:
-    pool.run(a_group_is_dropped_without_close, 2)
-
-
-def a_group_is_dropped_without_close(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_group_that_is_dropped_without_close_is_given_back(comm: Communicator) -> None:
     before = belongings()["descriptors"]
     for _ in range(20):
         group = comm.split([0, 1])
@@ -329,12 +290,8 @@ def a_group_is_dropped_without_close(comm: Communicator) -> None:
     assert belongings()["descriptors"] == before
 
 
-def test_closing_twice_does_nothing_and_use_after_it_raises(pool: RankPool) -> None:
-    pool.run(closing_twice_and_use_after_it, 2)
-    pool.run(closing_twice_and_use_after_it, 1, make="solo")
-
-
-def closing_twice_and_use_after_it(comm: Communicator) -> None:
+@pytest.mark.ranks([1, 2])
+def test_closing_twice_does_nothing_and_use_after_it_raises(comm: Communicator) -> None:
     group = comm.split(range(comm.size))
     assert group is not None
     assert_sums(group)
@@ -365,37 +322,27 @@ def closing_twice_and_use_after_it(comm: Communicator) -> None:
     assert_sums(comm)
 
 
-def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(pool: RankPool) -> None:
-    for rank, (error, took_s) in enumerate(pool.run(one_closes_early, 4)):
-        if rank != 2:
-            assert isinstance(error, PeerLost), error
-            assert error.peer == 2
-            assert error.call == 2
-            assert error.rank == rank
-            assert took_s < 2.0
-
-
-def one_closes_early(comm: Communicator) -> tuple[BaseException | None, float]:
+@pytest.mark.ranks(4)
+def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(comm: Communicator) -> None:
     group = comm.split(range(comm.size))
     assert group is not None
     with group:
         group.barrier()
         if comm.rank == 2:
             time.sleep(0.2)
-            return None, 0.0
+            return
         start = time.monotonic()
         error = attempt(group.all_reduce, torch.ones(10))
         assert repr(attempt(group.barrier)) == repr(error), "the first cause stays"
-        took_s = time.monotonic() - start
-    comm.timeout_s = 5.0
-    return error, took_s
+        assert time.monotonic() - start < 2.0
+    assert isinstance(error, PeerLost), error
+    assert error.peer == 2
+    assert error.call == 2
+    assert error.rank == comm.rank
 
 
-def test_a_peer_may_close_as_soon_as_its_own_call_is_done(pool: RankPool) -> None:
-    pool.run(everyone_closes_at_once, 4)
-
-
-def everyone_closes_at_once(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_peer_may_close_as_soon_as_its_own_call_is_done(comm: Communicator) -> None:
     for count in (1, 1000, 100_000) * 10:
         group = comm.split(range(comm.size))
         assert group is not None
@@ -404,29 +351,22 @@ def everyone_closes_at_once(comm: Communicator) -> None:
         assert tensor.eq(comm.size).all()
 
 
-def test_abort_ends_the_calls_of_every_member(pool: RankPool) -> None:
-    for rank, error in enumerate(pool.run(one_aborts, 3)):
-        assert isinstance(error, GroupError), (rank, error)
-        assert "rank 1" in str(error)
-
-
-def one_aborts(comm: Communicator) -> BaseException | None:
+@pytest.mark.ranks(3)
+def test_abort_ends_the_calls_of_every_member(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.1)
         comm.abort()  # type: ignore[attr-defined]
-    return attempt(comm.barrier)
+    error = attempt(comm.barrier)
+    assert isinstance(error, GroupError), error
+    assert "rank 1" in str(error)
 
 
 # -- fork --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use", ["all_reduce", "barrier", "list", "split", "close"])
-def test_a_forked_child_cannot_use_its_parents_group(fresh_pool: RankPool, use: str) -> None:
-    names = fresh_pool.run(use_in_a_fork, 2, use, deadline_s=10)
-    assert names == ["None" if use == "close" else "GroupClosed"] * 2
-
-
-def use_in_a_fork(comm: Communicator, use: str) -> str:
+@pytest.mark.ranks(2, timeout_s=10)
+def test_a_forked_child_cannot_use_its_parents_group(comm: Communicator, use: str) -> None:
     uses = {
         "all_reduce": lambda: comm.all_reduce(torch.ones(3)),
         "barrier": comm.barrier,
@@ -436,34 +376,26 @@ def use_in_a_fork(comm: Communicator, use: str) -> str:
     }
     comm.timeout_s = 3.0
     assert_sums(comm, 100_000)
-    name = in_a_fork(uses[use])
+    assert in_a_fork(uses[use]) == ("None" if use == "close" else "GroupClosed")
     assert_sums(comm, 100_000)
     group = comm.split([1, 0])
     assert group is not None
     with group:
         assert_sums(group)
-    return name
 
 
-def test_a_forked_child_makes_a_world_of_its_own(fresh_pool: RankPool, tmp_path: Path) -> None:
-    assert fresh_pool.run(a_child_makes_a_world, 2, str(tmp_path / "meet")) == ["None"] * 2
-
-
-def a_child_makes_a_world(comm: Communicator, path: str) -> str:
+@pytest.mark.ranks(2)
+def test_a_forked_child_makes_a_world_of_its_own(comm: Communicator, shared_tmp_path: Path) -> None:
     def join() -> None:
-        with connect(path, comm.rank, 2) as own:
+        with connect(str(shared_tmp_path / "meet"), comm.rank, 2) as own:
             assert_sums(own, 5000)
 
-    name = in_a_fork(join)
+    assert in_a_fork(join) == "None"
     assert_sums(comm)
-    return name
 
 
-def test_a_forked_child_that_ends_closes_nothing(fresh_pool: RankPool) -> None:
-    fresh_pool.run(a_child_ends, 2)
-
-
-def a_child_ends(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_forked_child_that_ends_closes_nothing(comm: Communicator) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -478,11 +410,8 @@ def a_child_ends(comm: Communicator) -> None:
     assert_sums(comm)
 
 
-def test_nothing_has_a_name_in_shared_memory(pool: RankPool) -> None:
-    pool.run(nothing_has_a_name_in_shared_memory, 2)
-
-
-def nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
     group = comm.split([0, 1])
     assert group is not None
     with group:
@@ -494,11 +423,8 @@ def nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
         group.barrier()
 
 
-def test_a_group_inherits_its_parents_deadline(pool: RankPool) -> None:
-    pool.run(a_group_inherits_its_parents_deadline, 2)
-
-
-def a_group_inherits_its_parents_deadline(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_group_inherits_its_parents_deadline(comm: Communicator) -> None:
     comm.timeout_s = 7.0
     group = comm.split([0, 1])
     assert group is not None

@@ -27,12 +27,8 @@ SIZES = [2, 3, 4, 8]
 COUNTS = [0, 1, 7, 40, 41, 1000, 65_536, 65_537, 300_001]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_ring_of_batches(pool: RankPool, size: int) -> None:
-    pool.run(ring_of_batches, size)
-
-
-def ring_of_batches(comm: Communicator) -> None:
+@pytest.mark.ranks(SIZES)
+def test_a_ring_of_batches(comm: Communicator) -> None:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in COUNTS:
         mine = torch.arange(count, dtype=torch.float32) * (comm.rank + 1)
@@ -45,12 +41,8 @@ def ring_of_batches(comm: Communicator) -> None:
         assert torch.equal(got, torch.arange(count, dtype=torch.float32) * (before + 1))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_chain_of_blocking_calls(pool: RankPool, size: int) -> None:
-    pool.run(chain, size)
-
-
-def chain(comm: Communicator) -> None:
+@pytest.mark.ranks(SIZES)
+def test_a_chain_of_blocking_calls(comm: Communicator) -> None:
     for count in COUNTS:
         for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.bool):
             tensor = torch.ones(count, dtype=dtype)
@@ -63,11 +55,8 @@ def chain(comm: Communicator) -> None:
         comm.barrier()
 
 
-def test_messages_match_by_tag_in_the_order_they_were_sent(pool: RankPool) -> None:
-    pool.run(by_tag, 2)
-
-
-def by_tag(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_messages_match_by_tag_in_the_order_they_were_sent(comm: Communicator) -> None:
     random = np.random.default_rng(3)
     tags = random.integers(0, 4, 60)
     counts = random.choice([1, 20, 500, 70_000], 60)
@@ -86,11 +75,8 @@ def by_tag(comm: Communicator) -> None:
             assert tensor.eq(float(step)).all()
 
 
-def test_a_receiver_may_take_from_anybody(pool: RankPool) -> None:
-    pool.run(from_anybody, 4)
-
-
-def from_anybody(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_receiver_may_take_from_anybody(comm: Communicator) -> None:
     for count in (3, 5000):
         comm.barrier()  # or a large one of a quick rank would come for a small one of a slow rank
         if comm.rank:
@@ -105,11 +91,8 @@ def from_anybody(comm: Communicator) -> None:
         assert sources == {1, 2, 3}
 
 
-def test_strided_tensors_travel(pool: RankPool) -> None:
-    pool.run(strided, 2)
-
-
-def strided(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_strided_tensors_travel(comm: Communicator) -> None:
     base = torch.arange(40_000.0).reshape(200, 200)
     if comm.rank == 0:
         comm.send(base.t()[::2], 1)
@@ -120,11 +103,8 @@ def strided(comm: Communicator) -> None:
         assert got[:, 1::2].eq(0).all()
 
 
-def test_a_message_to_oneself(pool: RankPool) -> None:
-    pool.run(to_oneself, 2)
-
-
-def to_oneself(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_message_to_oneself(comm: Communicator) -> None:
     for count in (2, 100_000):
         got = torch.zeros(count)
         works = [comm.isend(torch.ones(count), comm.rank), comm.irecv(got, comm.rank)]
@@ -133,11 +113,8 @@ def to_oneself(comm: Communicator) -> None:
         assert got.eq(1).all()
 
 
-def test_collectives_and_messages_do_not_disturb_each_other(pool: RankPool) -> None:
-    pool.run(side_by_side, 3)
-
-
-def side_by_side(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_collectives_and_messages_do_not_disturb_each_other(comm: Communicator) -> None:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in (4, 100_000):
         got, total = torch.zeros(count), torch.ones(count)
@@ -149,11 +126,8 @@ def side_by_side(comm: Communicator) -> None:
         assert total.eq(3).all()
 
 
-def test_more_messages_than_a_channel_has_room_for(pool: RankPool) -> None:
-    pool.run(many_at_once, 2)
-
-
-def many_at_once(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_more_messages_than_a_channel_has_room_for(comm: Communicator) -> None:
     if comm.rank == 0:
         works = [comm.isend(torch.full((3,), float(step)), 1) for step in range(200)]
         time.sleep(0.1)
@@ -167,11 +141,8 @@ def many_at_once(comm: Communicator) -> None:
         assert all(tensor.eq(step).all() for step, tensor in enumerate(tensors))
 
 
-def test_messages_that_nobody_waits_for_arrive_all_the_same(pool: RankPool) -> None:
-    pool.run(nobody_waits, 2)
-
-
-def nobody_waits(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_messages_that_nobody_waits_for_arrive_all_the_same(comm: Communicator) -> None:
     for count in (3, 500_000):
         if comm.rank == 0:
             comm.isend(torch.ones(count), 1)
@@ -190,52 +161,38 @@ def nobody_waits(comm: Communicator) -> None:
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_circle_of_sends_is_a_deadlock(fresh_pool: RankPool, size: int) -> None:
-    for error, took_s in fresh_pool.run(send_in_a_circle, size):
-        assert "deadlock in group world: ranks" in error
-        assert all(
-            f"rank {rank}: send to rank {(rank + 1) % size}" in error for rank in range(size)
-        )
-        assert took_s < 1.0
-
-
-def send_in_a_circle(comm: Communicator) -> tuple[str, float]:
+@pytest.mark.ranks(SIZES)
+def test_a_circle_of_sends_is_a_deadlock(comm: Communicator) -> None:
+    size = comm.size
     comm.barrier()
     start = time.monotonic()
-    error = attempt(comm.send, torch.tensor([1.0, 2.0]), (comm.rank + 1) % comm.size)
+    error = attempt(comm.send, torch.tensor([1.0, 2.0]), (comm.rank + 1) % size)
     assert isinstance(error, DeadlockError), error
-    assert sorted(error.cycle) == list(range(comm.size))
+    assert sorted(error.cycle) == list(range(size))
     assert isinstance(attempt(comm.barrier), DeadlockError)
-    return str(error), time.monotonic() - start
+    assert time.monotonic() - start < 1.0
+    assert "deadlock in group world: ranks" in str(error)
+    for rank in range(size):
+        assert f"rank {rank}: send to rank {(rank + 1) % size}" in str(error)
 
 
-def test_receivers_that_wait_for_each_other_are_a_deadlock(fresh_pool: RankPool) -> None:
-    fresh_pool.run(receive_from_each_other, 2)
-
-
-def receive_from_each_other(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_receivers_that_wait_for_each_other_are_a_deadlock(comm: Communicator) -> None:
     error = attempt(comm.recv, torch.zeros(2), 1 - comm.rank, 9)
     assert isinstance(error, DeadlockError), error
     assert "(tag 9)" in str(error)
 
 
-def test_a_send_to_oneself_is_a_deadlock(fresh_pool: RankPool) -> None:
-    fresh_pool.run(blocking_to_oneself, 2)
-
-
-def blocking_to_oneself(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_send_to_oneself_is_a_deadlock(comm: Communicator) -> None:
     if comm.rank == 0:
         error = attempt(comm.send, torch.zeros(2), 0)
         assert isinstance(error, DeadlockError), error
         assert error.cycle == (0,)
 
 
-def test_a_slow_peer_is_no_deadlock(pool: RankPool) -> None:
-    pool.run(slow_peer, 3)
-
-
-def slow_peer(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_a_slow_peer_is_no_deadlock(comm: Communicator) -> None:
     tensor = torch.ones(2)
     if comm.rank == 0:
         comm.send(tensor, 1)
@@ -251,11 +208,8 @@ def slow_peer(comm: Communicator) -> None:
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("odd", ["size", "dtype"])
-def test_a_message_that_does_not_fit(fresh_pool: RankPool, large: bool, odd: str) -> None:
-    fresh_pool.run(does_not_fit, 2, large, odd)
-
-
-def does_not_fit(comm: Communicator, large: bool, odd: str) -> None:
+@pytest.mark.ranks(2)
+def test_a_message_that_does_not_fit(comm: Communicator, large: bool, odd: str) -> None:
     count = 100_000 if large else 4
     if comm.rank == 0:
         other = torch.ones(count + 1) if odd == "size" else torch.ones(count, dtype=torch.int32)
@@ -269,11 +223,8 @@ def does_not_fit(comm: Communicator, large: bool, odd: str) -> None:
     assert isinstance(attempt(comm.barrier), MessageMismatch)
 
 
-def test_a_message_that_is_never_matched(fresh_pool: RankPool) -> None:
-    fresh_pool.run(never_matched, 2)
-
-
-def never_matched(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_message_that_is_never_matched(comm: Communicator) -> None:
     if comm.rank == 0:
         comm.timeout_s = 0.5
         start = time.monotonic()
@@ -285,11 +236,8 @@ def never_matched(comm: Communicator) -> None:
         time.sleep(1.0)
 
 
-def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(fresh_pool: RankPool) -> None:
-    fresh_pool.run(work_never_matched, 2)
-
-
-def work_never_matched(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(comm: Communicator) -> None:
     comm.timeout_s = 0.5
     if comm.rank == 0:
         start = time.monotonic()
@@ -304,11 +252,8 @@ def work_never_matched(comm: Communicator) -> None:
         assert "rank 0 waited in vain for a message" in str(error)
 
 
-def test_waits_with_a_limit_are_no_deadlock(pool: RankPool) -> None:
-    pool.run(limited_waits, 2)
-
-
-def limited_waits(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_waits_with_a_limit_are_no_deadlock(comm: Communicator) -> None:
     """Both wait for each other, but each will stop and send: nobody is stuck."""
     peer = 1 - comm.rank
     got = torch.zeros(2)
@@ -344,11 +289,8 @@ def dies_while_awaited(rank: int, size: int, path: str) -> str:
     return "PeerLost"
 
 
-def test_bad_arguments_and_closed_groups(pool: RankPool) -> None:
-    pool.run(bad_arguments, 2)
-
-
-def bad_arguments(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_bad_arguments_and_closed_groups(comm: Communicator) -> None:
     tensor = torch.ones(2)
     assert isinstance(attempt(comm.send, tensor, 2), ValueError)
     assert isinstance(attempt(comm.send, tensor, None), ValueError)

@@ -217,74 +217,68 @@ def differ(
 
 @pytest.mark.parametrize("scale", [1, 20_000], ids=["small", "large"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.ranks([2, 3, 4])
 def test_a_mismatch_raises_on_every_rank_and_names_the_odd_one(
-    pool: RankPool, kind: str, scale: int
+    comm: Communicator, kind: str, scale: int
 ) -> None:
-    for ranks in (2, 3, 4):
-        odd = random.Random(f"{kind}{ranks}{scale}").randrange(ranks)
-        for rank, (error, took_s) in enumerate(pool.run(differ, ranks, "kinds", kind, odd, scale)):
-            assert isinstance(error, CollectiveMismatch), (ranks, rank, error)
-            assert error.rank == rank
-            assert error.call == 2
-            assert len(error.calls) == ranks
-            assert error.culprits == ((odd,) if ranks > 2 else ())
-            if ranks > 2:
-                assert str(error).startswith(f"rank {odd} called something else")
-            assert "#2" in str(error)
-            assert error.group in str(error)
-            assert took_s < 3.0
+    odd = random.Random(f"{kind}{comm.size}{scale}").randrange(comm.size)
+    error, took_s = differ(comm, "kinds", kind, odd, scale)
+    assert isinstance(error, CollectiveMismatch), error
+    assert error.rank == comm.rank
+    assert error.call == 2
+    assert len(error.calls) == comm.size
+    assert error.culprits == ((odd,) if comm.size > 2 else ())
+    if comm.size > 2:
+        assert str(error).startswith(f"rank {odd} called something else")
+    assert "#2" in str(error)
+    assert error.group in str(error)
+    assert took_s < 3.0
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.ranks([2, 3], timeout_s=16)
 def test_an_argument_that_one_rank_refuses_raises_on_all_at_once(
-    fresh_pool: RankPool, kind: str
+    comm: Communicator, kind: str
 ) -> None:
-    for ranks in (2, 3):
-        odd = ranks - 1
-        outcomes = fresh_pool.run(differ, ranks, "refusals", kind, odd, 1, deadline_s=8)
-        for rank, (error, took_s) in enumerate(outcomes):
-            if rank == odd:
-                assert isinstance(error, (TypeError, ValueError)), error
-            else:
-                assert isinstance(error, CollectiveMismatch), error
-                assert "refused" in str(error)
-                assert error.culprits == ((odd,) if ranks > 2 else ())
-            assert took_s < 3.0
+    odd = comm.size - 1
+    error, took_s = differ(comm, "refusals", kind, odd, 1)
+    if comm.rank == odd:
+        assert isinstance(error, (TypeError, ValueError)), error
+    else:
+        assert isinstance(error, CollectiveMismatch), error
+        assert "refused" in str(error)
+        assert error.culprits == ((odd,) if comm.size > 2 else ())
+    assert took_s < 3.0
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_what_is_given_must_be_what_is_taken(pool: RankPool, kind: str) -> None:
-    for ranks in (2, 3, 4):
-        for odd in (1, ranks - 1):
-            for scale in (1, 20_000):
-                for error, _ in pool.run(differ, ranks, "pairs", kind, odd, scale):
-                    assert isinstance(error, CollectiveMismatch), (ranks, odd, scale, error)
-                    assert "gives" in str(error)
+@pytest.mark.ranks([2, 3, 4])
+def test_what_is_given_must_be_what_is_taken(comm: Communicator, kind: str) -> None:
+    for odd in (1, comm.size - 1):
+        for scale in (1, 20_000):
+            error, _ = differ(comm, "pairs", kind, odd, scale)
+            assert isinstance(error, CollectiveMismatch), (odd, scale, error)
+            assert "gives" in str(error)
 
 
-def test_eight_ranks_name_the_odd_one(pool: RankPool) -> None:
-    for error, _ in pool.run(differ, 8, "kinds", "another count", 5, 1):
-        assert isinstance(error, CollectiveMismatch)
-        assert error.culprits == (5,)
+@pytest.mark.ranks(8)
+def test_eight_ranks_name_the_odd_one(comm: Communicator) -> None:
+    error, _ = differ(comm, "kinds", "another count", 5, 1)
+    assert isinstance(error, CollectiveMismatch)
+    assert error.culprits == (5,)
 
 
-def test_without_a_majority_both_sides_are_shown(pool: RankPool) -> None:
-    for error in pool.run(two_against_two, 4):
-        assert isinstance(error, CollectiveMismatch)
-        assert error.culprits == ()
-        assert "ranks 0, 2: all_reduce of float32, 3 elements, sum" in str(error)
-        assert "ranks 1, 3: all_reduce of float32, 3 elements, max" in str(error)
+@pytest.mark.ranks(4)
+def test_without_a_majority_both_sides_are_shown(comm: Communicator) -> None:
+    error = attempt(comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2])
+    assert isinstance(error, CollectiveMismatch)
+    assert error.culprits == ()
+    assert "ranks 0, 2: all_reduce of float32, 3 elements, sum" in str(error)
+    assert "ranks 1, 3: all_reduce of float32, 3 elements, max" in str(error)
 
 
-def two_against_two(comm: Communicator) -> BaseException | None:
-    return attempt(comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2])
-
-
-def test_groups_with_the_culprit_that_were_not_in_the_call_go_on(pool: RankPool) -> None:
-    pool.run(other_groups_go_on, 4)
-
-
-def other_groups_go_on(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_groups_with_the_culprit_that_were_not_in_the_call_go_on(comm: Communicator) -> None:
     pairs = [comm.split([0, 1]), comm.split([2, 3])]
     mine = next(pair for pair in pairs if pair is not None)
     if comm.rank < 2:
@@ -304,52 +298,34 @@ def other_groups_go_on(comm: Communicator) -> None:
         assert tensor.eq(2).all()
 
 
-def test_a_skipped_call_is_seen_at_the_next_different_one(pool: RankPool) -> None:
-    for error in pool.run(one_skips_a_call, 3):
-        assert isinstance(error, CollectiveMismatch)
-        assert error.culprits == (1,)
-        assert error.call == 1
-
-
-def one_skips_a_call(comm: Communicator) -> BaseException | None:
+@pytest.mark.ranks(3)
+def test_a_skipped_call_is_seen_at_the_next_different_one(comm: Communicator) -> None:
+    error = None
     if comm.rank != 1:
         error = attempt(comm.all_reduce, torch.ones(4))
-        if error is not None:
-            return error
-    return attempt(comm.broadcast, torch.ones(4))
+    if error is None:
+        error = attempt(comm.broadcast, torch.ones(4))
+    assert isinstance(error, CollectiveMismatch)
+    assert error.culprits == (1,)
+    assert error.call == 1
 
 
-def test_a_late_rank_is_still_in_the_report(pool: RankPool) -> None:
-    for error in pool.run(a_late_rank_disagrees, 3):
-        assert isinstance(error, CollectiveMismatch)
-        assert None not in error.calls
-        assert error.culprits == (2,)
-
-
-def a_late_rank_disagrees(comm: Communicator) -> BaseException | None:
+@pytest.mark.ranks(3)
+def test_a_late_rank_is_still_in_the_report(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.4)
-    return attempt(comm.all_reduce, torch.ones(2 + comm.rank // 2))
+    error = attempt(comm.all_reduce, torch.ones(2 + comm.rank // 2))
+    assert isinstance(error, CollectiveMismatch)
+    assert None not in error.calls
+    assert error.culprits == (2,)
 
 
 # -- time --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_late_rank_is_named_at_the_deadline(pool: RankPool, ranks: int) -> None:
-    late = ranks - 1
-    everyone = set(range(ranks))
-    for rank, (error, took_s) in enumerate(pool.run(one_is_late, ranks, late)):
-        assert isinstance(error, CollectiveTimeout), (rank, error)
-        assert error.missing == (late,)
-        assert set(error.arrived) == everyone - {late}
-        assert error.call == 3
-        assert f"rank {late} never came" in str(error)
-        if rank != late:
-            assert 0.45 <= took_s < 1.0, took_s
-
-
-def one_is_late(comm: Communicator, late: int) -> tuple[BaseException | None, float]:
+@pytest.mark.ranks([2, 4])
+def test_a_late_rank_is_named_at_the_deadline(comm: Communicator) -> None:
+    late = comm.size - 1
     comm.barrier()
     comm.barrier()
     comm.timeout_s = 0.5
@@ -361,14 +337,17 @@ def one_is_late(comm: Communicator, late: int) -> tuple[BaseException | None, fl
     took_s = time.monotonic() - start
     assert tensor.eq(1).all()
     assert repr(attempt(comm.barrier)) == repr(error), "the first cause stays"
-    return error, took_s
+    assert isinstance(error, CollectiveTimeout), error
+    assert error.missing == (late,)
+    assert set(error.arrived) == set(range(late))
+    assert error.call == 3
+    assert f"rank {late} never came" in str(error)
+    if comm.rank != late:
+        assert 0.45 <= took_s < 1.0, took_s
 
 
-def test_a_rank_that_comes_in_time_is_waited_for(pool: RankPool) -> None:
-    pool.run(a_rank_comes_in_time, 3)
-
-
-def a_rank_comes_in_time(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_a_rank_that_comes_in_time_is_waited_for(comm: Communicator) -> None:
     comm.timeout_s = 5.0
     for late in range(3):
         if comm.rank == late:
@@ -377,11 +356,8 @@ def a_rank_comes_in_time(comm: Communicator) -> None:
         assert tensor.eq(3).all()
 
 
-def test_the_deadline_counts_anew_for_every_call(pool: RankPool) -> None:
-    pool.run(many_slow_calls, 2)
-
-
-def many_slow_calls(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_the_deadline_counts_anew_for_every_call(comm: Communicator) -> None:
     comm.timeout_s = 0.5
     for step in range(4):
         if comm.rank == step % 2:

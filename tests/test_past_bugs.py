@@ -22,11 +22,8 @@ from unisono.comm.native import NativeCommunicator
 
 
 # sglang 13397, 35435: all_gather and all_reduce shared their buffers and flags
-def test_different_operations_share_no_state(pool: RankPool) -> None:
-    pool.run(alternate_operations, 4)
-
-
-def alternate_operations(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_different_operations_share_no_state(comm: Communicator) -> None:
     for step in range(60):
         count = (1, 300, 5000)[step % 3]
         given = inputs(comm.size, torch.float32, count, step)
@@ -41,11 +38,8 @@ def alternate_operations(comm: Communicator) -> None:
 
 
 # sglang 35435: the group was taken to be the world
-def test_a_subgroup_is_not_taken_for_the_world(pool: RankPool) -> None:
-    pool.run(subgroup_among_the_world, 4)
-
-
-def subgroup_among_the_world(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_subgroup_is_not_taken_for_the_world(comm: Communicator) -> None:
     pair = comm.split([3, 1])
     for _ in range(20):
         if pair is not None:
@@ -57,11 +51,8 @@ def subgroup_among_the_world(comm: Communicator) -> None:
 
 # sglang 36908: int64 fell to another path; DeepSpeed: an unknown dtype returned without reducing
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.int8, torch.float64])
-def test_no_dtype_is_returned_unreduced(pool: RankPool, dtype: torch.dtype) -> None:
-    pool.run(reduce_one_dtype, 3, dtype)
-
-
-def reduce_one_dtype(comm: Communicator, dtype: torch.dtype) -> None:
+@pytest.mark.ranks(3)
+def test_no_dtype_is_returned_unreduced(comm: Communicator, dtype: torch.dtype) -> None:
     for count in (1, 1000, 70_000):
         given = inputs(comm.size, dtype, count)
         comm.all_reduce(tensor := given[comm.rank].clone())
@@ -126,12 +117,8 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
 
 
 # vllm 27858: missing memory ordering showed up as old data on Arm
-def test_what_was_written_before_a_barrier_is_seen_after_it(pool: RankPool) -> None:
-    pool.run(pass_a_number_round, 2)
-    pool.run(pass_a_number_round, 3)
-
-
-def pass_a_number_round(comm: Communicator) -> None:
+@pytest.mark.ranks([2, 3])
+def test_what_was_written_before_a_barrier_is_seen_after_it(comm: Communicator) -> None:
     for step in range(1500):
         wide = torch.full((comm.size * 40,), -1, dtype=torch.int64)
         comm.all_gather(wide, torch.full((40,), step * comm.size + comm.rank))
@@ -140,11 +127,8 @@ def pass_a_number_round(comm: Communicator) -> None:
 
 
 # DeepSpeed 4048: deadlock, or overwritten buffers, when one rank runs ahead
-def test_a_rank_that_runs_ahead_overwrites_nothing(pool: RankPool) -> None:
-    pool.run(run_ahead, 4)
-
-
-def run_ahead(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_rank_that_runs_ahead_overwrites_nothing(comm: Communicator) -> None:
     """A broadcast's root need not wait for the others: it runs as far ahead as it can."""
     for count in (5, 3000, 200_000):
         for step in range(25):
@@ -164,22 +148,16 @@ def run_ahead(comm: Communicator) -> None:
 
 
 # DeepSpeed's shared-memory op: a non-contiguous result was never copied back
-def test_a_strided_result_is_copied_back(pool: RankPool) -> None:
-    pool.run(reduce_a_transpose, 2)
-
-
-def reduce_a_transpose(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_strided_result_is_copied_back(comm: Communicator) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     comm.all_reduce(base.T)
     assert base.tolist() == (2 * torch.arange(12.0).reshape(3, 4)).tolist()
 
 
 # DeepSpeed's shared-memory op: op and group were ignored
-def test_the_op_is_not_ignored(pool: RankPool) -> None:
-    pool.run(take_the_maximum, 3)
-
-
-def take_the_maximum(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_the_op_is_not_ignored(comm: Communicator) -> None:
     for count in (2, 10_000):
         comm.all_reduce(tensor := torch.full((count,), float(comm.rank)), "max")
         assert tensor.eq(2).all()
@@ -187,11 +165,8 @@ def take_the_maximum(comm: Communicator) -> None:
 
 # DeepSpeed's shared-memory op: byte counts were ints
 @pytest.mark.slow
-def test_a_tensor_of_more_than_two_gibibytes(pool: RankPool) -> None:
-    pool.run(move_more_than_two_gibibytes, 2, deadline_s=300)
-
-
-def move_more_than_two_gibibytes(comm: Communicator) -> None:
+@pytest.mark.ranks(2, timeout_s=300)
+def test_a_tensor_of_more_than_two_gibibytes(comm: Communicator) -> None:
     count = (1 << 31) + 4096 + 7
     tensor = numpy.full(count, comm.rank + 1, numpy.uint8)
     comm.all_reduce(tensor)
@@ -201,24 +176,20 @@ def move_more_than_two_gibibytes(comm: Communicator) -> None:
 
 
 # vLLM: sums in an order that turned with the rank had different bits on different ranks
-def test_the_order_of_a_sum_does_not_turn_with_the_rank(pool: RankPool) -> None:
-    bits = pool.run(sum_three_that_do_not_commute, 3)
-    assert bits[0] == bits[1] == bits[2]
-
-
-def sum_three_that_do_not_commute(comm: Communicator) -> bytes:
+@pytest.mark.ranks(3)
+def test_the_order_of_a_sum_does_not_turn_with_the_rank(comm: Communicator) -> None:
     given = [values(torch.bfloat16, 4001, 3, rank) for rank in range(3)]
     comm.all_reduce(tensor := given[comm.rank].clone())
     assert_same(tensor, reduced(given, "sum"))
-    return tensor.view(torch.int16).numpy().tobytes()
+    bits = torch.zeros(3, 4001, dtype=torch.int16)
+    comm.all_gather(bits, tensor.view(torch.int16))
+    assert bits[0].equal(bits[1])
+    assert bits[0].equal(bits[2])
 
 
 # gloo: all_reduce and broadcast of base[::2] overwrote the elements in between
-def test_the_neighbours_of_a_strided_view_are_not_overwritten(pool: RankPool) -> None:
-    pool.run(reduce_every_second, 2)
-
-
-def reduce_every_second(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_the_neighbours_of_a_strided_view_are_not_overwritten(comm: Communicator) -> None:
     for count in (10, 100_000):
         base = torch.full((count,), comm.rank + 1.0)
         comm.all_reduce(base[::2])
@@ -230,33 +201,24 @@ def reduce_every_second(comm: Communicator) -> None:
 
 
 # gloo: 10 elements on one rank and 12 on the other aborted the process
-def test_different_counts_raise_and_do_not_abort(pool: RankPool) -> None:
-    for error in pool.run(ten_and_twelve, 2):
-        assert "10 elements" in str(error)
-        assert "12 elements" in str(error)
-
-
-def ten_and_twelve(comm: Communicator) -> BaseException | None:
-    return attempt(comm.all_reduce, torch.ones(10 + 2 * comm.rank))
+@pytest.mark.ranks(2)
+def test_different_counts_raise_and_do_not_abort(comm: Communicator) -> None:
+    error = attempt(comm.all_reduce, torch.ones(10 + 2 * comm.rank))
+    assert "10 elements" in str(error)
+    assert "12 elements" in str(error)
 
 
 # gloo: an all_gather of different sizes was refused
-def test_ragged_parts_are_gathered(pool: RankPool) -> None:
-    pool.run(gather_ragged, 3)
-
-
-def gather_ragged(comm: Communicator) -> None:
+@pytest.mark.ranks(3)
+def test_ragged_parts_are_gathered(comm: Communicator) -> None:
     parts = [torch.zeros(4 * rank) for rank in range(3)]
     comm.all_gather(parts, torch.full((4 * comm.rank,), float(comm.rank)))
     assert [part.tolist() for part in parts] == [[float(r)] * 4 * r for r in range(3)]
 
 
 # pytorch 130515: was a root a rank of the group or of the world?
-def test_a_root_is_a_rank_of_the_group(pool: RankPool) -> None:
-    pool.run(broadcast_in_a_turned_group, 4)
-
-
-def broadcast_in_a_turned_group(comm: Communicator) -> None:
+@pytest.mark.ranks(4)
+def test_a_root_is_a_rank_of_the_group(comm: Communicator) -> None:
     group = comm.split([3, 2, 0])
     if group is None:
         return

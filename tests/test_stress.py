@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from expected import REDUCIBLE, assert_same, meaningful, reduced, values
-from ranks import RankPool
 from unisono import PremulSum
 from unisono.comm.base import Communicator
 
@@ -170,18 +169,19 @@ def check_parts(group: Communicator, line: Line, what: str) -> None:
         assert_same(output.contiguous(), reduced(every, line.op).split(counts)[rank], what)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_random_programs(pool: RankPool, ranks: int) -> None:
-    length = {2: 400, 3: 300, 4: 200, 8: 60}[ranks]
-    done = pool.run(run_program, ranks, 1000 + ranks, length, deadline_s=60)
-    assert sum(done) > length
+@pytest.mark.ranks([2, 3, 4, 8])
+def test_random_programs(comm: Communicator) -> None:
+    length = {2: 400, 3: 300, 4: 200, 8: 60}[comm.size]
+    done = run_program(comm, 1000 + comm.size, length)
+    comm.all_reduce(everybodys := torch.tensor(done))
+    assert everybodys > length
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-def test_many_long_random_programs(pool: RankPool, ranks: int, seed: int) -> None:
-    pool.run(run_program, ranks, 10_000 * (seed + 1), 600, deadline_s=300)
+@pytest.mark.ranks([2, 3, 4, 5, 8], timeout_s=300)
+def test_many_long_random_programs(comm: Communicator, seed: int) -> None:
+    run_program(comm, 10_000 * (seed + 1), 600)
 
 
 def small_calls(comm: Communicator, times: int) -> None:
@@ -196,12 +196,12 @@ def small_calls(comm: Communicator, times: int) -> None:
             assert tensor.item() == step % comm.size
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_thousands_of_small_calls(pool: RankPool, ranks: int) -> None:
-    pool.run(small_calls, ranks, 40_000 // ranks)
+@pytest.mark.ranks([2, 4])
+def test_thousands_of_small_calls(comm: Communicator) -> None:
+    small_calls(comm, 40_000 // comm.size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_a_million_small_calls(pool: RankPool, ranks: int) -> None:
-    pool.run(small_calls, ranks, 1_000_000 // ranks, deadline_s=900)
+@pytest.mark.ranks([2, 3, 8], timeout_s=900)
+def test_a_million_small_calls(comm: Communicator) -> None:
+    small_calls(comm, 1_000_000 // comm.size)

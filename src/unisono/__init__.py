@@ -1,6 +1,12 @@
-"""unisono: collective communication for PyTorch on one machine."""
+"""unisono: collective communication for PyTorch on one machine.
 
-from unisono.comm.base import Communicator, Message, PremulSum, Work
+All names but the exceptions come from their modules when they are first asked for: the pytest
+plugin makes every pytest run import this package, and it should cost next to nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -18,17 +24,20 @@ from unisono.errors import (
     SegmentError,
     UnisonoError,
 )
-from unisono.launcher import launch
-from unisono.world import (
-    barrier,
-    get_rank,
-    get_world,
-    get_world_size,
-    init,
-    is_main_process,
-    setup,
-    shutdown,
-)
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Communicator, Message, PremulSum, Work
+    from unisono.launcher import launch
+    from unisono.world import (
+        barrier,
+        get_rank,
+        get_world,
+        get_world_size,
+        init,
+        is_main_process,
+        setup,
+        shutdown,
+    )
 
 __version__ = "0.1.0"
 
@@ -62,3 +71,31 @@ __all__ = [
     "setup",
     "shutdown",
 ]
+
+_HOMES = {
+    "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
+    "unisono.launcher": ("launch",),
+    "unisono.world": (
+        "barrier",
+        "get_rank",
+        "get_world",
+        "get_world_size",
+        "init",
+        "is_main_process",
+        "setup",
+        "shutdown",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

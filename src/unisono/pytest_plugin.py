@@ -1,0 +1,149 @@
+"""The pytest plugin: `@pytest.mark.ranks` and the fixtures of a test on several ranks.
+
+Every pytest run of every project loads this module, so it imports nothing but pytest; what it
+needs comes with the first marked test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+    from unisono.comm.base import Communicator
+    from unisono.testing.conductor import Conductor
+    from unisono.testing.place import Place
+
+_CONDUCTOR: pytest.StashKey[Conductor] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "ranks_timeout_s",
+        "seconds after which a test with @pytest.mark.ranks is ended, where the mark gives none",
+        default="60",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "ranks(count, backend=..., timeout_s=...): run the test on so many ranks, processes that "
+        "share a world; a list of counts repeats it (unisono)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("ranks")
+    if mark is None:
+        return
+    from unisono.testing.mark import COUNT, repetitions
+
+    counts = repetitions(mark)
+    if counts:
+        metafunc.fixturenames.append(COUNT)
+        metafunc.parametrize(COUNT, counts, ids=[f"{count}ranks" for count in counts])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if item.get_closest_marker("ranks") is None or _in_a_rank(item.config):
+        return None
+    from unisono.testing.conductor import Conductor
+    from unisono.testing.mark import BadMark, plan_of
+
+    if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
+        return None  # nothing is to run
+    try:
+        plan = plan_of(item)
+    except BadMark:
+        return None  # its setup says why
+    assert plan is not None
+    stash = item.config.stash
+    if _CONDUCTOR not in stash:
+        stash[_CONDUCTOR] = Conductor(item.config)
+    stash[_CONDUCTOR].run(item, nextitem, plan)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("ranks") is None or _in_a_rank(item.config):
+        return
+    from unisono.testing.mark import BadMark, plan_of
+
+    try:
+        plan_of(item)
+    except BadMark as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    hurried = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+    _end_ranks(session.config, gently=not hurried)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _end_ranks(config, gently=False)
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
+    """The Communicator of this test's ranks: a world of its own, closed after the test."""
+    from unisono.testing import place
+
+    with place.world(_place(request)) as communicator:
+        yield communicator
+
+
+@pytest.fixture
+def process_group(
+    request: pytest.FixtureRequest,
+) -> Iterator[torch.distributed.ProcessGroup]:
+    """torch's default process group over this test's ranks, destroyed after the test."""
+    from unisono.testing import place
+    from unisono.testing.mark import BadMark
+
+    try:
+        with place.process_group(_place(request)) as group:
+            yield group
+    except BadMark as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A temporary folder that all ranks of this test share; `tmp_path` is each rank's own."""
+    folder = Path(_place(request).shared)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _end_ranks(config: pytest.Config, *, gently: bool) -> None:
+    conductor = config.stash.get(_CONDUCTOR, None)
+    if conductor is not None:
+        del config.stash[_CONDUCTOR]
+        conductor.close(gently=gently)
+
+
+def _in_a_rank(config: pytest.Config) -> bool:
+    return config.pluginmanager.has_plugin("unisono-rank")
+
+
+def _place(request: pytest.FixtureRequest) -> Place:
+    from unisono.testing.place import PLACE
+
+    place = request.config.stash.get(PLACE, None)
+    if place is None:
+        pytest.fail(
+            f"the fixture {request.fixturename} needs ranks: mark the test with "
+            "@pytest.mark.ranks(4), or with @pytest.mark.ranks(1) for a world of one",
+            pytrace=False,
+        )
+    return place

@@ -1,0 +1,1 @@
+"""Tests on several ranks: what stands behind `@pytest.mark.ranks`."""

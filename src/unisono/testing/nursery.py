@@ -1,0 +1,110 @@
+"""Where ranks are born: a process that has imported what takes long, and forks on request.
+
+Run as a script, so that nothing of ours is loaded before pytest can rewrite its assertions. It has
+one thread and does nothing but import, fork, and tell of its children's ends, so a fork is safe
+here; in the controller, where tests run, it would not be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+
+CHANNEL = "UNISONO_TEST_CHANNEL"
+"""The environment variable that tells a rank the descriptor of its socket."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the controller hangs up. Arguments: a descriptor, its pid, what to import."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    _die_with(int(sys.argv[2]))
+    for name in sys.argv[3:]:
+        with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
+            importlib.import_module(name)
+    wakeup, woken = socket.socketpair()
+    for end in (wakeup, woken):
+        end.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([control, wakeup], [], [])
+        if wakeup in ready:
+            wakeup.recv(4096)
+            _tell_of_ends(children)
+        if control in ready:
+            word, descriptors, *_ = socket.recv_fds(control, 16, 4)
+            if not word:
+                return
+            channel, status, *output = descriptors
+            me = os.getpid()
+            child = os.fork()
+            if child == 0:
+                for other in (control, wakeup, woken):
+                    other.close()
+                for descriptor in (status, *children.values()):
+                    os.close(descriptor)
+                _become_a_rank(me, channel, output)
+                return
+            for descriptor in (channel, *output):
+                os.close(descriptor)
+            children[child] = status
+            control.send(str(child).encode())
+
+
+def _tell_of_ends(children: dict[int, int]) -> None:
+    """Write down how each child that has ended did so, where its controller reads it."""
+    while children:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            return
+        descriptor = children.pop(child)
+        with contextlib.suppress(OSError):
+            os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(descriptor)
+
+
+def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> None:
+    """Leave everything that was the nursery's and be a pytest session."""
+    os.setpgid(0, 0)  # Ctrl-C is the controller's to handle
+    _die_with(parent)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for one in output:
+        os.dup2(one, 1)
+        os.dup2(one, 2)
+        os.close(one)
+    with Connection(os.dup(descriptor)) as channel:
+        argv, environment, folder = channel.recv()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ[CHANNEL] = str(descriptor)
+    os.chdir(folder)
+    sys.argv[:] = argv
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # or all ranks would draw the same numbers, unasked
+    import pytest
+
+    sys.exit(pytest.console_main())
+
+
+def _die_with(parent: int) -> None:
+    """End when the parent does, even if it is killed."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Warm ranks: processes that are started once and kept between tests."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+
+from unisono.testing.messages import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
+from unisono.testing.process import Gone, Nursery, RankProcess, let_write
+
+START_S = 120.0
+"""How long a rank may take to start, or to collect a file: it imports what the tests import."""
+
+GRACE_S = 5.0
+"""How long the other ranks may go on once one has failed or died."""
+
+STOP_S = 10.0
+"""How long ranks may take to tear down what their session holds."""
+
+Ending = Ran | Unable | Gone
+"""How a test ended on one rank."""
+
+
+class Pool:
+    """The ranks of one pytest session; it grows to the largest number asked for."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ranks: dict[int, RankProcess] = {}
+        self._nursery: Nursery | None = None
+        factory = getattr(config, "_tmp_path_factory", None)
+        self._own_folder = factory is None  # -p no:tmpdir
+        folder = tempfile.mkdtemp(prefix="unisono-") if factory is None else factory.mktemp("ranks")
+        self.folder = Path(folder)
+
+    def close(self, *, gently: bool) -> None:
+        """End every rank; gently: they tear down the fixtures of their session first."""
+        if gently:
+            for rank in self._ranks.values():
+                rank.send(Stop())
+            end = time.monotonic() + STOP_S
+            for rank in self._ranks.values():
+                rank.join(max(0.0, end - time.monotonic()))
+        for number in list(self._ranks):
+            self._end(number)
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, number: int) -> None:
+        self._ranks.pop(number).end()
+
+    def _lost(self, number: int, answer: object, late: str) -> Gone:
+        """Part from a rank that has not answered as it should, and say why."""
+        gone = answer if isinstance(answer, Gone) else self._ranks[number].epitaph(late)
+        self._end(number)
+        return gone
+
+    # -- getting ready ---------------------------------------------------------------------------
+
+    def prepare(self, path: str, later: Sequence[str | None]) -> list[Gone | None]:
+        """Have a rank for each entry of `later`, with the file `path` collected, and the one in
+        which its next test lies. Returns for each rank why it cannot run tests of `path`."""
+        numbers = range(len(later))
+        try:
+            started = [number for number in numbers if self._start(number)]
+        except OSError as error:  # no memory, no descriptors
+            return [Gone("could not be started", str(error)) for _ in numbers]
+        failed = self._await_starts(started)
+        ready = [number for number in numbers if number not in failed]
+        missing = {
+            number: sorted({path, later[number] or path} - self._ranks[number].files.keys())
+            for number in ready
+        }
+        for number in ready:
+            for file in missing[number]:
+                self._ranks[number].send(Collect(file))
+        for number in ready:
+            gone = self._await_files(number, path, missing[number])
+            if gone is not None:
+                failed[number] = gone
+        return [failed.get(number) for number in numbers]
+
+    def _start(self, number: int) -> bool:
+        """Start a rank, if there is none; says whether it did."""
+        rank = self._ranks.get(number)
+        if rank is not None and rank.is_alive():
+            return False
+        if rank is not None:
+            self._end(number)
+        if self._nursery is not None and not self._nursery.is_alive():
+            self._nursery.close()
+            self._nursery = None
+        if self._nursery is None:
+            self._nursery = Nursery(self.folder)
+        self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
+        return True
+
+    def _await_starts(self, numbers: list[int]) -> dict[int, Gone]:
+        failed = {}
+        for number in numbers:
+            answer = self._ranks[number].answer(START_S)
+            if not isinstance(answer, Ready):
+                failed[number] = self._lost(number, answer, f"not started in {START_S:g} s")
+        return failed
+
+    def _await_files(self, number: int, path: str, missing: list[str]) -> Gone | None:
+        rank = self._ranks[number]
+        for file in missing:
+            answer = rank.answer(START_S)
+            if not isinstance(answer, Collected):
+                return self._lost(number, answer, f"{file} not collected in {START_S:g} s")
+            rank.files[file] = answer.error
+        error = rank.files[path]
+        return None if error is None else Gone("the file could not be collected", error)
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(self, runs: Sequence[Run], timeout_s: float) -> list[Ending]:
+        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended.
+
+        Raises pytest.exit's exception where the test did on a rank.
+        """
+        waiting = {number: self._ranks[number] for number in range(len(runs))}
+        for number, run in enumerate(runs):
+            waiting[number].send(run)
+        endings: dict[int, Ending] = {}
+        end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
+        while waiting:
+            watched = [one for rank in waiting.values() for one in (rank.channel, rank.sentinel)]
+            wait(watched, max(0.0, end - time.monotonic()))
+            answered = [number for number, rank in waiting.items() if rank.has_word()]
+            if not answered and time.monotonic() >= end:
+                endings.update(self._give_up(list(waiting.values()), why))
+                break
+            for number in answered:
+                del waiting[number]
+                endings[number] = self._ending(number)
+                if _is_bad(endings[number]) and end > time.monotonic() + GRACE_S:
+                    end = time.monotonic() + GRACE_S
+                    why = f"{GRACE_S:g} s after rank {number} failed"
+        return [endings[number] for number in range(len(runs))]
+
+    def _ending(self, number: int) -> Ending:
+        answer = self._ranks[number].answer(0.0)
+        if isinstance(answer, Exit):
+            self.close(gently=False)
+            pytest.exit(answer.reason, answer.returncode)
+        if isinstance(answer, Unable) and answer.broken:
+            self._end(number)
+        if isinstance(answer, Ran | Unable):
+            return answer
+        return self._lost(number, answer, "no answer")
+
+    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Gone]:
+        for rank in ranks:
+            rank.ask_for_stacks()
+        let_write(ranks)
+        silence = "It does not say where it is: has it been stopped?"
+        gone = {rank.number: Gone(f"not done by {why}", rank.stacks() or silence) for rank in ranks}
+        for number in gone:
+            self._end(number)
+        return gone
+
+
+def _is_bad(ending: Ending) -> bool:
+    """Whether the other ranks may now wait in vain."""
+    if not isinstance(ending, Ran):
+        return True
+    return any(
+        one["outcome"] == "failed" or (one["outcome"] == "skipped" and "wasxfail" in one)
+        for one in ending.reports
+    )

@@ -1,0 +1,209 @@
+"""The processes of ranks as their controller sees them: started, spoken to, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+
+from unisono.testing import messages, nursery
+from unisono.testing.rank import STACK_SIGNAL, stacks_file
+
+_PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A rank that brought no answer: it died, or had to be ended."""
+
+    headline: str
+    detail: str = ""
+
+
+class Nursery:
+    """The process of which ranks are forked; see nursery.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        heavy = [name for name in ("numpy", "torch") if name in sys.modules]
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                    "-P",
+                    nursery.__file__,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    "pytest",
+                    *heavy,
+                ],
+                env={"OMP_NUM_THREADS": "1", **os.environ},  # as torchrun: ranks share the cores
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+
+    def fork(self, channel: int, status: int, output: int | None) -> int:
+        """A new process with these descriptors; returns its pid. Raises OSError."""
+        descriptors = [channel, status] if output is None else [channel, status, output]
+        socket.send_fds(self._control, [b"fork"], descriptors)
+        pid = self._control.recv(16)
+        if not pid:
+            raise BrokenPipeError("the process that forks ranks has ended")
+        return int(pid)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; ranks that are left end with it."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class RankProcess:
+    """A process that runs tests. It has the controller's command line, folder and environment."""
+
+    def __init__(self, number: int, config: pytest.Config, folder: Path, nursery: Nursery) -> None:
+        self.number = number
+        self.files: dict[str, str | None] = {}
+        """The files that it has collected, and what went wrong there."""
+        self._code: int | None = None
+        self._log = folder / f"rank-{number}.log"
+        self._stacks = stacks_file(str(folder), number)
+        self._stacks.unlink(missing_ok=True)  # another process had this number
+        self.channel, theirs = Pipe()
+        self.sentinel, status = os.pipe()
+        shown = config.getoption("capture", "no") == "no"
+        with theirs, open(status, "wb"), self._log.open("wb") as log:
+            self._pid = nursery.fork(theirs.fileno(), status, None if shown else log.fileno())
+        self.send((_command_line(config), dict(os.environ), str(config.invocation_params.dir)))
+        self.send(
+            messages.Start(
+                number,
+                tuple(sys.path),
+                tuple(sys.argv),
+                str(folder),
+                getattr(config, "workerinput", {}),
+            )
+        )
+
+    def send(self, message: object) -> None:
+        """Tell it something; if it is gone, whoever waits for the answer will notice."""
+        with contextlib.suppress(OSError):
+            self.channel.send(message)
+
+    def answer(self, timeout_s: float) -> object:
+        """Its next word; None where it is gone or late, Gone where it cannot be understood."""
+        wait([self.channel, self.sentinel], timeout_s)
+        try:
+            if not self.channel.poll():
+                return None
+            data = self.channel.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        try:
+            return pickle.loads(data)
+        except Exception as error:  # a class that only the rank can import
+            return Gone("the controller cannot read the report", repr(error))
+
+    def has_word(self) -> bool:
+        """Whether it has answered or ended."""
+        try:
+            return self.channel.poll() or not self.is_alive()
+        except OSError:
+            return True
+
+    def is_alive(self) -> bool:
+        self.join(0.0)
+        return self._code is None
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, for so long at most."""
+        if self._code is None and wait([self.sentinel], timeout_s):
+            self._code = int(os.read(self.sentinel, 16) or -signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it, with whatever its tests have started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, signal.SIGKILL)
+        self.join(5.0)
+        self.channel.close()
+        os.close(self.sentinel)
+
+    def epitaph(self, late: str) -> Gone:
+        """What is known of its end; `late` says it where it lives and only has not answered."""
+        self.join(1.0)  # it hangs up before it ends
+        texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]
+        headline = late if self._code is None else _how_it_ended(self._code)
+        return Gone(headline, "\n".join(text for text in texts if text))
+
+    def ask_for_stacks(self) -> None:
+        """Have it write its stacks down."""
+        os.truncate(self._stacks, 0)
+        os.kill(self._pid, STACK_SIGNAL)
+
+    def stacks(self) -> str:
+        """What it wrote."""
+        return _without_pytest(_read(self._stacks))
+
+
+def let_write(ranks: Sequence[RankProcess]) -> None:
+    """Wait until all have written their stacks, for a second at most."""
+    end = time.monotonic() + 1.0
+    before: list[str] = []
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        texts = [rank.stacks() for rank in ranks]
+        if all(texts) and texts == before:
+            return
+        before = texts
+
+
+def _command_line(config: pytest.Config) -> list[str]:
+    parameters = config.invocation_params
+    plugins = ["unisono.testing.rank"]
+    plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
+    return ["pytest", *(word for name in plugins for word in ("-p", name)), *parameters.args]
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _without_pytest(text: str) -> str:
+    """Stacks as faulthandler writes them, without the frames of pytest beneath a test."""
+    threads = []
+    for thread in re.split(r"\n(?=\S)", text.strip()):
+        lines = thread.split("\n")
+        beneath = [number for number, line in enumerate(lines) if _PYTEST.search(line)]
+        threads.append("\n".join(lines[: beneath[0]] if beneath and beneath[0] > 1 else lines))
+    return "\n".join(threads)

@@ -1,0 +1,226 @@
+"""The session of one rank: a pytest run that collects and runs what its controller asks for.
+
+Loaded by `-p unisono.testing.rank` in the rank's process (nursery.py), which has the command line
+of the controller otherwise. The session stays until the controller sends it away, or is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import _pytest.assertion
+import pytest
+
+from unisono.testing import messages, place
+from unisono.testing.messages import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
+from unisono.testing.nursery import CHANNEL
+
+STACK_SIGNAL = signal.SIGRTMAX - 3
+"""Makes a rank write the stacks of its threads to its file."""
+
+# The controller has chosen the tests, stops after failures, talks to the user and writes files;
+# its own command line must not make a rank do any of it.
+_OWN_OPTIONS: dict[str, Any] = {
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "cacheclear": False,
+    "cacheshow": None,
+    "pyargs": False,
+    "maxfail": 0,
+    "usepdb": False,
+    "trace": False,
+    "setuponly": False,
+    "setupshow": False,
+    "setupplan": False,
+    "collectonly": False,
+    "xmlpath": None,
+    "log_file": os.devnull,
+    # of pytest-xdist and pytest-rerunfailures
+    "numprocesses": None,
+    "maxprocesses": None,
+    "dist": "no",
+    "distload": False,
+    "tx": [],
+    "looponfail": False,
+    "reruns": 0,
+}
+
+
+def stacks_file(folder: str, rank: int) -> Path:
+    """Where a rank writes its stacks."""
+    return Path(folder, f"rank-{rank}.stacks")
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Become a rank: this hook comes before any conftest or plugin of the project is loaded."""
+    descriptor = int(os.environ.pop(CHANNEL))
+    os.set_inheritable(descriptor, False)
+    channel = Connection(descriptor)
+    start: Start = channel.recv()
+    sys.path[:] = start.sys_path
+    sys.argv[:] = start.argv
+    pluginmanager.set_blocked("terminalreporter")
+    if "cov_master_host" not in start.worker_input:
+        pluginmanager.set_blocked("_cov")  # pytest-cov's session; coverage itself follows children
+    pluginmanager.register(RankSession(channel, start), "unisono-rank")
+
+
+class RankSession:
+    """The hooks of a rank."""
+
+    def __init__(self, channel: Connection, start: Start) -> None:
+        self._channel = channel
+        self._start = start
+        self._items: dict[str, pytest.Item] = {}
+        self._directories: dict[tuple[Path, pytest.Collector], pytest.Collector] = {}
+        self._errors: list[str] = []
+        self._reports: list[dict[str, Any]] = []
+        self._warnings: list[messages.Warned] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
+        options = vars(config.option)
+        options.update({name: value for name, value in _OWN_OPTIONS.items() if name in options})
+        options["basetemp"] = os.path.join(self._start.folder, f"rank-{self._start.rank}")
+        # pytest-xdist's sign of a process whose reports another one shows; plugins know it.
+        config.workerinput = {"workerid": "master", **self._start.worker_input}  # type: ignore[attr-defined]
+        config.workeroutput = {}  # type: ignore[attr-defined]
+        return (yield)
+
+    def pytest_collection(self) -> bool:
+        return True  # file by file, when the controller asks
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        with stacks_file(self._start.folder, self._start.rank).open("a") as file:
+            faulthandler.enable(file)
+            faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+            importlib.import_module("unisono.world")  # not in the first test's time
+            self._channel.send(Ready())
+            with contextlib.suppress(EOFError):  # the controller is gone
+                self._serve(session)
+            faulthandler.unregister(STACK_SIGNAL)
+            faulthandler.disable()
+        return True
+
+    def _serve(self, session: pytest.Session) -> None:
+        while not isinstance(request := self._channel.recv(), Stop):
+            if isinstance(request, Collect):
+                self._channel.send(Collected(self._collect(session, request.path)))
+                continue
+            answer = self._run(session, request)
+            try:
+                self._channel.send(answer)
+            except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to say no
+                self._channel.send(Unable("the report cannot be sent", str(error)))
+            if isinstance(answer, messages.Exit) or (isinstance(answer, Unable) and answer.broken):
+                return
+
+    # -- collecting ------------------------------------------------------------------------------
+
+    def _collect(self, session: pytest.Session, path: str) -> str | None:
+        self._errors.clear()
+        _pytest.assertion.pytest_collection(session)  # so that asserts of this file are rewritten
+        try:
+            items = session.perform_collect([path])
+        except pytest.UsageError as error:
+            return "\n".join(map(str, error.args))
+        except Exception:
+            return traceback.format_exc()
+        self._items.update((str(item.nodeid), item) for item in items)
+        return "\n".join(self._errors) or None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._errors.append(report.longreprtext)
+
+    # Each file is collected by itself. Folders must nevertheless be the same nodes every time:
+    # the fixtures of conftest files and packages belong to them.
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_collect_directory")
+    def pytest_collect_known_directory(
+        self, path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
+        return self._directories.get((path, parent))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_directory(
+        self, path: Path, parent: pytest.Collector
+    ) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        node = yield
+        if node is not None:
+            self._directories[path, parent] = node
+        return node
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | messages.Exit:
+        item = self._items.get(run.nodeid)
+        if item is None:
+            return Unable(
+                "this test was not found in its file",
+                "Is its id, or whether it is collected, different from process to process?",
+            )
+        following = None
+        if run.next_nodeid is not None:  # if it could not be collected: keep what this test has
+            following = self._items.get(run.next_nodeid, item)
+        self._reports.clear()
+        self._warnings.clear()
+        session.config.stash[place.PLACE] = run.place
+        place.enter(run.place)
+        try:
+            session._setupstate.teardown_exact(item)  # where another test was expected next
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            place.leave()
+        except pytest.exit.Exception as error:
+            return messages.Exit(str(error.msg), error.returncode)
+        except BaseException as error:
+            headline = f"the test ended the rank's session: {type(error).__name__}"
+            return Unable(headline, traceback.format_exc(), broken=True)
+        finally:
+            del session.config.stash[place.PLACE]
+        return Ran(tuple(self._reports), tuple(self._warnings))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        config = self._config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        self._reports.append(data)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        category = warning_message.category
+        self._warnings.append(
+            messages.Warned(
+                str(warning_message.message),
+                (category.__module__, category.__name__),
+                warning_message.filename,
+                warning_message.lineno,
+                when,
+                nodeid,
+                location,
+            )
+        )

@@ -1,0 +1,200 @@
+"""One report of what many ranks reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ExceptionRepr,
+    ReprFileLocation,
+    ReprTraceback,
+    ReprTracebackNative,
+)
+
+Phase = Literal["setup", "call", "teardown"]
+PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
+_Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
+
+_CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection closed by peer")
+"""What ranks say whose peers have failed: shown after the failures that caused it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank had to say: in one line, as text without addresses, and as pytest shows it."""
+
+    line: str
+    text: str
+    chain: tuple[_Link, ...]
+
+
+def told(item: pytest.Item, phase: Phase, headline: str, detail: str) -> pytest.TestReport:
+    """The failing report of a rank that could not write its own."""
+    text = f"{headline}\n\n{detail}\n" if detail else f"{headline}\n"
+    crash = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, headline)
+    longrepr = ExceptionChainRepr([(ReprTracebackNative([text]), crash, None)])
+    return _report(item, phase, "failed", longrepr)
+
+
+def merged(
+    item: pytest.Item, by_rank: Sequence[Sequence[pytest.TestReport]]
+) -> list[pytest.TestReport]:
+    """The reports of one test, phase by phase, from the reports of every rank.
+
+    A phase failed where it failed on any rank, and was skipped where every rank skipped it.
+    """
+    reports = []
+    for phase in PHASES:
+        present = {
+            rank: report
+            for rank, several in enumerate(by_rank)
+            for report in several
+            if report.when == phase
+        }
+        if present:
+            reports.append(_merged_phase(item, phase, present, len(by_rank)))
+        elif phase != "call":
+            reports.append(_report(item, phase, "passed", None))  # others count on these two
+    return reports
+
+
+def _merged_phase(
+    item: pytest.Item, phase: Phase, reports: dict[int, pytest.TestReport], size: int
+) -> pytest.TestReport:
+    expected = {rank: one for rank, one in reports.items() if _failed_as_expected(one)}
+    failed = {rank: one for rank, one in reports.items() if one.failed}
+    if expected:  # then the ranks that passed are no surprise
+        failed = {rank: one for rank, one in failed.items() if not _passed_by_surprise(one)}
+    skipped = [one for one in reports.values() if one.skipped]
+    model = next(iter(reports.values()))
+    if failed:
+        result = _report(item, phase, "failed", _grouped(failed, size))
+    elif expected:
+        model = next(iter(expected.values()))
+        result = _report(item, phase, "skipped", _grouped(expected, size))
+    elif len(skipped) == len(reports):
+        result = _report(item, phase, "skipped", model.longrepr)
+    else:
+        result = _report(item, phase, "passed", None)
+    if hasattr(model, "wasxfail") and not failed:
+        result.wasxfail = model.wasxfail
+    result.duration = max(one.duration for one in reports.values())
+    result.start = min(one.start for one in reports.values())
+    result.stop = max(one.stop for one in reports.values())
+    result.sections = _labelled(reports, size)
+    result.user_properties = _united(one.user_properties for one in reports.values())
+    return result
+
+
+def _failed_as_expected(report: pytest.TestReport) -> bool:
+    return report.skipped and hasattr(report, "wasxfail")
+
+
+def _passed_by_surprise(report: pytest.TestReport) -> bool:
+    return isinstance(report.longrepr, str) and report.longrepr.startswith("[XPASS(strict)]")
+
+
+def _report(
+    item: pytest.Item,
+    phase: Phase,
+    outcome: Literal["passed", "failed", "skipped"],
+    longrepr: object,
+) -> pytest.TestReport:
+    return pytest.TestReport(
+        item.nodeid,
+        item.location,
+        dict.fromkeys(item.keywords, 1),
+        outcome,
+        longrepr,  # type: ignore[arg-type]
+        phase,
+    )
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+def _grouped(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr | str:
+    """All failures, each once, under the ranks that had it; causes before consequences."""
+    if size == 1:
+        only = reports[0].longrepr
+        return only if isinstance(only, ExceptionRepr) else str(only)
+    groups: dict[str, dict[int, Failure]] = {}
+    for rank, report in reports.items():
+        same = re.sub(rf"\brank {rank}\b", "this rank", _without_addresses(report))
+        groups.setdefault(same, {})[rank] = _failure(report)
+    ordered = sorted(groups.values(), key=_is_consequence)
+    chain: list[_Link] = []
+    for group in ordered:
+        chain.append((_nothing(), None, _heading(group, size)))
+        chain.extend(next(iter(group.values())).chain)
+    # pytest takes the summary's line from the last link, also after a journey between processes.
+    first = next(iter(ordered[0].values()))
+    location = first.chain[-1][1] or ReprFileLocation("", 0, "")
+    line = f"{_who(ordered[0], size)}: {first.line}"
+    chain.append((_nothing(), ReprFileLocation(location.path, location.lineno, line), None))
+    return ExceptionChainRepr(chain)
+
+
+def _failure(report: pytest.TestReport) -> Failure:
+    longrepr, text = report.longrepr, report.longreprtext
+    if isinstance(longrepr, ExceptionChainRepr):
+        chain = tuple(longrepr.chain)
+    elif isinstance(longrepr, ExceptionRepr):
+        chain = ((longrepr.reprtraceback, longrepr.reprcrash, None),)
+    else:
+        chain = ((ReprTracebackNative([text + "\n"]), None, None),)
+    crash = chain[-1][1]
+    line = (crash.message if crash is not None else text.strip()).partition("\n")[0]
+    return Failure(line, _without_addresses(report), chain)
+
+
+def _without_addresses(report: pytest.TestReport) -> str:
+    return re.sub(r"\b0x[0-9a-f]+\b", "0x", report.longreprtext)
+
+
+def _is_consequence(group: dict[int, Failure]) -> bool:
+    return any(word in next(iter(group.values())).line for word in _CONSEQUENCES)
+
+
+def _heading(group: dict[int, Failure], size: int) -> str:
+    heading = f" {_who(group, size)} "
+    if len({failure.text for failure in group.values()}) > 1:
+        heading = f" {_who(group, size)}, shown by rank {min(group)} "
+    return heading.center(60, "-")
+
+
+def _nothing() -> ReprTraceback:
+    return ReprTraceback([], None, "long")
+
+
+def _who(ranks: Collection[int], size: int) -> str:
+    if 1 < len(ranks) == size:
+        return f"all {size} ranks"
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+# -- what ranks wrote --------------------------------------------------------------------------
+
+
+def _labelled(reports: dict[int, pytest.TestReport], size: int) -> list[tuple[str, str]]:
+    """The captured output of all ranks; where several wrote the same, it is shown once."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, report in reports.items():
+        for section in report.sections:
+            ranks.setdefault(section, []).append(rank)
+    return [
+        (f"{name} ({_who(several, size)})", content) for (name, content), several in ranks.items()
+    ]
+
+
+def _united(several: Iterable[list[tuple[str, object]]]) -> list[tuple[str, object]]:
+    united: list[tuple[str, object]] = []
+    for properties in several:
+        united += [one for one in properties if one not in united]
+    return united
