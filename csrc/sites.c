@@ -47,7 +47,7 @@ static bool code_is_own(PyObject *code) {
     place *p = find_place(code, WHOLE_CODE);
     if (p && p->code) return p->own;
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
-    PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "O", own_paths) : NULL;
+    PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", own_paths) : NULL;
     bool own = starts && PyObject_IsTrue(starts) > 0;
     Py_XDECREF(starts);
     Py_XDECREF(file);

@@ -5,6 +5,7 @@ plugin makes every pytest run import this package, and it should cost next to no
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import (
@@ -99,3 +100,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:  # else torch calls unisono.autoload when it is imported
+    importlib.import_module("unisono.autoload").register()

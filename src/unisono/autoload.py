@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 BACKEND_VARIABLE = "UNISONO_BACKEND"
+NAME = "unisono"
 
 
 def autoload() -> None:
-    """Make the backend that UNISONO_BACKEND names the default of `init_process_group()`.
+    """Register our backend, and make the one that UNISONO_BACKEND names the default of
+    `init_process_group()`.
 
     A name that torch does not know stays without effect: `unisono run --backend` has checked it,
     and `import torch` is no place to fail.
     """
+    register()
     name = os.environ.get(BACKEND_VARIABLE, "").lower()
     if name:
         set_default_backend(name)
+
+
+def register() -> None:
+    """Make the name "unisono" known to torch.distributed. Doing it twice does nothing."""
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    """Make a group; what that needs is imported when the first one is made."""
+    from unisono.comm.backend import create
+
+    return create(options, backend_options)
 
 
 def set_default_backend(name: str) -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -226,9 +227,22 @@ def _where() -> str:
     return (frame is not None and site_of(frame)) or "an unknown place"
 
 
+_hidden = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+
+def hide_files(folder: str) -> None:
+    """Let no site lie in files of this folder: they are not the user's program."""
+    _hidden.append(folder)
+    _prepare_sites(_where)
+
+
+def _prepare_sites(where: Callable[[], str] | None) -> None:
+    if _native is not None:
+        _native.prepare_sites(tuple(folder + os.sep for folder in _hidden), where)
+
+
+_prepare_sites(_where)
+atexit.register(_prepare_sites, None)
 if _native is not None:
-    _OWN_PATHS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
-    _native.prepare_sites(_OWN_PATHS, _where)
-    atexit.register(_native.prepare_sites, _OWN_PATHS, None)
     Work.register(_native.Work)
     Work.register(_native.Message)

@@ -92,6 +92,7 @@ class NativeCommunicator(Communicator):
         size: int,
         *,
         name: str = "world",
+        global_ranks: tuple[int, ...] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = 300.0,
     ) -> NativeCommunicator:
@@ -99,7 +100,7 @@ class NativeCommunicator(Communicator):
         with Lobby() as lobby:
             side = Side(name, rank, size, join_timeout_s, open_with(timeout_s))
             place = lobby.meet_by(exchange, side)
-            return cls(place, lobby, name, tuple(range(size)), timeout_s)
+            return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     # -- settings and life ---------------------------------------------------------------------
 

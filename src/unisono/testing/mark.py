@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-DEFAULT_BACKEND = "gloo"
+DEFAULT_BACKEND = "unisono"
 """What `process_group` is made with where the mark does not say."""
 
 DEFAULT_TIMEOUT_S = 60.0

@@ -1,0 +1,327 @@
+"""The torch.distributed backend named "unisono": torch's process group over a Communicator.
+
+torch calls some of these methods from Python and some from C++; the names are torch's, old and
+new. A call that torch makes blocking (`opts.asyncOp` is False) is carried out at once and returns
+None, which torch takes for a finished work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ReduceOp
+
+from unisono.comm.base import Communicator, Op, PremulSum, Work
+from unisono.comm.engine import hide_files
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import StoreExchange
+from unisono.comm.solo import SoloCommunicator
+from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork
+from unisono.errors import UnisonoError
+
+NAME = "unisono"
+_OLDEST_TORCH = (2, 11)
+_Type: Any = ReduceOp.RedOpType
+_OPS: dict[Any, str] = {
+    _Type.SUM: "sum",
+    _Type.AVG: "avg",
+    _Type.PRODUCT: "product",
+    _Type.MIN: "min",
+    _Type.MAX: "max",
+    _Type.BAND: "band",
+    _Type.BOR: "bor",
+    _Type.BXOR: "bxor",
+}
+Tensors = Sequence[torch.Tensor]
+hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
+
+
+def create(options: Any, _: Any) -> UnisonoProcessGroup:
+    """What torch calls to make a group; on its members only."""
+    _check_torch()
+    rank, size = options.group_rank, options.group_size
+    timeout_s = options.timeout.total_seconds()
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    comm: Communicator
+    if size == 1:
+        comm = SoloCommunicator(str(options.group_id), ranks, timeout_s)
+    else:
+        comm = NativeCommunicator.connect(
+            StoreExchange(options.store),
+            rank,
+            size,
+            name=str(options.group_id),
+            global_ranks=ranks,
+            timeout_s=timeout_s,
+        )
+    return UnisonoProcessGroup(comm, options.store)
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise UnisonoError(f"unisono's backend needs torch 2.11 or later, not {torch.__version__}")
+    config = _asked_for()
+    others = sorted({name for name in config.values() if name != NAME})
+    if others:
+        asked = ",".join(f"{device}:{name}" for device, name in config.items())
+        raise UnisonoError(
+            f'"{asked}": a group of unisono serves CPU tensors alone. Make the default group with '
+            f'"{others[0]}", and one for CPU tensors with new_group(backend="{NAME}")'
+        )
+
+
+def _asked_for() -> dict[str, str]:
+    """Which backend each device shall have. torch does not tell its backends, but a group of ours
+    takes the place of all others: look at the function that makes the group."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back  # type: ignore[assignment]
+    config = frame.f_locals.get("backend_config") if frame is not None else None
+    return dict(config.get_device_backend_map()) if config is not None else {}
+
+
+def _op_of(options: Any) -> Op:
+    reduce_op = options.reduceOp
+    name = _OPS.get(reduce_op.op)
+    if name is not None:
+        return name
+    if reduce_op.op == _Type.PREMUL_SUM:
+        return PremulSum(float(reduce_op.factor))
+    raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
+
+
+class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """A torch process group whose data is moved by a Communicator, `comm`."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, comm: Communicator, store: Any) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        self._store = store
+        self._group_name = comm.name
+        self._description = ""
+        self._completer = Completer(comm.name)
+
+    # -- identity --------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def getRank(self) -> int:
+        return self.comm.rank
+
+    def getSize(self) -> int:
+        return self.comm.size
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
+        """There is one backend, this one."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<UnisonoProcessGroup over {self.comm!r}>"
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        (tensor,) = tensors
+        if tensor.is_sparse:
+            return self._allreduce_sparse(tensor, opts)
+        return self._run(self.comm.all_reduce, opts, tensors, tensor, op=_op_of(opts))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        return self._run(self.comm.all_reduce, opts, tensors, list(tensors), op=_op_of(opts))
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
+        (tensor,) = tensors
+        return self._run(self.comm.broadcast, opts, tensors, tensor, root=opts.rootRank)
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        (tensor,) = tensors
+        op, root = _op_of(opts), opts.rootRank
+        return self._run(self.comm.reduce, opts, tensors, tensor, root=root, op=op)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        (output,), (input,) = outputs, inputs
+        return self._run(self.comm.all_gather, opts, output, list(output), input)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        return self._run(self.comm.all_gather, opts, [output], output, input)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Any:
+        """`outputs` has a list for each rank, with one tensor for each input."""
+        wide = [list(parts) for parts in zip(*outputs, strict=True)]
+        return self._run(self._gather_each, opts, inputs, wide, list(inputs))
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        (input,) = inputs
+        output = list(outputs[0]) if outputs else None
+        return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+        (output,) = outputs
+        input = list(inputs[0]) if inputs else None
+        return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+        (output,), (input,) = outputs, inputs
+        op = _op_of(opts)
+        return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op=op)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Any:
+        return self._run(self.comm.reduce_scatter, opts, [output], output, input, op=_op_of(opts))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        op = _op_of(opts)
+        both = list(outputs), list(inputs)
+        return self._run(self.comm.reduce_scatter, opts, outputs, *both, op=op)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        wide_output = _cut(output, output_splits, self.comm.size)
+        wide_input = _cut(input, input_splits, self.comm.size)
+        return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._run(self.comm.barrier, opts, [torch.empty(0)] if opts is None else ())
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
+        (tensor,) = tensors
+        return TorchWork(self.comm.isend(tensor, dst, tag), tensors, self._completer)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
+        (tensor,) = tensors
+        return TorchWork(self.comm.irecv(tensor, src, tag), tensors, self._completer)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        (tensor,) = tensors
+        return TorchWork(self.comm.irecv(tensor, None, tag), tensors, self._completer)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self.comm.abort("torch.distributed aborted the group")
+
+    def shutdown(self) -> None:
+        self._completer.close()
+        self.comm.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.comm.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The engine numbers calls by itself."""
+
+    # -- how it is done --------------------------------------------------------------------------
+
+    def _run(
+        self,
+        call: Callable[..., Work | None],
+        opts: Any,
+        result: Tensors,
+        *args: Any,
+        **keywords: Any,
+    ) -> Any:
+        """Make the call; a work for torch, or None where it is over and torch wants none."""
+        if opts is not None and not opts.asyncOp:
+            call(*args, **keywords)
+            return None
+        work = call(*args, **keywords, async_op=True)
+        if work is None:
+            return FinishedTorchWork(result)
+        return TorchWork(work, result, self._completer)
+
+    def _gather_each(
+        self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False
+    ) -> Work | None:
+        work = None
+        for output, input in zip(wide, inputs, strict=True):
+            work = self.comm.all_gather(output, input, async_op=async_op)
+        return work  # they are carried out in order: the last one ends them all
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
+        """Every rank's entries side by side; the sum of what falls on one place."""
+        if _op_of(opts) != "sum":
+            raise ValueError("a sparse tensor can only be summed")
+        mine = tensor.coalesce()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.comm.size)]
+        self.comm.all_gather(counts, torch.tensor([mine._nnz()]))
+        indices = [mine.indices().new_empty(mine.sparse_dim(), int(n)) for n in counts]
+        values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
+        self.comm.all_gather(indices, mine.indices().contiguous())
+        self.comm.all_gather(values, mine.values().contiguous())
+        total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape)
+        tensor.copy_(total.coalesce())
+        return FinishedTorchWork([tensor])
+
+
+def _cut(
+    tensor: torch.Tensor, splits: Sequence[int], ranks: int
+) -> torch.Tensor | list[torch.Tensor]:
+    """The parts of a tensor along its first dimension; itself where they are even."""
+    if splits:
+        return list(torch.split(tensor, list(splits)))
+    if tensor.dim() == 0 or tensor.size(0) % ranks:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} cannot be cut evenly for {ranks} ranks: "
+            "pass split sizes"
+        )
+    return tensor
