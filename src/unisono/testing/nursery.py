@@ -7,6 +7,7 @@ here; in the controller, where tests run, it would not be.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 CHANNEL = "UNISONO_TEST_CHANNEL"
 """The environment variable that tells a rank the descriptor of its socket."""
@@ -55,7 +57,6 @@ def main() -> None:
                 for descriptor in (status, *children.values()):
                     os.close(descriptor)
                 _become_a_rank(me, channel, output)
-                return
             for descriptor in (channel, *output):
                 os.close(descriptor)
             children[child] = status
@@ -74,7 +75,7 @@ def _tell_of_ends(children: dict[int, int]) -> None:
         os.close(descriptor)
 
 
-def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> None:
+def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     """Leave everything that was the nursery's and be a pytest session."""
     os.setpgid(0, 0)  # Ctrl-C is the controller's to handle
     _die_with(parent)
@@ -96,7 +97,11 @@ def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> None:
         numpy.random.seed()  # or all ranks would draw the same numbers, unasked
     import pytest
 
-    sys.exit(pytest.console_main())
+    code = pytest.console_main()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: taking torch down piece by piece takes long, and threads may linger
 
 
 def _die_with(parent: int) -> None:
