@@ -152,6 +152,7 @@ struct un_group {
     pthread_t courier;
     _Atomic uint32_t courier_stops;
     _Atomic uint32_t courier_parked;
+    _Atomic uint32_t waits;
     _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going meanwhile */
     const un_message *noted; /* what we said that we wait for: see deadlock.c */
     uint32_t notes;
@@ -263,7 +264,7 @@ void ask_where(un_group *g, int rank, uint64_t call);
 bool is_asked(const un_group *g);
 void answer_where(un_group *g, const char *text);
 
-/* messages.c */
+/* channels.c, courier.c */
 struct counters {       /* of messages exchanged with one rank */
     uint64_t sent;      /* announced to it */
     uint64_t taken;     /* taken from it, without a gap */
