@@ -57,10 +57,11 @@ class Nursery:
     def __init__(self, lanes: int = 3) -> None:
         self._pipe, theirs = Pipe()
         command = f"import fault_ranks; fault_ranks.serve({theirs.fileno()}, {lanes})"
+        paths = (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))
         self._process = subprocess.Popen(
             [sys.executable, "-c", command],
             pass_fds=[theirs.fileno()],
-            env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)},
         )
         theirs.close()
 

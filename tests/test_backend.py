@@ -11,6 +11,9 @@ import torch.distributed as dist
 from unisono.errors import CollectiveMismatch, UnisonoError
 
 RANKS = [1, 2, 3, 4]
+# torch 2.13 renamed these two.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @pytest.mark.ranks(RANKS)
@@ -48,10 +51,10 @@ def test_collectives_of_tensors(process_group: Any, async_op: bool) -> None:
     done(dist.all_gather(gathered, mine, async_op=async_op))
     assert [float(part[0]) for part in gathered] == [peer + 1.0 for peer in range(size)]
     wide = torch.zeros(5 * size)
-    done(dist.all_gather_single(wide, mine, async_op=async_op))
+    done(all_gather_single(wide, mine, async_op=async_op))
     assert torch.equal(wide, torch.cat(gathered))
     part = torch.zeros(2)
-    done(dist.reduce_scatter_single(part, torch.arange(2.0 * size), async_op=async_op))
+    done(reduce_scatter_single(part, torch.arange(2.0 * size), async_op=async_op))
     assert torch.equal(part, torch.tensor([2.0 * rank, 2.0 * rank + 1]) * size)
     parts = [torch.full((2,), float(peer)) for peer in range(size)]
     done(dist.reduce_scatter(part, parts, async_op=async_op))
