@@ -28,15 +28,16 @@ from unisono.errors import UnisonoError
 NAME = "unisono"
 _OLDEST_TORCH = (2, 11)
 _Type: Any = ReduceOp.RedOpType
-_OPS: dict[Any, str] = {
-    _Type.SUM: "sum",
-    _Type.AVG: "avg",
-    _Type.PRODUCT: "product",
-    _Type.MIN: "min",
-    _Type.MAX: "max",
-    _Type.BAND: "band",
-    _Type.BOR: "bor",
-    _Type.BXOR: "bxor",
+# A ReduceOp's hash is the number of its type, and asking for it takes a third of asking for `.op`.
+_OPS = {
+    hash(_Type.SUM): "sum",
+    hash(_Type.AVG): "avg",
+    hash(_Type.PRODUCT): "product",
+    hash(_Type.MIN): "min",
+    hash(_Type.MAX): "max",
+    hash(_Type.BAND): "band",
+    hash(_Type.BOR): "bor",
+    hash(_Type.BXOR): "bxor",
 }
 Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
@@ -89,7 +90,7 @@ def _asked_for() -> dict[str, str]:
 
 def _op_of(options: Any) -> Op:
     reduce_op = options.reduceOp
-    name = _OPS.get(reduce_op.op)
+    name = _OPS.get(hash(reduce_op))
     if name is not None:
         return name
     if reduce_op.op == _Type.PREMUL_SUM:
@@ -154,19 +155,22 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
-        return self._run(self.comm.all_reduce, opts, tensors, tensor, op=_op_of(opts))
+        if opts.asyncOp:
+            return self._begin(self.comm.all_reduce, tensors, tensor, _op_of(opts))
+        self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or _op_of(opts))
+        return None
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        return self._run(self.comm.all_reduce, opts, tensors, list(tensors), op=_op_of(opts))
+        return self._run(self.comm.all_reduce, opts, tensors, list(tensors), _op_of(opts))
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         (tensor,) = tensors
-        return self._run(self.comm.broadcast, opts, tensors, tensor, root=opts.rootRank)
+        return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
         (tensor,) = tensors
         op, root = _op_of(opts), opts.rootRank
-        return self._run(self.comm.reduce, opts, tensors, tensor, root=root, op=op)
+        return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         (output,), (input,) = outputs, inputs
@@ -200,19 +204,19 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         (output,), (input,) = outputs, inputs
         op = _op_of(opts)
-        return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op=op)
+        return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
-        return self._run(self.comm.reduce_scatter, opts, [output], output, input, op=_op_of(opts))
+        return self._run(self.comm.reduce_scatter, opts, [output], output, input, _op_of(opts))
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         op = _op_of(opts)
         both = list(outputs), list(inputs)
-        return self._run(self.comm.reduce_scatter, opts, outputs, *both, op=op)
+        return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
@@ -272,19 +276,15 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- how it is done --------------------------------------------------------------------------
 
-    def _run(
-        self,
-        call: Callable[..., Work | None],
-        opts: Any,
-        result: Tensors,
-        *args: Any,
-        **keywords: Any,
-    ) -> Any:
+    def _run(self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any) -> Any:
         """Make the call; a work for torch, or None where it is over and torch wants none."""
-        if opts is not None and not opts.asyncOp:
-            call(*args, **keywords)
-            return None
-        work = call(*args, **keywords, async_op=True)
+        if opts is None or opts.asyncOp:
+            return self._begin(call, result, *args)
+        call(*args)
+        return None
+
+    def _begin(self, call: Callable[..., Work | None], result: Tensors, *args: Any) -> Any:
+        work = call(*args, async_op=True)
         if work is None:
             return FinishedTorchWork(result)
         return TorchWork(work, result, self._completer)
