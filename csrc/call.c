@@ -18,9 +18,9 @@ static uint64_t signature_of_call(const un_call *call) {
     return signature_of(call->operation, call->reduction, call->root, call->dtype);
 }
 
-/* Ranks may refuse one call for different reasons. */
-static uint64_t refusal_of(const un_call *call) {
-    return (uint64_t)call->operation | (uint64_t)UN_REFUSED << 16;
+/* Of a refused call its arguments do not count. */
+static uint64_t refusal_of(const un_call *call, un_status reason) {
+    return (uint64_t)call->operation | (uint64_t)reason << 16;
 }
 
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
@@ -30,7 +30,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     return (un_posted){.call = number,
                        .operation = (un_operation)(signature & 0xff),
                        .reduction = (un_reduction)(signature >> 8 & 0xff),
-                       .refused = (signature >> 16 & 0xff) != 0,
+                       .refused = (un_status)(signature >> 16 & 0xff),
                        .root = (int16_t)(signature >> 24 & 0xffff),
                        .dtype = (un_dtype)(signature >> 40),
                        .bytes = read_word(&p->bytes),
@@ -40,7 +40,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    write_word(&mine->signature, refusal ? refusal_of(x->call) : signature_of_call(x->call));
+    write_word(&mine->signature, refusal ? refusal_of(x->call, refusal) : signature_of_call(x->call));
     write_word(&mine->bytes, refusal ? 0 : x->bytes);
     write_word(&mine->hash, refusal ? 0 : x->hash);
     publish(g, &mine->call, x->number);

@@ -159,7 +159,7 @@ typedef struct un_waiting {
 /* What a rank posted for a call, for reports. */
 typedef struct un_posted {
     uint64_t call; /* the number of the rank's latest post in this call's place */
-    bool refused;
+    un_status refused; /* why; UN_OK: it is not */
     un_operation operation;
     un_reduction reduction;
     un_dtype dtype;

@@ -185,8 +185,8 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || rank == g->rank) return false;
     pthread_mutex_lock(&lifecycle);
     pthread_mutex_lock(&watch.lock);
-    peer *p = g->peers[rank] ? NULL : find_peer(identity, pidfd);
-    if (p && start_watcher()) {
+    peer *p = !g->peers[rank] && start_watcher() ? find_peer(identity, pidfd) : NULL;
+    if (p) {
         p->users++;
         g->peers[rank] = p;
         if (!g->watched) {

@@ -125,6 +125,7 @@ def test_room_for_some_is_not_taken_by_all_at_once(cage: Cage, fresh_pool: RankP
     assert cage.kills() == 0
     without = [error for error in errors if isinstance(error, SegmentError)]
     others = [error for error in errors if isinstance(error, CollectiveMismatch)]
+    assert all("no room in shared memory" in str(error) for error in others)
     assert len(without) + len(others) == 6, errors
     assert len(without) >= 4
 

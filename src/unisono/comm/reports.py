@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, Group, Operation
+from unisono.comm.engine import ENDING_KNOWN, Group, Operation, Status
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {
@@ -44,6 +44,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     )
     operation = Operation(operation_number)
     text = operation.name.lower()
+    if refused == Status.NO_MEMORY:
+        return f"{text}, for which it has no room in shared memory"
     if refused:
         return f"{text} with arguments that it refused"
     if operation is Operation.BARRIER:

@@ -1,0 +1,305 @@
+"""torch.distributed on unisono and on gloo, by turns in the same processes.
+
+    python benchmarks/backend.py                    2 ranks, everything, some minutes
+    python benchmarks/backend.py --ranks 4 --only calls
+    python benchmarks/backend.py --goals --json backend.json
+
+calls: collectives as a program makes them, through torch.distributed, blocking, on float32; and
+what torch's own layers add to a direct call on the Communicator. start: from init_process_group to
+the first finished all_reduce. steps: a training step whose time is mostly communication, with DDP
+and FSDP2. Every figure is the median over turns; a turn counts with the slowest rank's time, and
+the two backends take turns in an order shuffled anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import unisono
+
+KIB, MIB = 1024, 1024**2
+BACKENDS = ("unisono", "gloo")
+SIZES = {
+    "all_reduce": (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+    "all_gather_single": (MIB, 64 * MIB),
+    "reduce_scatter_single": (MIB, 64 * MIB),
+    "barrier": (0,),
+}
+TURN_S = 0.02
+"""About how long calls of one backend go on before the other has its turn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was done, how large, and each way's median time."""
+
+    what: str
+    bytes: int
+    median_us: dict[str, float]
+    goal: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer gloo takes."""
+        return self.median_us["gloo"] / self.median_us["unisono"]
+
+
+class Rank:
+    """One rank: both backends side by side, and what is measured on them."""
+
+    def __init__(self, folder: str, turns: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self.rank = int(os.environ["UNISONO_RANK"])
+        self.size = int(os.environ["UNISONO_SIZE"])
+        self.folder, self.turns = folder, turns
+        store = dist.FileStore(os.path.join(folder, "store"), self.size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
+        self.groups = {
+            "gloo": dist.group.WORLD,
+            "unisono": dist.new_group(backend="unisono"),
+        }
+        self.comm = self.groups["unisono"].comm
+
+    def slowest(self, value: float) -> float:
+        import torch
+
+        tensor = torch.tensor([value], dtype=torch.float64)
+        self.comm.all_reduce(tensor, "max")
+        return float(tensor)
+
+    def measure(self, what: str, nbytes: int, ways: dict[str, Callable[[], Any]]) -> Row:
+        """Each way's median, in turns; every rank returns the same figures."""
+        counts = {}
+        for name, call in ways.items():
+            for _ in range(3):
+                call()
+            self.comm.barrier()
+            begin_s = time.perf_counter()
+            call()
+            took_s = self.slowest(time.perf_counter() - begin_s)
+            counts[name] = max(1, min(2000, round(TURN_S / max(took_s, 1e-6))))
+        times_us: dict[str, list[float]] = {name: [] for name in ways}
+        order, shuffler = list(ways), random.Random(nbytes)
+        gc.disable()
+        for _ in range(self.turns):
+            shuffler.shuffle(order)
+            for name in order:
+                call, count = ways[name], counts[name]
+                call()
+                self.comm.barrier()
+                begin_s = time.perf_counter()
+                for _ in range(count):
+                    call()
+                took_s = self.slowest(time.perf_counter() - begin_s)
+                times_us[name].append(took_s / count * 1e6)
+        gc.enable()
+        return Row(what, nbytes, {name: statistics.median(ts) for name, ts in times_us.items()})
+
+    # -- what is measured ------------------------------------------------------------------------
+
+    def calls(self) -> list[Row]:
+        rows = []
+        for what, sizes in SIZES.items():
+            for nbytes in sizes:
+                ways = {name: self.call(what, nbytes, name) for name in BACKENDS}
+                if what == "all_reduce":
+                    tensor = self.tensor(nbytes)
+                    ways["direct"] = partial(self.comm.all_reduce, tensor)
+                rows.append(self.show(self.measure(what, nbytes, ways)))
+        return rows
+
+    def tensor(self, nbytes: int) -> Any:
+        import torch
+
+        return torch.zeros(max(1, nbytes // 4))
+
+    def call(self, what: str, nbytes: int, name: str) -> Callable[[], Any]:
+        import torch.distributed as dist
+
+        group = self.groups[name]
+        if what == "barrier":
+            return partial(dist.barrier, group=group)
+        wide = self.tensor(nbytes)
+        if what == "all_reduce":
+            return partial(dist.all_reduce, wide, group=group)
+        wide = self.tensor(nbytes // self.size * self.size)
+        part = self.tensor(nbytes // self.size)
+        # torch 2.13 renamed these two.
+        if what == "all_gather_single":
+            gather = getattr(dist, what, None) or dist.all_gather_into_tensor
+            return partial(gather, wide, part, group=group)
+        scatter = getattr(dist, what, None) or dist.reduce_scatter_tensor
+        return partial(scatter, part, wide, group=group)
+
+    def start(self) -> list[Row]:
+        """From init_process_group to the first finished all_reduce, in processes that are warm."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        times_us: dict[str, list[float]] = {name: [] for name in BACKENDS}
+        for turn in range(self.turns + 1):
+            for name in BACKENDS:
+                path = os.path.join(self.folder, f"{name}-{turn}")
+                begin_s = time.perf_counter()
+                store = dist.FileStore(path, self.size)
+                dist.init_process_group(name, store=store, rank=self.rank, world_size=self.size)
+                dist.all_reduce(self.tensor(8))
+                took_s = time.perf_counter() - begin_s
+                dist.barrier()
+                dist.destroy_process_group()
+                if turn:  # the first one imports what it needs
+                    times_us[name].append(took_s * 1e6)
+        medians = {name: statistics.median(ts) for name, ts in times_us.items()}
+        return [self.show(Row("start", 0, medians))]
+
+    def steps(self) -> list[Row]:
+        """A step of a model of 25 million parameters on a tiny batch."""
+        makers = {"DDP step": self.ddp_step, "FSDP2 step": self.fsdp_step}
+        rows = []
+        for what, make in makers.items():
+            ways = {name: make(name) for name in BACKENDS}
+            rows.append(self.show(self.measure(what, 100 * MIB, ways)))
+        return rows
+
+    def model(self) -> Any:
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Sequential(*(torch.nn.Linear(1250, 1250) for _ in range(16)))
+
+    def ddp_step(self, name: str) -> Callable[[], None]:
+        import torch
+
+        model = torch.nn.parallel.DistributedDataParallel(
+            self.model(), process_group=self.groups[name]
+        )
+        return step_of(model)
+
+    def fsdp_step(self, name: str) -> Callable[[], None]:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(self.groups[name], "cpu")
+        model = self.model()
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return step_of(model)
+
+    def show(self, row: Row) -> Row:
+        if self.rank == 0:
+            print(line(row), flush=True)
+        return row
+
+
+def step_of(model: Any) -> Callable[[], None]:
+    import torch
+
+    inputs = torch.ones(1, 1250)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return step
+
+
+def line(row: Row) -> str:
+    size = f"{row.bytes // MIB} MiB" if row.bytes >= MIB else f"{row.bytes} B" if row.bytes else "-"
+    direct = row.median_us.get("direct")
+    times = [row.median_us["unisono"], row.median_us["gloo"]]
+    shown = "".join(f"{time_us:14,.1f}" for time_us in times)
+    extra = f"{direct:14,.1f}" if direct is not None else f"{'-':>14}"
+    return f"{row.what:24}{size:>9}{shown}{row.ratio:12.1f}{extra}"
+
+
+def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, Any]]:
+    rank = Rank(folder, turns)
+    rows: list[Row] = []
+    for part in only:
+        rows += getattr(rank, part)()
+    return [asdict(row) for row in rows]
+
+
+def goals(rows: Sequence[Row], ranks: int) -> list[str]:
+    """Which of the figures that we want are there."""
+    wanted: list[tuple[str, float, float]] = []
+    for row in rows:
+        least: float | None = None
+        if row.what == "all_reduce" and ranks == 2:
+            least = 25 if row.bytes == 8 else 8 if row.bytes < MIB else 3
+        elif row.what == "all_reduce" and row.bytes == 8:
+            least = 20
+        elif row.what.endswith("_single") and ranks == 2:
+            least = 4
+        elif row.what == "barrier" and ranks == 2:
+            least = 15
+        elif row.what in ("start", "DDP step", "FSDP2 step") and ranks == 2:
+            least = {"start": 1.0, "DDP step": 2.0, "FSDP2 step": 1.5}[row.what]
+        if least is not None:
+            wanted.append((f"{row.what} {row.bytes} B: gloo/unisono", row.ratio, least))
+    lines = [
+        f"  {'met   ' if ratio >= least else 'MISSED'} {what} {ratio:.1f}, at least {least:g}"
+        for what, ratio, least in wanted
+    ]
+    for row in rows:
+        if row.what == "all_reduce" and row.bytes == 8 and ranks == 2:
+            more_us = row.median_us["unisono"] - row.median_us["direct"]
+            met = "met   " if more_us <= 4 else "MISSED"
+            lines.append(f"  {met} us more than the direct call {more_us:.1f}, at most 4")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=("calls", "steps", "start"))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    options = parser.parse_args(arguments)
+    only = options.only or ["calls", "steps", "start"]
+    only.sort(key=("calls", "steps", "start").index)  # start ends the groups
+    print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median us")
+    heads = "".join(f"{head:>14}" for head in ("unisono", "gloo"))
+    print(f"{'':24}{'size':>9}{heads}{'gloo/ours':>12}{'direct':>14}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        results = unisono.launch(
+            be_a_rank, options.ranks, (folder, only, options.turns), threads=1, on_line=show
+        )
+    rows = [Row(**row) for row in results[0]]
+    if options.goals:
+        print("\ngoals", *goals(rows, options.ranks), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0
+
+
+def show(rank: int, stream: str, text: str) -> None:
+    """A line of a rank: rank 0's are the table's."""
+    print(text, flush=True, file=sys.stdout if stream == "stdout" else sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
