@@ -281,7 +281,7 @@ def crashes_late() -> int:
 
 def test_a_timeout_shows_where_each_rank_was() -> None:
     with pytest.raises(RanksTimedOut) as caught:
-        unisono.launch(one_is_late, 3, timeout_s=2.5)
+        unisono.launch(one_is_late, 3, timeout=2.5)
     text = str(caught.value)
     assert text.startswith("not done within 2.5 s: ranks 0, 1 of 3 rank(s)")
     assert "rank 2 returned" in text
@@ -571,7 +571,7 @@ def test_bad_requests_are_one_sentence() -> None:
         (ValueError, "ranks must be .* at least 1, not 0", lambda: unisono.launch(print, 0)),
         (ValueError, "at least 1, not 1.5", lambda: unisono.launch(print, 1.5)),  # type: ignore[arg-type]
         (TypeError, "needs a function, not a int", lambda: unisono.launch(3, 2)),  # type: ignore[arg-type]
-        (ValueError, "timeout_s must", lambda: unisono.launch(print, 1, timeout_s=0)),
+        (ValueError, "timeout must", lambda: unisono.launch(print, 1, timeout=0)),
         (ValueError, "threads must", lambda: unisono.launch(print, 1, threads=0)),
         (TypeError, "cannot send the function .*lock", lambda: unisono.launch(lambda: lock, 2)),
         (TypeError, "cannot send its arguments", lambda: unisono.launch(print, 2, (lock,))),

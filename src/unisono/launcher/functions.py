@@ -34,7 +34,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    timeout_s: float | None = None,
+    timeout: float | None = None,
     threads: int | None = None,
     pin: bool = False,
     capture: bool = False,
@@ -52,9 +52,9 @@ def launch(
     cores.
 
     Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
-    rank's stack, if they are not done within `timeout_s`. No process is left in any case.
+    rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
     """
-    _check(fn, ranks, timeout_s, threads)
+    _check(fn, ranks, timeout, threads)
     listener: Listener = Terminal()
     if on_line is not None:
         listener = Callback(on_line)
@@ -84,14 +84,14 @@ def launch(
                 break
             place = rank_variables(rank, ranks, meeting.fileno())
             crew.start(environment | place, file.fileno(), [meeting.fileno()])
-        verdict = crew.run(timeout_s, PATIENCE_S)
+        verdict = crew.run(timeout, PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
     if verdict is Verdict.FAILED:
         raise ranks_failed(crew.ranks, captured=capture)
     if verdict is Verdict.TIMED_OUT:
-        assert timeout_s is not None
-        raise ranks_timed_out(crew.ranks, timeout_s, captured=capture)
+        assert timeout is not None
+        raise ranks_timed_out(crew.ranks, timeout, captured=capture)
     return [_result(rank.number, rank.value) for rank in crew.ranks]
 
 
@@ -113,14 +113,14 @@ def check_not_nested() -> None:
         )
 
 
-def _check(fn: Any, ranks: Any, timeout_s: float | None, threads: int | None) -> None:
+def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> None:
     check_not_nested()
     if not callable(fn):
         raise TypeError(f"launch needs a function, not a {type(fn).__name__}")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"ranks must be a whole number and at least 1, not {ranks!r}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s must be more than 0, not {timeout_s!r}")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be more than 0, not {timeout!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads!r}")
     share.check_memory(ranks)
