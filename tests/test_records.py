@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from ranks import RankPool, attempt, in_a_fork
+from ranks import attempt, in_a_fork
 from unisono.comm.base import Communicator
 from unisono.comm.records import GroupRecords, Record, read_process
 from unisono.errors import UnisonoError
@@ -44,18 +44,33 @@ def shape_of(record: Record) -> tuple[object, ...]:
     )
 
 
-def test_every_call_leaves_a_record_that_another_process_reads(pool: RankPool) -> None:
+@pytest.mark.ranks(3)
+def test_every_call_leaves_a_record_that_another_process_reads(comm: Communicator) -> None:
     before = time.monotonic()
-    (group,) = pool.run(do_and_read, 3)[0]
-    after = time.monotonic()
+    comm.barrier()
+    comm.all_reduce(torch.ones(5), "max")
+    comm.broadcast(torch.ones(7, dtype=torch.bfloat16), root=2)
+    comm.reduce_scatter(torch.ones(100_000).double(), torch.ones(300_000).double())
+    comm.all_gather(torch.ones(0, dtype=torch.int32), torch.ones(0, dtype=torch.int32))
+    message = torch.zeros(200_000, dtype=torch.uint8)
+    if comm.rank == 0:
+        comm.send(message, 1, tag=-7)
+        (group,) = read_from_outside(os.getpid())  # the others reach the barrier long before
+        check_records(group, before, time.monotonic())
+    elif comm.rank == 1:
+        comm.recv(message, 0, tag=-7)
+    comm.barrier()
+
+
+def check_records(group: GroupRecords, before: float, after: float) -> None:
     message = ("uint8", 200_000, None, None)
     messages = {
         0: [("send", *message, 1, -7, "finished")],
         1: [("recv", *message, 0, -7, "finished")],
     }
     waiting = [("barrier", "", 0, None, None, None, None, "waiting")]
-    assert (group.name, group.size) == ("world", 3)
-    assert [one.pid for one in group.ranks] == pool.pids(3)
+    assert group.size == 3
+    assert group.ranks[0].pid == os.getpid()
     for rank, one in enumerate(group.ranks):
         assert (one.rank, one.global_rank) == (rank, rank)
         assert [shape_of(record) for record in one.records] == [
@@ -73,31 +88,12 @@ def test_every_call_leaves_a_record_that_another_process_reads(pool: RankPool) -
             if record.state == "finished":
                 assert record.started_s is not None
                 assert record.ended_s is not None
-                assert before < record.arrived_s <= record.started_s <= record.ended_s < after
+                assert record.arrived_s <= record.started_s <= record.ended_s < after
+                assert rank or before < record.arrived_s
 
 
-def do_and_read(comm: Communicator) -> list[GroupRecords]:
-    comm.barrier()
-    comm.all_reduce(torch.ones(5), "max")
-    comm.broadcast(torch.ones(7, dtype=torch.bfloat16), root=2)
-    comm.reduce_scatter(torch.ones(100_000).double(), torch.ones(300_000).double())
-    comm.all_gather(torch.ones(0, dtype=torch.int32), torch.ones(0, dtype=torch.int32))
-    message = torch.zeros(200_000, dtype=torch.uint8)
-    groups = []
-    if comm.rank == 0:
-        comm.send(message, 1, tag=-7)
-        groups = read_from_outside(os.getpid())  # the others reach the barrier long before
-    elif comm.rank == 1:
-        comm.recv(message, 0, tag=-7)
-    comm.barrier()
-    return groups
-
-
-def test_the_ring_keeps_the_last_thousand(pool: RankPool) -> None:
-    pool.run(call_often, 2)
-
-
-def call_often(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_the_ring_keeps_the_last_thousand(comm: Communicator) -> None:
     for _ in range(3000):
         comm.barrier()
     (group,) = read_process(os.getpid())
@@ -106,59 +102,47 @@ def call_often(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_a_queued_work_is_seen(pool: RankPool) -> None:
-    states = pool.run(submit_and_look, 2)[0]
-    assert states == ["waiting", "queued", "queued"]
-
-
-def submit_and_look(comm: Communicator) -> list[str]:
-    states: list[str] = []
-    if comm.rank == 0:
-        works = [comm.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
-        deadline = time.monotonic() + 10
-        while "waiting" not in states and time.monotonic() < deadline:
-            (group,) = read_process(os.getpid())
-            states = [record.state for record in group.ranks[0].records]
-        comm.send(torch.ones(1), 1)
-        for work in works:
-            assert work is not None
-            work.wait()
-    else:
+@pytest.mark.ranks(2)
+def test_a_queued_work_is_seen(comm: Communicator) -> None:
+    if comm.rank == 1:
         comm.recv(torch.ones(1), 0)
         for _ in range(3):
             comm.all_reduce(torch.ones(3))
-    return states
+        return
+    works = [comm.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    states: list[str] = []
+    deadline = time.monotonic() + 10
+    while "waiting" not in states and time.monotonic() < deadline:
+        (group,) = read_process(os.getpid())
+        states = [record.state for record in group.ranks[0].records]
+    assert states == ["waiting", "queued", "queued"]
+    comm.send(torch.ones(1), 1)
+    for work in works:
+        assert work is not None
+        work.wait()
 
 
-def test_a_failed_call_says_how(pool: RankPool) -> None:
-    assert pool.run(fail_and_look, 2) == [("failed", "MISMATCH")] * 2
-
-
-def fail_and_look(comm: Communicator) -> tuple[str, str]:
+@pytest.mark.ranks(2)
+def test_a_failed_call_says_how(comm: Communicator) -> None:
     attempt(comm.all_reduce, torch.ones(3 + comm.rank))
     (group,) = read_process(os.getpid())
     last = group.ranks[comm.rank].records[-1]
-    return last.state, last.status
+    assert (last.state, last.status) == ("failed", "MISMATCH")
 
 
-def test_groups_are_told_apart(pool: RankPool) -> None:
-    names = pool.run(split_and_look, 3)
-    assert names == [["world", "world[2,0]"], ["world"], ["world", "world[2,0]"]]
-
-
-def split_and_look(comm: Communicator) -> list[str]:
+@pytest.mark.ranks(3)
+def test_groups_are_told_apart(comm: Communicator) -> None:
     part = comm.split([2, 0])
     if part is not None:
         part.barrier()
     comm.barrier()
-    groups = read_process(os.getpid())
-    for group in groups:
-        if group.name != "world":
-            assert [one.global_rank for one in group.ranks] == [2, 0]
+    groups = {group.name: group for group in read_process(os.getpid())}
+    assert set(groups) == {comm.name} | ({part.name} if part is not None else set())
+    if part is not None:
+        assert [one.global_rank for one in groups[part.name].ranks] == [2, 0]
     comm.barrier()
     if part is not None:
         part.close()
-    return sorted(group.name for group in groups)
 
 
 def test_what_cannot_be_read_is_said() -> None:
