@@ -41,7 +41,10 @@ def set_default_backend(name: str) -> None:
     """Let `init_process_group()` without a name take this backend, on every device it serves."""
     from torch.distributed import Backend
 
-    for device in Backend.backend_capability.get(name, ()):
+    devices = Backend.backend_capability.get(name, ())
+    if name == NAME:  # a group of ours is for CPU tensors alone, also where there are GPUs
+        Backend.default_device_backend_map.clear()
+    for device in devices:
         Backend.default_device_backend_map[device] = name
 
 
