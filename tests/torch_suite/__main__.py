@@ -34,7 +34,9 @@ def main() -> int:
     if not options.only:
         page.write(results, importlib.metadata.version("torch").split("+")[0])
     print("\n".join(page.counts(results)))
-    failed = [job.name for job in jobs if "failed" in {one.status for one in job.results().values()}]
+    failed = [
+        job.name for job in jobs if "failed" in {one.status for one in job.results().values()}
+    ]
     return 1 if "unisono" in " ".join(failed) else 0
 
 

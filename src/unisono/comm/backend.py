@@ -15,7 +15,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ReduceOp
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from unisono.comm.base import Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
@@ -39,6 +51,11 @@ _OPS: dict[Any, str] = {
     _Type.BXOR: "bxor",
 }
 Tensors = Sequence[torch.Tensor]
+# What a call without options means.
+_ALL_REDUCE, _COALESCED = AllreduceOptions(), AllreduceCoalescedOptions()
+_REDUCE, _BROADCAST, _BARRIER = ReduceOptions(), BroadcastOptions(), BarrierOptions()
+_ALL_GATHER, _GATHER, _SCATTER = AllgatherOptions(), GatherOptions(), ScatterOptions()
+_REDUCE_SCATTER, _ALL_TO_ALL = ReduceScatterOptions(), AllToAllOptions()
 hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
 
 
@@ -61,6 +78,18 @@ def create(options: Any, _: Any) -> UnisonoProcessGroup:
             timeout_s=timeout_s,
         )
     return UnisonoProcessGroup(comm, options.store)
+
+
+def communicator_of(group: Any) -> Communicator | None:
+    """What moves the data of a torch process group of ours; None means the default group. The
+    result is None where this process has no place in the group, or there is no group."""
+    if group is None:
+        group = dist.group.WORLD
+    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if not isinstance(group, UnisonoProcessGroup):
+        raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
+    return group.comm
 
 
 def _check_torch() -> None:
@@ -150,71 +179,77 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Tensors, opts: Any = _ALL_REDUCE) -> Any:
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
         return self._run(self.comm.all_reduce, opts, tensors, tensor, op=_op_of(opts))
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _COALESCED) -> Any:
         return self._run(self.comm.all_reduce, opts, tensors, list(tensors), op=_op_of(opts))
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
+    def broadcast(self, tensors: Tensors, opts: Any = _BROADCAST) -> Any:
         (tensor,) = tensors
         return self._run(self.comm.broadcast, opts, tensors, tensor, root=opts.rootRank)
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    def reduce(self, tensors: Tensors, opts: Any = _REDUCE) -> Any:
         (tensor,) = tensors
         op, root = _op_of(opts), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root=root, op=op)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    def allgather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _ALL_GATHER
+    ) -> Any:
         (output,), (input,) = outputs, inputs
         return self._run(self.comm.all_gather, opts, output, list(output), input)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = _ALL_GATHER
+    ) -> Any:
         return self._run(self.comm.all_gather, opts, [output], output, input)
 
     def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = _ALL_GATHER
     ) -> Any:
         return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
 
     def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _ALL_GATHER
     ) -> Any:
         """`outputs` has a list for each rank, with one tensor for each input."""
         wide = [list(parts) for parts in zip(*outputs, strict=True)]
         return self._run(self._gather_each, opts, inputs, wide, list(inputs))
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _GATHER) -> Any:
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _SCATTER) -> Any:
         (output,) = outputs
         input = list(inputs[0]) if inputs else None
         return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _REDUCE_SCATTER
+    ) -> Any:
         (output,), (input,) = outputs, inputs
         op = _op_of(opts)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op=op)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = _REDUCE_SCATTER
     ) -> Any:
         return self._run(self.comm.reduce_scatter, opts, [output], output, input, op=_op_of(opts))
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = _REDUCE_SCATTER
     ) -> Any:
         op = _op_of(opts)
         both = list(outputs), list(inputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, *both, op=op)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _ALL_TO_ALL) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
 
     def all_to_all_single(
@@ -223,14 +258,23 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: Any = None,
+        opts: Any = _ALL_TO_ALL,
     ) -> Any:
         wide_output = _cut(output, output_splits, self.comm.size)
         wide_input = _cut(input, input_splits, self.comm.size)
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
-    def barrier(self, opts: Any = None) -> Any:
-        return self._run(self.comm.barrier, opts, [torch.empty(0)] if opts is None else ())
+    def barrier(self, opts: Any = _BARRIER) -> Any:
+        limit_s = opts.timeout.total_seconds()
+        if limit_s <= 0:  # not given
+            return self._run(self.comm.barrier, opts, ())
+        return self._run(self.comm.barrier, opts, (), timeout_s=limit_s)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that names the missing ranks: ours always does, and always all of them."""
+        self.comm.barrier(timeout_s=timeout.total_seconds() if timeout is not None else None)
 
     # Names of torch before 2.13.
     _allgather_base = all_gather_single
@@ -281,7 +325,7 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         **keywords: Any,
     ) -> Any:
         """Make the call; a work for torch, or None where it is over and torch wants none."""
-        if opts is not None and not opts.asyncOp:
+        if not opts.asyncOp:
             call(*args, **keywords)
             return None
         work = call(*args, **keywords, async_op=True)
