@@ -372,6 +372,82 @@ def test_a_future_of_a_call_on_the_group(process_group: Any) -> None:
     process_group.barrier().wait()
 
 
+@pytest.mark.ranks(3)
+def test_every_short_form_of_a_call_on_the_group(process_group: Any) -> None:
+    rank, size, group = dist.get_rank(), dist.get_world_size(), process_group
+    limit = timedelta(seconds=20)
+
+    def mine() -> torch.Tensor:
+        return torch.tensor([rank, -rank])
+
+    def done(work: Any, tensor: torch.Tensor) -> list[int]:
+        work.wait()
+        return tensor.tolist()
+
+    sum_, highest = [3, -3], [2, 0]
+    assert done(group.allreduce(tensor := mine()), tensor) == sum_
+    assert done(group.allreduce([tensor := mine()], dist.ReduceOp.MAX), tensor) == highest
+    assert done(group.allreduce(tensor := mine(), dist.ReduceOp.MAX, limit), tensor) == highest
+    assert done(group.allreduce(tensor := mine(), op=dist.ReduceOp.MAX), tensor) == highest
+    assert done(group.broadcast(tensor := mine(), 2), tensor) == [2, -2]
+    assert done(group.broadcast(tensor := mine(), root=2, timeout=limit), tensor) == [2, -2]
+    reduced = sum_ if rank == 1 else mine().tolist()
+    assert done(group.reduce(tensor := mine(), 1), tensor) == reduced
+    gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
+    everybody = [[peer, -peer] for peer in range(size)]
+    group.allgather(gathered, mine()).wait()
+    assert [one.tolist() for one in gathered] == everybody
+    for one in gathered:
+        one.zero_()
+    group.gather(gathered if rank == 1 else [], mine(), 1).wait()
+    assert [one.tolist() for one in gathered] == (everybody if rank == 1 else [[0, 0]] * size)
+    parts = [torch.full((2,), 10 * peer) for peer in range(size)]
+    assert (
+        done(group.scatter(tensor := mine(), parts if rank == 1 else [], 1), tensor)
+        == [10 * rank] * 2
+    )
+    assert done(group.reduce_scatter(tensor := mine(), parts), tensor) == [30 * rank] * 2
+    group.barrier().wait()
+    group.barrier(limit).wait()
+    group.barrier(timeout=limit).wait()
+
+
+@pytest.mark.ranks(2)
+def test_uneven_inputs_with_unused_parameters(process_group: Any) -> None:
+    """DDP's join tells the map of used parameters by a short form."""
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    rounds = 0
+    with wrapped.join():
+        for _ in range(2 + dist.get_rank()):
+            wrapped(torch.ones(1, 2)).sum().backward()
+            rounds += 1
+    assert rounds == 2 + dist.get_rank()
+    assert model[1].weight.grad is None
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", [torch.autograd.profiler.profile, torch.profiler.profile])
+def test_a_profile_shows_the_calls(process_group: Any, kind: Any) -> None:
+    with kind(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 4))
+        dist.all_reduce(torch.ones(5), async_op=True).wait()
+        if dist.get_rank():
+            dist.send(torch.ones(7), 0)
+        else:
+            dist.recv(torch.ones(7), 1)
+        dist.barrier()
+    events = profile.function_events if hasattr(profile, "function_events") else profile.events()
+    assert [(one.name, one.input_shapes) for one in events if one.name.startswith("unisono")] == [
+        ("unisono:all_reduce", [[3, 4]]),
+        ("unisono:all_reduce", [[5]]),
+        ("unisono:isend" if dist.get_rank() else "unisono:irecv", [[7]]),
+        ("unisono:barrier", []),
+    ]
+
+
 @pytest.mark.ranks(2)
 def test_gradients_that_are_accumulated_without_sync(process_group: Any) -> None:
     model = torch.nn.Linear(2, 1, bias=False)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from torch_suite import page
-from torch_suite.records import FOLDER, Job, Result
+from torch_suite.records import FOLDER, TORCH, Job, Result
 
 TEST_LIMIT_S = 120
 """What torch's suite allows a test."""
@@ -27,12 +27,13 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     jobs = [Job(backend, ranks) for backend in options.backend for ranks in options.ranks]
     for job in jobs:
+        job.mend()
         if options.again or options.retry:
             job.forget("" if options.again else "failed")
         _run(job, options)
     results = {job: known for job in _all_jobs() if (known := job.results())}
     if not options.only:
-        page.write(results, importlib.metadata.version("torch").split("+")[0])
+        page.write(results, TORCH)
     print("\n".join(page.counts(results)))
     failed = [
         job.name for job in jobs if "failed" in {one.status for one in job.results().values()}
@@ -95,10 +96,14 @@ def _lines(job: Job, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     orders = {"done": done, "only": options.only, "part": part - 1, "parts": parts}
     ours, theirs = os.pipe()
     command = [sys.executable, "-m", "torch_suite.runner", str(theirs), json.dumps(orders)]
-    with job.log.open("ab") as log, open(ours, "rb", buffering=0) as pipe:
+    with (
+        tempfile.TemporaryDirectory() as scratch,  # torch's tests leave files behind
+        job.log.open("ab") as log,
+        open(ours, "rb", buffering=0) as pipe,
+    ):
         runner = subprocess.Popen(
             command,
-            env=os.environ | _environment(job),
+            env=os.environ | _environment(job) | {"TMPDIR": scratch},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -24,6 +24,7 @@ LIFTED = (
     "Only MPI supports all_to_all",
     "get_future is only supported on mpi, nccl and gloo",
     "to be one of {'gloo'}",
+    "Only Nccl & Gloo backend support DistributedDataParallel",
 )
 """Ends of the reasons that speak of a backend's name alone: these tests run on every backend."""
 

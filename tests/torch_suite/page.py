@@ -27,7 +27,8 @@ make conformance SUITE="--backend unisono --ranks 3 --only all_to_all"
 make conformance SUITE="--part 2/5"     # the second of five parts
 ```
 
-Results lie in build/conformance, a line a test, and beside them a log of what the ranks wrote.
+Results lie in build/conformance, a line a test, and beside them a log of what the ranks wrote. They
+are not forgotten when unisono changes: use `--again`.
 
 How it is run, where that differs from torch's own way:
 
@@ -60,6 +61,7 @@ def _lines(results: Results, torch_version: str) -> Iterable[str]:
     yield from counts(results)
     yield "\n## Failures\n"
     yield from _failures(results) or ["None."]
+    yield "\nOn gloo only tests fail that torch does not run there (see above)."
     yield "\n## Skipped on unisono, passed on gloo\n"
     yield from _wanting(results) or ["None."]
     yield "\n## Reasons to skip\n"

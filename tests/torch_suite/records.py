@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FOLDER = Path("build/conformance")
+TORCH = importlib.metadata.version("torch").split("+")[0]
+FOLDER = Path(f"build/conformance/torch-{TORCH}")
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,21 @@ class Job:
         return FOLDER / f"{self.backend}-{self.ranks}.log"
 
     def results(self) -> dict[str, Result]:
-        """What is known, by the test's name. A line that was cut off counts as not written."""
-        known = {}
-        if self.path.exists():
-            for line in self.path.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):
-                    result = Result(**json.loads(line))
-                    known[result.test] = result
-        return known
+        """What is known, by the test's name."""
+        if not self.path.exists():
+            return {}
+        lines = self.path.read_text().splitlines()
+        return {result.test: result for result in (Result(**json.loads(line)) for line in lines)}
 
     def keep(self, result: Result) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
+
+    def mend(self) -> None:
+        """Drop a last line that was cut off."""
+        if self.path.exists():
+            whole, _, _ = self.path.read_text().rpartition("\n")
+            self.path.write_text(whole + "\n" if whole else "")
 
     def forget(self, status: str = "") -> None:
         """Drop all results, or those of one status."""
