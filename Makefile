@@ -5,10 +5,13 @@ CMAKE ?= cmake
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check native sanitize latency bench clean
+# What `make conformance` is run with: docs/conformance.md
+SUITE ?=
+
+.PHONY: help demo test test-slow conformance check native sanitize latency bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp ## show what unisono does on this machine
 	.venv/bin/unisono demo
@@ -18,6 +21,9 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
+	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/ruff check

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         get_world_size,
         init,
         is_main_process,
+        monitored_barrier,
         setup,
         shutdown,
     )
@@ -69,6 +70,7 @@ __all__ = [
     "init",
     "is_main_process",
     "launch",
+    "monitored_barrier",
     "setup",
     "shutdown",
 ]
@@ -83,6 +85,7 @@ _HOMES = {
         "get_world_size",
         "init",
         "is_main_process",
+        "monitored_barrier",
         "setup",
         "shutdown",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
@@ -111,6 +112,30 @@ def barrier() -> None:
     """Return once every rank has called it; at once where there is no world."""
     if _world is not None:
         _world.barrier()
+
+
+def monitored_barrier(
+    group: Any = None, timeout_s: float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier with a time limit of its own: `torch.distributed.monitored_barrier`, which torch
+    keeps to gloo.
+
+    `group` is a Communicator or a torch process group of ours; None means the world, or torch's
+    default group where there is no world. `timeout_s` is the group's own limit unless it is given.
+    `wait_all_ranks` is there for torch's sake: the error always names every rank that is missing.
+    A process that is not a member of the group, or has none, returns at once.
+
+    Raises CollectiveTimeout, on every rank that came, with `missing` and where those ranks are.
+    """
+    comm = group if isinstance(group, Communicator) else None
+    if group is None:
+        comm = _world
+    if comm is None and "torch" in sys.modules:
+        from unisono.comm.backend import communicator_of
+
+        comm = communicator_of(group)
+    if comm is not None:
+        comm.barrier(timeout_s=timeout_s)
 
 
 def _from_environment(rendezvous: Any) -> tuple[int, int, Any]:

@@ -15,13 +15,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ReduceOp
+from torch._C._autograd import _profiler_enabled
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
+from unisono.comm.torch_forms import as_given, listed, nested, short_forms
 from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork
 from unisono.errors import UnisonoError
 
@@ -64,6 +79,18 @@ def create(options: Any, _: Any) -> UnisonoProcessGroup:
     return UnisonoProcessGroup(comm, options.store)
 
 
+def communicator_of(group: Any) -> Communicator | None:
+    """What moves the data of a torch process group of ours; None means the default group. The
+    result is None where this process has no place in the group, or there is no group."""
+    if group is None:
+        group = dist.group.WORLD
+    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if not isinstance(group, UnisonoProcessGroup):
+        raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
+    return group.comm
+
+
 def _check_torch() -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _OLDEST_TORCH:
@@ -96,6 +123,18 @@ def _op_of(options: Any) -> Op:
     if reduce_op.op == _Type.PREMUL_SUM:
         return PremulSum(float(reduce_op.factor))
     raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+
+
+def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..., Any]:
+    """The same call, which torch's profiler shows as "unisono:all_reduce", with these shapes. Of
+    what goes on by itself it shows the start."""
+    name = f"{NAME}:{call.__name__.removeprefix('_')}"
+
+    def seen(*args: Any, **keywords: Any) -> Any:
+        with _RecordFunctionFast(name, list(tensors)):
+            return call(*args, **keywords)
+
+    return seen
 
 
 _ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
@@ -151,90 +190,110 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> Any:
+        if type(opts) is not AllreduceOptions:
+            return self._allreduce_in_short(tensors, opts, *more, **named)
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
-        if opts.asyncOp:
-            return self._begin(self.comm.all_reduce, tensors, tensor, _op_of(opts))
+        if opts.asyncOp or _profiler_enabled():
+            return self._run(self.comm.all_reduce, opts, tensors, tensor, _op_of(opts))
         self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or _op_of(opts))
         return None
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+    _allreduce_in_short = short_forms(AllreduceOptions, listed)(allreduce)
+
+    @short_forms(AllreduceCoalescedOptions, listed)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_reduce, opts, tensors, list(tensors), _op_of(opts))
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
+    @short_forms(BroadcastOptions, listed)
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    @short_forms(ReduceOptions, listed)
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         op, root = _op_of(opts), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    @short_forms(AllgatherOptions, nested, listed)
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         return self._run(self.comm.all_gather, opts, output, list(output), input)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    @short_forms(AllgatherOptions, as_given, as_given)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         return self._run(self.comm.all_gather, opts, [output], output, input)
 
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Any:
+    @short_forms(AllgatherOptions, listed, listed)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
 
-    def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
-    ) -> Any:
+    @short_forms(AllgatherOptions, as_given, as_given)
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         """`outputs` has a list for each rank, with one tensor for each input."""
         wide = [list(parts) for parts in zip(*outputs, strict=True)]
-        return self._run(self._gather_each, opts, inputs, wide, list(inputs))
+        return self._run(self._all_gather_each, opts, inputs, wide, list(inputs))
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    @short_forms(GatherOptions, nested, listed)
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    @short_forms(ScatterOptions, listed, nested)
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,) = outputs
         input = list(inputs[0]) if inputs else None
         return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    @short_forms(ReduceScatterOptions, listed, nested)
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         op = _op_of(opts)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> Any:
+    @short_forms(ReduceScatterOptions, as_given, as_given)
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         return self._run(self.comm.reduce_scatter, opts, [output], output, input, _op_of(opts))
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Any:
+    @short_forms(ReduceScatterOptions, listed, listed)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         op = _op_of(opts)
         both = list(outputs), list(inputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+    @short_forms(AllToAllOptions, as_given, as_given)
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
 
+    @short_forms(AllToAllOptions, *(as_given,) * 4)
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: Any = None,
+        opts: Any,
     ) -> Any:
         wide_output = _cut(output, output_splits, self.comm.size)
         wide_input = _cut(input, input_splits, self.comm.size)
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
-    def barrier(self, opts: Any = None) -> Any:
-        return self._run(self.comm.barrier, opts, [torch.empty(0)] if opts is None else ())
+    @short_forms(BarrierOptions)
+    def barrier(self, opts: Any) -> Any:
+        if opts.asyncOp or opts.timeout.total_seconds() <= 0:
+            return self._run(self.comm.barrier, opts, ())
+        self.comm.barrier(timeout_s=opts.timeout.total_seconds())
+        return None
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that names the missing ranks: ours always does, and always all of them."""
+        self.comm.barrier(timeout_s=timeout.total_seconds() if timeout is not None else None)
 
     # Names of torch before 2.13.
     _allgather_base = all_gather_single
@@ -246,16 +305,21 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
-        (tensor,) = tensors
-        return TorchWork(self.comm.isend(tensor, dst, tag), tensors, self._completer)
+        return self._message(self.comm.isend, tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
-        (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, src, tag), tensors, self._completer)
+        return self._message(self.comm.irecv, tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self._message(self.comm.irecv, tensors, None, tag)
+
+    def _message(
+        self, call: Callable[..., Work], tensors: Tensors, peer: int | None, tag: int
+    ) -> TorchWork:
         (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, None, tag), tensors, self._completer)
+        if _profiler_enabled():
+            call = _seen_by_profiler(call, tensors)
+        return TorchWork(call(tensor, peer, tag), tensors, self._completer)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -278,18 +342,31 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _run(self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any) -> Any:
         """Make the call; a work for torch, or None where it is over and torch wants none."""
-        if opts is None or opts.asyncOp:
-            return self._begin(call, result, *args)
+        if _profiler_enabled():
+            call = _seen_by_profiler(call, result)
+        if opts.asyncOp:
+            return self._begin(call, opts, result, *args)
         call(*args)
         return None
 
-    def _begin(self, call: Callable[..., Work | None], result: Tensors, *args: Any) -> Any:
-        work = call(*args, async_op=True)
+    def _begin(
+        self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
+    ) -> Any:
+        """Make the call asynchronous. A timeout of its own holds for it alone: a work keeps the
+        one that it began with."""
+        limit_s = opts.timeout.total_seconds()
+        usual_s = self.comm.timeout_s
+        if limit_s > 0:
+            self.comm.timeout_s = limit_s
+        try:
+            work = call(*args, async_op=True)
+        finally:
+            self.comm.timeout_s = usual_s
         if work is None:
             return FinishedTorchWork(result)
         return TorchWork(work, result, self._completer)
 
-    def _gather_each(
+    def _all_gather_each(
         self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False
     ) -> Work | None:
         work = None
@@ -308,7 +385,9 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
         self.comm.all_gather(indices, mine.indices().contiguous())
         self.comm.all_gather(values, mine.values().contiguous())
-        total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape)
+        total = torch.sparse_coo_tensor(
+            torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
+        )
         tensor.copy_(total.coalesce())
         return FinishedTorchWork([tensor])
 

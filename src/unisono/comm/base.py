@@ -189,8 +189,8 @@ class Communicator(ABC):
         ]
 
     @abstractmethod
-    def barrier(self, *, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it."""
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
+        """Return once every rank has called it. `timeout_s` is this call's own limit."""
 
     @abstractmethod
     def split(self, ranks: Sequence[int]) -> Communicator | None:

@@ -157,13 +157,27 @@ class NativeCommunicator(Communicator):
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def barrier(self, *, async_op: bool = False) -> Work | None:
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
+        if timeout_s is not None:
+            return self._barrier_within(timeout_s, async_op)
         if async_op:
             return self._run(Operation.BARRIER, None, None, async_op=True)
         status = self._barrier()
         if status:
             self._fail(status, Operation.BARRIER)
         return None
+
+    def _barrier_within(self, timeout_s: float, async_op: bool) -> Work | None:
+        """A work takes the group's limit when it is begun: let it find its own."""
+        usual_s, self.timeout_s = self.timeout_s, timeout_s
+        try:
+            work = self._run(Operation.BARRIER, None, None, async_op=True)
+        finally:
+            self.timeout_s = usual_s
+        if work is not None and not async_op:
+            work.wait()
+            return None
+        return work
 
     def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
         if not async_op:

@@ -110,11 +110,11 @@ def timeout_report(
     whereabouts: Sequence[str],
 ) -> str:
     """The text of a `CollectiveTimeout`: who came, who did not, and where those are."""
-    waited = f"{what or 'a call'} (call #{call} of group {name}) did not finish by its deadline"
+    waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
     if not missing:
-        return f"{waited}: all ranks arrived, one stopped moving data"
+        return f"{waited} although all ranks arrived: one stopped moving data"
     who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
-    return "\n".join([f"{waited}: {who}", *whereabouts])
+    return "\n".join([f"{waited} because {who}", *whereabouts])
 
 
 def deadlock_circle(group: Group, first: int) -> list[int]:

@@ -111,7 +111,7 @@ class SoloCommunicator(Communicator):
         self._check(what)
         self._refuse(what, "there is nobody else in a group of one")
 
-    def barrier(self, *, async_op: bool = False) -> Work | None:
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
         self._check("barrier")
         return _over(async_op)
 

@@ -1,0 +1,461 @@
+"""What torch's own suite keeps to gloo, mpi or nccl by their names, on unisono.
+
+Messages in batches, coalesced calls, all_to_all of CPU tensors, time limits of barriers, sparse
+sums, futures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono
+from unisono.errors import CollectiveTimeout, UnisonoError
+
+COMBINE = {"SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.complex64]
+
+
+def filled(rows: int, value: complex, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((rows, 2), value if dtype.is_complex else value.real).to(dtype)
+
+
+# -- batches of messages ---------------------------------------------------------------------------
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("elements", [1, 100_000])
+def test_a_batch_with_everybody(process_group: Any, elements: int) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = [torch.zeros(elements) for _ in range(size)]
+    sent = [torch.full((elements,), 10.0 * rank + peer) for peer in range(size)]
+    peers = [peer for peer in range(size) if peer != rank]
+    messages = [dist.P2POp(dist.isend, sent[peer], peer) for peer in peers]
+    messages += [dist.P2POp(dist.irecv, received[peer], peer) for peer in reversed(peers)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert all(received[peer].eq(10.0 * peer + rank).all() for peer in peers)
+
+
+@pytest.mark.ranks(3)
+def test_a_batch_to_oneself(process_group: Any) -> None:
+    received = torch.zeros(4)
+    sent = torch.full((4,), dist.get_rank() + 1.0)
+    messages = [
+        dist.P2POp(dist.isend, sent, dist.get_rank()),
+        dist.P2POp(dist.irecv, received, dist.get_rank()),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert torch.equal(received, sent)
+
+
+@pytest.mark.ranks(3)
+def test_tags_of_a_batch_are_kept_apart(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received = [torch.zeros(1) for _ in range(4)]
+    messages = [
+        dist.P2POp(dist.isend, torch.tensor([float(tag)]), right, tag=tag) for tag in range(4)
+    ]
+    messages += [dist.P2POp(dist.irecv, received[tag], left, tag=tag) for tag in (3, 1, 0, 2)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert [float(one) for one in received] == [0, 1, 2, 3]
+
+
+@pytest.mark.ranks(3)
+def test_a_batch_in_a_subgroup_without_rank_0(process_group: Any) -> None:
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return
+    peer = 3 - dist.get_rank()
+    received = torch.zeros(2)
+    messages = [
+        dist.P2POp(dist.irecv, received, peer, group),
+        dist.P2POp(dist.isend, torch.full((2,), float(dist.get_rank())), peer, group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert received.eq(peer).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_batch_of_something_else_is_refused(process_group: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid ``op``"):
+        dist.P2POp(dist.broadcast, torch.ones(1), 1 - dist.get_rank())
+    with pytest.raises(ValueError, match="Invalid ``p2p_op_list``"):
+        dist.batch_isend_irecv([1])
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_message_from_anybody_names_its_sender(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank:
+        dist.send(torch.tensor([float(rank)]), 0, tag=7)
+        return
+    received = torch.zeros(1)
+    senders = []
+    for _ in range(1, size):
+        sender = dist.recv(received, tag=7)
+        assert received.item() == sender
+        senders.append(sender)
+    assert sorted(senders) == list(range(1, size))
+
+
+@pytest.mark.ranks(3)
+def test_irecv_from_anybody(process_group: Any) -> None:
+    if dist.get_rank():
+        dist.isend(torch.tensor([dist.get_rank()]), 0).wait()
+        return
+    received = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    works = [dist.irecv(one) for one in received]
+    for work in works:
+        work.wait()
+    assert sorted(int(one) for one in received) == [1, 2]
+    assert [work._source_rank() for work in works] == [int(one) for one in received]
+
+
+# -- coalesced calls -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*coalesced.*deprecated:FutureWarning")
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX"])
+def test_all_reduce_coalesced(
+    process_group: Any, op: str, dtype: torch.dtype, async_op: bool
+) -> None:
+    shapes = [(3,), (4, 5), (5_000,), (0,)]
+
+    def brought(rank: int) -> list[torch.Tensor]:
+        return [torch.full(shape, 2 + place - rank).to(dtype) for place, shape in enumerate(shapes)]
+
+    tensors = brought(dist.get_rank())
+    work = dist.all_reduce_coalesced(tensors, getattr(dist.ReduceOp, op), async_op=async_op)
+    if async_op:
+        work.wait()
+    everybody = [brought(rank) for rank in range(dist.get_world_size())]
+    for tensor, *parts in zip(tensors, *everybody, strict=True):
+        assert torch.equal(tensor, reduce(COMBINE[op], parts))
+
+
+@pytest.mark.ranks(3)
+def test_what_a_coalescing_manager_collects(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    summed = [torch.full((count,), float(rank)) for count in (1, 7)]
+    with dist._coalescing_manager():
+        for tensor in summed:
+            dist.all_reduce(tensor)
+    assert all(tensor.eq(sum(range(size))).all() for tensor in summed)
+    gathered = [torch.zeros(size * count) for count in (1, 3)]
+    with dist._coalescing_manager(async_ops=True) as collected:
+        for wide in gathered:
+            dist.all_gather_single(wide, torch.full((wide.numel() // size,), float(rank)))
+    collected.wait()
+    for wide in gathered:
+        assert torch.equal(wide, torch.arange(float(size)).repeat_interleave(wide.numel() // size))
+    parts = [torch.zeros(2), torch.zeros(5)]
+    with dist._coalescing_manager():
+        for part in parts:
+            dist.reduce_scatter_single(part, torch.arange(float(part.numel() * size)))
+    for part in parts:
+        first = part.numel() * rank
+        assert torch.equal(part, size * torch.arange(first, first + part.numel()).float())
+
+
+# -- all_to_all ------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_to_all_single_in_equal_parts(
+    process_group: Any, dtype: torch.dtype, async_op: bool
+) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    input = torch.cat([filled(2, 10 * rank + peer + 1j, dtype) for peer in range(size)])
+    output = torch.zeros_like(input)
+    work = dist.all_to_all_single(output, input, async_op=async_op)
+    if async_op:
+        work.wait()
+    expected = torch.cat([filled(2, 10 * peer + rank + 1j, dtype) for peer in range(size)])
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_to_all_single_in_unequal_parts(
+    process_group: Any, dtype: torch.dtype, async_op: bool
+) -> None:
+    """Rank r sends r + peer rows to each peer: none at all from rank 0 to itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = [rank + peer for peer in range(size)]
+    input = torch.cat([filled(rows[peer], 10 * rank + peer, dtype) for peer in range(size)])
+    output = torch.zeros_like(input)
+    work = dist.all_to_all_single(output, input, rows, rows, async_op=async_op)
+    if async_op:
+        work.wait()
+    expected = [filled(rank + peer, 10 * peer + rank, dtype) for peer in range(size)]
+    assert torch.equal(output, torch.cat(expected))
+
+
+@pytest.mark.ranks(3)
+def test_all_to_all_single_with_splits_on_one_side(process_group: Any) -> None:
+    """Every rank gives one row to each, which is also an even cut."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    output = torch.zeros(size, 2)
+    dist.all_to_all_single(output, torch.full((size, 2), float(rank)), [1] * size)
+    assert torch.equal(output, torch.arange(float(size)).unsqueeze(1).expand(size, 2))
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_to_all_of_lists(process_group: Any, dtype: torch.dtype, async_op: bool) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inputs = [filled(rank + 1, 10 * rank + peer, dtype) for peer in range(size)]
+    outputs = [filled(peer + 1, -1, dtype) for peer in range(size)]
+    work = dist.all_to_all(outputs, inputs, async_op=async_op)
+    if async_op:
+        work.wait()
+    for peer, output in enumerate(outputs):
+        assert torch.equal(output, filled(peer + 1, 10 * peer + rank, dtype))
+
+
+@pytest.mark.ranks(3)
+def test_all_to_all_in_a_subgroup(process_group: Any) -> None:
+    group = dist.new_group([2, 1])
+    if dist.get_rank() == 0:
+        return
+    place = dist.get_rank(group)
+    outputs = [torch.zeros(2), torch.zeros(3)]
+    dist.all_to_all(outputs, [torch.full((2 + place,), 1.0 * place) for _ in range(2)], group)
+    assert [one.tolist() for one in outputs] == [[0.0] * 2, [1.0] * 3]
+    output = torch.zeros(2)
+    dist.all_to_all_single(output, torch.tensor([10.0 * place, 10.0 * place + 1]), group=group)
+    assert output.tolist() == [float(place), 10.0 + place]
+
+
+@pytest.mark.ranks(3)
+def test_parts_that_cannot_be_cut_evenly_are_refused(process_group: Any) -> None:
+    with pytest.raises((ValueError, RuntimeError), match="split"):
+        dist.all_to_all_single(torch.zeros(4), torch.zeros(4))
+
+
+# -- barriers with time limits ---------------------------------------------------------------------
+
+
+@contextmanager
+def late(seconds: float) -> Iterator[None]:
+    """What is inside reaches a timeout, and not before so many seconds."""
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match=" timeout ") as caught:
+        yield
+    assert seconds - 0.1 < time.monotonic() - start < seconds + 5
+    assert caught.value.missing == (2,)
+    assert caught.value.arrived == (0, 1)
+
+
+@pytest.mark.ranks(3)
+def test_the_limit_of_a_group_ends_its_barrier(process_group: Any) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() != 2:
+        with late(1):
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_barrier_may_have_a_limit_of_its_own(process_group: Any, async_op: bool) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=300))
+    dist.barrier(group, timeout=timedelta(seconds=20))
+    if dist.get_rank() != 2:
+        with late(0.5):
+            work = dist.barrier(group, async_op=async_op, timeout=timedelta(seconds=0.5))
+            if async_op:
+                work.wait()
+        assert group.comm.timeout_s == 300
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("wait_all_ranks", [False, True])
+def test_monitored_barrier_names_the_missing(process_group: Any, wait_all_ranks: bool) -> None:
+    unisono.monitored_barrier(timeout_s=20, wait_all_ranks=wait_all_ranks)
+    group = dist.new_group()
+    if dist.get_rank() != 2:
+        with late(0.5):
+            unisono.monitored_barrier(group, 0.5, wait_all_ranks)
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_monitored_barrier_takes_every_kind_of_group(process_group: Any) -> None:
+    """Members alone wait: rank 0 is in neither group and returns at once."""
+    few = dist.new_group([1, 2])
+    unisono.monitored_barrier(few, timeout_s=20)
+    if dist.get_rank():
+        few.monitored_barrier(timedelta(seconds=20))
+        unisono.monitored_barrier(few.comm)
+    unisono.monitored_barrier()
+    stranger = dist.new_group(backend="gloo")
+    with pytest.raises(UnisonoError, match="no group of the backend unisono"):
+        unisono.monitored_barrier(stranger)
+
+
+@pytest.mark.ranks(3)
+def test_monitored_barrier_of_the_world(comm: Any) -> None:
+    unisono.monitored_barrier(timeout_s=20)
+    few = comm.split([0, 1, 2])
+    if comm.rank != 2:
+        with late(0.5):
+            few.barrier(timeout_s=0.5)
+    comm.barrier()
+
+
+def test_monitored_barrier_without_a_world_returns() -> None:
+    unisono.monitored_barrier()
+
+
+# -- sparse sums, objects, futures -----------------------------------------------------------------
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_sum_of_sparse_tensors(process_group: Any, async_op: bool) -> None:
+    """Rank r has the entries (r, r) and (0, 1); ranks bring different numbers of them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    places = torch.tensor([[rank, 0], [rank, 1]])[:, : 2 if rank else 1]
+    tensor = torch.sparse_coo_tensor(
+        places, torch.ones(places.size(1)), (size, size), check_invariants=True
+    )
+    expected = torch.eye(size)
+    expected[0, 1] = size - 1
+    work = dist.all_reduce(tensor, async_op=async_op)
+    if async_op:
+        work.wait()
+    assert torch.equal(tensor.to_dense(), expected)
+
+
+@pytest.mark.ranks(3)
+def test_objects_are_scattered(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    objects: Any = [{"for": peer} for peer in range(size)] if rank == 1 else [None] * size
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, objects, src=1)
+    assert mine == [{"for": rank}]
+
+
+@pytest.mark.ranks(2)
+def test_a_future_of_a_call_on_the_group(process_group: Any) -> None:
+    """Calls on the group itself take no options, as on torch's own."""
+    future = process_group.allreduce([torch.ones(3)]).get_future()
+    doubled = future.then(lambda done: [tensor * 2 for tensor in done.wait()])
+    assert doubled.wait()[0].eq(4).all()
+    gathered = [torch.zeros(1) for _ in range(2)]
+    process_group.allgather([gathered], [torch.tensor([1.0 + dist.get_rank()])]).wait()
+    assert [one.item() for one in gathered] == [1, 2]
+    process_group.broadcast([gathered[1]]).wait()
+    process_group.barrier().wait()
+
+
+@pytest.mark.ranks(3)
+def test_every_short_form_of_a_call_on_the_group(process_group: Any) -> None:
+    rank, size, group = dist.get_rank(), dist.get_world_size(), process_group
+    limit = timedelta(seconds=20)
+
+    def mine() -> torch.Tensor:
+        return torch.tensor([rank, -rank])
+
+    def done(work: Any, tensor: torch.Tensor) -> list[int]:
+        work.wait()
+        return tensor.tolist()
+
+    sum_, highest = [3, -3], [2, 0]
+    assert done(group.allreduce(tensor := mine()), tensor) == sum_
+    assert done(group.allreduce([tensor := mine()], dist.ReduceOp.MAX), tensor) == highest
+    assert done(group.allreduce(tensor := mine(), dist.ReduceOp.MAX, limit), tensor) == highest
+    assert done(group.allreduce(tensor := mine(), op=dist.ReduceOp.MAX), tensor) == highest
+    assert done(group.broadcast(tensor := mine(), 2), tensor) == [2, -2]
+    assert done(group.broadcast(tensor := mine(), root=2, timeout=limit), tensor) == [2, -2]
+    reduced = sum_ if rank == 1 else mine().tolist()
+    assert done(group.reduce(tensor := mine(), 1), tensor) == reduced
+    gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
+    everybody = [[peer, -peer] for peer in range(size)]
+    group.allgather(gathered, mine()).wait()
+    assert [one.tolist() for one in gathered] == everybody
+    for one in gathered:
+        one.zero_()
+    group.gather(gathered if rank == 1 else [], mine(), 1).wait()
+    assert [one.tolist() for one in gathered] == (everybody if rank == 1 else [[0, 0]] * size)
+    parts = [torch.full((2,), 10 * peer) for peer in range(size)]
+    assert (
+        done(group.scatter(tensor := mine(), parts if rank == 1 else [], 1), tensor)
+        == [10 * rank] * 2
+    )
+    assert done(group.reduce_scatter(tensor := mine(), parts), tensor) == [30 * rank] * 2
+    group.barrier().wait()
+    group.barrier(limit).wait()
+    group.barrier(timeout=limit).wait()
+
+
+@pytest.mark.ranks(2)
+def test_uneven_inputs_with_unused_parameters(process_group: Any) -> None:
+    """DDP's join tells the map of used parameters by a short form."""
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    rounds = 0
+    with wrapped.join():
+        for _ in range(2 + dist.get_rank()):
+            wrapped(torch.ones(1, 2)).sum().backward()
+            rounds += 1
+    assert rounds == 2 + dist.get_rank()
+    assert model[1].weight.grad is None
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", [torch.autograd.profiler.profile, torch.profiler.profile])
+def test_a_profile_shows_the_calls(process_group: Any, kind: Any) -> None:
+    with kind(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 4))
+        dist.all_reduce(torch.ones(5), async_op=True).wait()
+        if dist.get_rank():
+            dist.send(torch.ones(7), 0)
+        else:
+            dist.recv(torch.ones(7), 1)
+        dist.barrier()
+    events = profile.function_events if hasattr(profile, "function_events") else profile.events()
+    assert [(one.name, one.input_shapes) for one in events if one.name.startswith("unisono")] == [
+        ("unisono:all_reduce", [[3, 4]]),
+        ("unisono:all_reduce", [[5]]),
+        ("unisono:isend" if dist.get_rank() else "unisono:irecv", [[7]]),
+        ("unisono:barrier", []),
+    ]
+
+
+@pytest.mark.ranks(2)
+def test_gradients_that_are_accumulated_without_sync(process_group: Any) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    inputs = torch.full((1, 2), float(dist.get_rank() + 1))
+    with wrapped.no_sync():
+        wrapped(inputs).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.eq(dist.get_rank() + 1).all()
+    wrapped(inputs).sum().backward()
+    assert model.weight.grad.eq(3).all()  # the mean of 2 and 4

@@ -1,0 +1,1 @@
+"""torch's own tests of its distributed backends, on ours: `make conformance`."""

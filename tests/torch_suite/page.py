@@ -1,0 +1,118 @@
+"""From results to docs/conformance.md."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch_suite.records import Job, Result
+
+PAGE = Path("docs/conformance.md")
+STATUSES = ("passed", "failed", "skipped")
+Results = dict[Job, dict[str, Result]]
+
+_INTRODUCTION = """\
+# torch's own suite on unisono
+
+torch ships the tests that it runs on its own backends
+(`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on
+unisono and on gloo, with 3 and with 4 ranks, and writes this page.
+
+```
+make conformance                        # everything; goes on where the last run was cut off
+make conformance SUITE="--again"        # forget what is known and begin anew
+make conformance SUITE="--retry"        # forget the failures alone
+make conformance SUITE="--backend unisono --ranks 3 --only all_to_all"
+make conformance SUITE="--part 2/5"     # the second of five parts
+```
+
+Results lie in build/conformance, a line a test, and beside them a log of what the ranks wrote. They
+are not forgotten when unisono changes: use `--again`.
+
+How it is run, where that differs from torch's own way:
+
+- Tests that torch gates by the name gloo (timeouts, batches of messages, coalesced and sparse
+  all_reduce, scatter_object_list) or mpi (all_to_all of CPU tensors) run on every backend.
+- Tests of accumulated gradients, which make a CPU model only for the name gloo, are told it.
+- `skip_if_small_worldsize`, which skips tests with fewer than 8 ranks, is off.
+- A test passes only if every rank ends well; torch looks at rank 0.
+- What needs a GPU is skipped before ranks are started; ranks are forked, not spawned.
+"""
+
+
+def write(results: Results, torch_version: str) -> None:
+    """Write the page."""
+    PAGE.write_text("\n".join(_lines(results, torch_version)) + "\n")
+
+
+def counts(results: Results) -> list[str]:
+    """The table of how many passed, failed and were skipped."""
+    rows = [
+        (status, *(_count(known.values(), status) for known in results.values()))
+        for status in STATUSES
+    ]
+    return _table(("", *(job.name for job in results)), rows)
+
+
+def _lines(results: Results, torch_version: str) -> Iterable[str]:
+    yield _INTRODUCTION
+    yield f"## Results with torch {torch_version}\n"
+    yield from counts(results)
+    yield "\n## Failures\n"
+    yield from _failures(results) or ["None."]
+    yield "\nOn gloo only tests fail that torch does not run there (see above)."
+    yield "\n## Skipped on unisono, passed on gloo\n"
+    yield from _wanting(results) or ["None."]
+    yield "\n## Reasons to skip\n"
+    yield from _table(("reason", *(job.name for job in results)), _skips(results))
+
+
+def _failures(results: Results) -> list[str]:
+    return [
+        f"- {job.name}: `{result.test}`: {result.reason}"
+        for job, known in results.items()
+        for result in known.values()
+        if result.status == "failed"
+    ]
+
+
+def _wanting(results: Results) -> list[str]:
+    passed = {
+        (job.ranks, result.test)
+        for job, known in results.items()
+        for result in known.values()
+        if job.backend == "gloo" and result.status == "passed"
+    }
+    tests: dict[str, list[str]] = defaultdict(list)
+    for job, known in results.items():
+        for result in known.values():
+            name = f"`{result.test}`"
+            missing = result.status == "skipped" and (job.ranks, result.test) in passed
+            if job.backend != "gloo" and missing and name not in tests[result.reason]:
+                tests[result.reason].append(name)
+    return [f"- {reason}: {', '.join(names)}" for reason, names in tests.items() if names]
+
+
+def _skips(results: Results) -> list[tuple[str | int, ...]]:
+    columns = [
+        Counter(_plain(one.reason, job) for one in known.values() if one.status == "skipped")
+        for job, known in results.items()
+    ]
+    total: Counter[str] = sum(columns, Counter())
+    return [(reason, *(column[reason] for column in columns)) for reason, _ in total.most_common()]
+
+
+def _plain(reason: str, job: Job) -> str:
+    """A reason without the names of the backends that it was asked for."""
+    reason = reason.replace(f"requires backend {job.backend} ", "requires the backend ")
+    return "disabled by torch, with a link to an issue" if "disabled by torch" in reason else reason
+
+
+def _count(results: Iterable[Result], status: str) -> int:
+    return sum(result.status == status for result in results)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str | int]]) -> list[str]:
+    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]

@@ -1,0 +1,67 @@
+"""How tests ended, kept in a file under build/ so that a run that was cut off can go on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TORCH = importlib.metadata.version("torch").split("+")[0]
+FOLDER = Path(f"build/conformance/torch-{TORCH}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one test ended: "passed", "failed" or "skipped", with a line of why and a traceback."""
+
+    test: str
+    status: str
+    reason: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The suite on one backend with so many ranks."""
+
+    backend: str
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend} on {self.ranks} ranks"
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.backend}-{self.ranks}.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the ranks write."""
+        return FOLDER / f"{self.backend}-{self.ranks}.log"
+
+    def results(self) -> dict[str, Result]:
+        """What is known, by the test's name."""
+        if not self.path.exists():
+            return {}
+        lines = self.path.read_text().splitlines()
+        return {result.test: result for result in (Result(**json.loads(line)) for line in lines)}
+
+    def keep(self, result: Result) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+
+    def mend(self) -> None:
+        """Drop a last line that was cut off."""
+        if self.path.exists():
+            whole, _, _ = self.path.read_text().rpartition("\n")
+            self.path.write_text(whole + "\n" if whole else "")
+
+    def forget(self, status: str = "") -> None:
+        """Drop all results, or those of one status."""
+        kept = [result for result in self.results().values() if status and result.status != status]
+        self.path.unlink(missing_ok=True)
+        for result in kept:
+            self.keep(result)

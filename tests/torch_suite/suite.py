@@ -1,0 +1,51 @@
+"""torch's suite for the backend and the world size that BACKEND and WORLD_SIZE name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.testing._internal import common_distributed
+
+from torch_suite import gates
+
+BACKEND = os.environ["BACKEND"]
+common_distributed.DistTestCases.backend_feature["plugin"].add(BACKEND)
+for _backends in common_distributed.DistTestCases.backend_feature.values():
+    _backends.add(BACKEND)
+gates.install()
+
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
+
+CHOOSES_BY_NAME = "test_accumulate_gradients_no_sync"
+"""Tests that begin so make a model for CPUs if the backend is called gloo, and else none."""
+
+_Backend: Any = distributed_test.TestDistBackend
+_Tests: Any = distributed_test.DistributedTest._DistTestBase
+
+
+class Suite(_Backend, _Tests):  # type: ignore[misc]
+    """Every test of torch's suite; the ranks are forked from a process that has run nothing."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]  # a folder of this test's own
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    def run_test(self, name: str, pipe: Any) -> None:
+        """What a rank does once it has joined the process group."""
+        if name.startswith(CHOOSES_BY_NAME):
+            distributed_test.BACKEND = "gloo"
+        super().run_test(name, pipe)
+
+    def _check_return_codes(self, test: Any, elapsed_s: float) -> None:
+        """torch looks at rank 0 alone; here every rank must have ended well."""
+        super()._check_return_codes(test, elapsed_s)
+        codes = [process.exitcode for process in self.processes]
+        assert not any(codes), f"exit codes of the ranks: {codes}"
+
+
+def tests() -> list[str]:
+    """The names of all tests, in the order of torch's file."""
+    return [name for name in vars(_Tests) if name.startswith("test_")]
