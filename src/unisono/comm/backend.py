@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +42,20 @@ _OPS = {
     hash(_Type.BXOR): "bxor",
 }
 Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What torch's options say where the caller of a group's method gives none."""
+
+    asyncOp: bool = True
+    reduceOp: Any = _Type.SUM
+    rootRank: int = 0
+    timeout: timedelta = timedelta(milliseconds=-1)
+
+
+_PLAIN = _Options()
+
 hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
 
 
@@ -118,6 +134,10 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- identity --------------------------------------------------------------------------------
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
     def getBackendName(self) -> str:
         return NAME
 
@@ -151,74 +171,78 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Tensors, opts: Any = _PLAIN) -> Any:
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
         if opts.asyncOp:
-            return self._begin(self.comm.all_reduce, tensors, tensor, _op_of(opts))
+            return self._begin(self.comm.all_reduce, opts, tensors, tensor, _op_of(opts))
         self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or _op_of(opts))
         return None
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _PLAIN) -> Any:
         return self._run(self.comm.all_reduce, opts, tensors, list(tensors), _op_of(opts))
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
+    def broadcast(self, tensors: Tensors, opts: Any = _PLAIN) -> Any:
         (tensor,) = tensors
         return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
+    def reduce(self, tensors: Tensors, opts: Any = _PLAIN) -> Any:
         (tensor,) = tensors
         op, root = _op_of(opts), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _PLAIN) -> Any:
         (output,), (input,) = outputs, inputs
         return self._run(self.comm.all_gather, opts, output, list(output), input)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = _PLAIN
+    ) -> Any:
         return self._run(self.comm.all_gather, opts, [output], output, input)
 
     def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = _PLAIN
     ) -> Any:
         return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
 
     def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _PLAIN
     ) -> Any:
         """`outputs` has a list for each rank, with one tensor for each input."""
         wide = [list(parts) for parts in zip(*outputs, strict=True)]
         return self._run(self._gather_each, opts, inputs, wide, list(inputs))
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _PLAIN) -> Any:
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _PLAIN) -> Any:
         (output,) = outputs
         input = list(inputs[0]) if inputs else None
         return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _PLAIN
+    ) -> Any:
         (output,), (input,) = outputs, inputs
         op = _op_of(opts)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = _PLAIN
     ) -> Any:
         return self._run(self.comm.reduce_scatter, opts, [output], output, input, _op_of(opts))
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = _PLAIN
     ) -> Any:
         op = _op_of(opts)
         both = list(outputs), list(inputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _PLAIN) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
 
     def all_to_all_single(
@@ -227,14 +251,20 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: Any = None,
+        opts: Any = _PLAIN,
     ) -> Any:
-        wide_output = _cut(output, output_splits, self.comm.size)
-        wide_input = _cut(input, input_splits, self.comm.size)
+        try:
+            wide_output = _cut(output, output_splits, self.comm.size)
+            wide_input = _cut(input, input_splits, self.comm.size)
+        except ValueError as error:
+            self.comm.refuse("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
-    def barrier(self, opts: Any = None) -> Any:
-        return self._run(self.comm.barrier, opts, [torch.empty(0)] if opts is None else ())
+    def barrier(self, opts: Any = _PLAIN) -> Any:
+        if opts.asyncOp or opts.timeout.total_seconds() > 0:
+            return self._begin(self.comm.barrier, opts, ())
+        self.comm.barrier()
+        return None
 
     # Names of torch before 2.13.
     _allgather_base = all_gather_single
@@ -247,15 +277,21 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.isend(tensor, dst, tag), tensors, self._completer)
+        return TorchWork(self.comm.isend(tensor, dst, tag), tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, src, tag), tensors, self._completer)
+        return TorchWork(self.comm.irecv(tensor, src, tag), tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, None, tag), tensors, self._completer)
+        return TorchWork(self.comm.irecv(tensor, None, tag), tensors)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise NotImplementedError(
+            "unisono coalesces without a device: _coalescing_manager(group) takes all_reduce, "
+            "all_gather_single and reduce_scatter_single, batch_isend_irecv messages"
+        )
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -278,16 +314,29 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _run(self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any) -> Any:
         """Make the call; a work for torch, or None where it is over and torch wants none."""
-        if opts is None or opts.asyncOp:
-            return self._begin(call, result, *args)
+        if opts.asyncOp:
+            return self._begin(call, opts, result, *args)
         call(*args)
         return None
 
-    def _begin(self, call: Callable[..., Work | None], result: Tensors, *args: Any) -> Any:
-        work = call(*args, async_op=True)
+    def _begin(
+        self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
+    ) -> Any:
+        limit_s = opts.timeout.total_seconds()
+        with self._patience(limit_s) if limit_s > 0 else nullcontext():
+            work = call(*args, async_op=True)
         if work is None:
             return FinishedTorchWork(result)
         return TorchWork(work, result, self._completer)
+
+    @contextmanager
+    def _patience(self, limit_s: float) -> Iterator[None]:
+        """A timeout for the call that begins here; a work keeps the one that it began with."""
+        usual_s, self.comm.timeout_s = self.comm.timeout_s, limit_s
+        try:
+            yield
+        finally:
+            self.comm.timeout_s = usual_s
 
     def _gather_each(
         self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False
@@ -318,6 +367,12 @@ def _cut(
 ) -> torch.Tensor | list[torch.Tensor]:
     """The parts of a tensor along its first dimension; itself where they are even."""
     if splits:
+        fits = len(splits) == ranks and min(splits) >= 0 and sum(splits) == tensor.size(0)
+        if not fits:
+            raise ValueError(
+                f"split sizes {list(splits)} do not cut a tensor of shape {tuple(tensor.shape)} "
+                f"for {ranks} ranks"
+            )
         return list(torch.split(tensor, list(splits)))
     if tensor.dim() == 0 or tensor.size(0) % ranks:
         raise ValueError(

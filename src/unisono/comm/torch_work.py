@@ -9,9 +9,9 @@ other Future is completed by a thread.
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 class TorchWork(dist.Work):
-    """One of our works, for torch. `result` are the tensors that it fills."""
+    """One of our works, for torch. `result` are the tensors that it fills; `completer` completes
+    the Futures of works that end in the order in which they began."""
 
-    def __init__(self, work: Work, result: Tensors, completer: Completer) -> None:
+    def __init__(self, work: Work, result: Tensors, completer: Completer | None = None) -> None:
         super().__init__()
         self._work = work
         self._result = list(result)
@@ -64,8 +65,10 @@ class TorchWork(dist.Work):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             elif self._work.is_completed():
                 self._complete()
-            else:
+            elif self._completer is not None:
                 self._completer.add(self._complete)
+            else:  # a message: it may be matched long after those that began later
+                Thread(target=self._complete, name="unisono future", daemon=True).start()
         return self._future
 
     def _finish(self) -> None:
@@ -119,11 +122,11 @@ class Completer:
     def __init__(self, name: str) -> None:
         self._name = name
         self._todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def add(self, complete: Any) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
+            self._thread = Thread(
                 target=self._run, name=f"unisono futures of {self._name}", daemon=True
             )
             self._thread.start()
