@@ -113,6 +113,7 @@ def test_a_future_does_not_wait_for_another(process_group: Any) -> None:
         dist.send(full(5), 1)  # now rank 1 goes on
         first.wait()
         assert not last.done()
+        time.sleep(0.3)  # long enough for a search for deadlocks
         dist.send(full(6), 1)
         last.wait()
         assert taken.eq(7).all()

@@ -24,7 +24,12 @@ from unisono.comm.engine import hide_files
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork
+from unisono.comm.torch_work import (
+    CollectiveCompleter,
+    FinishedTorchWork,
+    MessageCompleter,
+    TorchWork,
+)
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
@@ -130,7 +135,8 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._group_name = comm.name
         self._description = ""
-        self._completer = Completer(comm.name)
+        self._completer = CollectiveCompleter(comm.name)
+        self._message_completer = MessageCompleter(comm)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -277,15 +283,15 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.isend(tensor, dst, tag), tensors)
+        return TorchWork(self.comm.isend(tensor, dst, tag), tensors, self._message_completer)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, src, tag), tensors)
+        return TorchWork(self.comm.irecv(tensor, src, tag), tensors, self._message_completer)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return TorchWork(self.comm.irecv(tensor, None, tag), tensors)
+        return TorchWork(self.comm.irecv(tensor, None, tag), tensors, self._message_completer)
 
     def _start_coalescing(self, device: torch.device) -> None:
         raise NotImplementedError(

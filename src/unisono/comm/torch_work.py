@@ -9,24 +9,23 @@ other Future is completed by a thread.
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import Work
+from unisono.comm.base import Communicator, Work
 
 Tensors = Sequence[torch.Tensor]
 
 
 class TorchWork(dist.Work):
-    """One of our works, for torch. `result` are the tensors that it fills; `completer` completes
-    the Futures of works that end in the order in which they began."""
+    """One of our works, for torch. `result` are the tensors that it fills."""
 
-    def __init__(self, work: Work, result: Tensors, completer: Completer | None = None) -> None:
+    def __init__(self, work: Work, result: Tensors, completer: Completer) -> None:
         super().__init__()
         self._work = work
         self._result = list(result)
@@ -65,10 +64,8 @@ class TorchWork(dist.Work):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             elif self._work.is_completed():
                 self._complete()
-            elif self._completer is not None:
+            else:
                 self._completer.add(self._complete)
-            else:  # a message: it may be matched long after those that began later
-                Thread(target=self._complete, name="unisono future", daemon=True).start()
         return self._future
 
     def _finish(self) -> None:
@@ -76,9 +73,9 @@ class TorchWork(dist.Work):
         self._work.wait()
         self._future.set_result(self._result)
 
-    def _complete(self) -> None:
+    def _complete(self, limit_s: float | None = None) -> None:
         try:
-            self._work.wait()
+            self._work.wait(limit_s)
         except Exception as error:
             self._future.set_exception(error)
         else:
@@ -116,15 +113,23 @@ class FinishedTorchWork(dist.Work):
         return future
 
 
-class Completer:
-    """A thread of a group that completes Futures, started when the first one is asked for."""
+class Completer(Protocol):
+    """Who calls `complete` where the program does not wait: it returns when the Future has its
+    result, or after so many seconds with an exception as the result."""
+
+    def add(self, complete: Callable[..., None]) -> None: ...
+
+
+class CollectiveCompleter:
+    """A thread of a group that completes the Futures of collectives, which end in the order in
+    which they began; started when the first one is asked for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: Thread | None = None
 
-    def add(self, complete: Any) -> None:
+    def add(self, complete: Callable[..., None]) -> None:
         if self._thread is None:
             self._thread = Thread(
                 target=self._run, name=f"unisono futures of {self._name}", daemon=True
@@ -140,3 +145,16 @@ class Completer:
     def _run(self) -> None:
         while (complete := self._todo.get()) is not None:
             complete()
+
+
+class MessageCompleter:
+    """A thread for the Future of each message: it may be matched long after those that began
+    later. The program itself may go on, so the wait has a limit: one without counts as the
+    rank's own and could be taken for part of a deadlock."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def add(self, complete: Callable[..., None]) -> None:
+        name = f"unisono message of {self._comm.name}"
+        Thread(target=complete, args=(self._comm.timeout_s,), name=name, daemon=True).start()
