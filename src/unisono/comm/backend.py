@@ -37,7 +37,8 @@ from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.torch_forms import as_given, listed, nested, short_forms
-from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork
+from unisono.comm.torch_futures import CollectiveCompleter, MessageCompleter
+from unisono.comm.torch_work import FinishedTorchWork, TorchWork
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
@@ -153,9 +154,14 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._group_name = comm.name
         self._description = ""
-        self._completer = Completer(comm.name)
+        self._completer = CollectiveCompleter(comm.name)
+        self._message_completer = MessageCompleter(comm)
 
     # -- identity --------------------------------------------------------------------------------
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
 
     def getBackendName(self) -> str:
         return NAME
@@ -278,8 +284,11 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any,
     ) -> Any:
-        wide_output = _cut(output, output_splits, self.comm.size)
-        wide_input = _cut(input, input_splits, self.comm.size)
+        try:
+            wide_output = _cut(output, output_splits, self.comm.size)
+            wide_input = _cut(input, input_splits, self.comm.size)
+        except ValueError as error:
+            self.comm.refuse("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
     @short_forms(BarrierOptions)
@@ -319,7 +328,13 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         if _profiler_enabled():
             call = _seen_by_profiler(call, tensors)
-        return TorchWork(call(tensor, peer, tag), tensors, self._completer)
+        return TorchWork(call(tensor, peer, tag), tensors, self._message_completer)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise NotImplementedError(
+            "unisono coalesces without a device: _coalescing_manager(group) takes all_reduce, "
+            "all_gather_single and reduce_scatter_single, batch_isend_irecv messages"
+        )
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -328,6 +343,7 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self._completer.close()
+        self._message_completer.close()
         self.comm.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -363,7 +379,7 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         finally:
             self.comm.timeout_s = usual_s
         if work is None:
-            return FinishedTorchWork(result)
+            return FinishedTorchWork(result, self._completer)
         return TorchWork(work, result, self._completer)
 
     def _all_gather_each(
@@ -389,7 +405,7 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
         )
         tensor.copy_(total.coalesce())
-        return FinishedTorchWork([tensor])
+        return FinishedTorchWork([tensor], self._completer)
 
 
 def _cut(
@@ -397,6 +413,11 @@ def _cut(
 ) -> torch.Tensor | list[torch.Tensor]:
     """The parts of a tensor along its first dimension; itself where they are even."""
     if splits:
+        if len(splits) != ranks or min(splits) < 0 or sum(splits) != tensor.size(0):
+            raise ValueError(
+                f"split sizes {list(splits)} do not cut a tensor of shape {tuple(tensor.shape)} "
+                f"for {ranks} ranks"
+            )
         return list(torch.split(tensor, list(splits)))
     if tensor.dim() == 0 or tensor.size(0) % ranks:
         raise ValueError(

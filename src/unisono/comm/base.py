@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from unisono.errors import GroupError
 
@@ -198,6 +198,11 @@ class Communicator(ABC):
 
         Only members take part; a rank that is not in `ranks` gets None at once and need not call.
         """
+
+    @abstractmethod
+    def refuse(self, operation: str, why: str) -> NoReturn:
+        """Raise ValueError about this rank's arguments of a collective, once its peers know that
+        it will not take part."""
 
     @abstractmethod
     def abort(self, reason: str = "") -> None:

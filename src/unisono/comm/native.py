@@ -140,6 +140,9 @@ class NativeCommunicator(Communicator):
         place = self._lobby.meet_at(self._place.members[members[0]].address, side)
         return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
 
+    def refuse(self, operation: str, why: str) -> NoReturn:
+        self._refuse(Operation[operation.upper()], why)
+
     def abort(self, reason: str = "") -> None:
         self._group.abort(reason)
 

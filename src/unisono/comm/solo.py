@@ -123,6 +123,10 @@ class SoloCommunicator(Communicator):
         name = f"{self.name}[0]" + (f"/{self._splits}" if self._splits > 1 else "")
         return SoloCommunicator(name, self.global_ranks or (0,), self.timeout_s)
 
+    def refuse(self, operation: str, why: str) -> NoReturn:
+        self._check(operation)
+        self._refuse(operation, why)
+
     def abort(self, reason: str = "") -> None:
         if self._ending is None:
             text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")

@@ -1,15 +1,7 @@
-"""Works as torch.distributed knows them, and the Futures that DDP waits for.
-
-DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
-ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
-backward pass is completed by a callback of that pass, which waits in Python and may raise. Any
-other Future is completed by a thread.
-"""
+"""Works as torch.distributed knows them."""
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Work
+from unisono.comm.torch_futures import Completer, future_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -31,9 +24,12 @@ class TorchWork(dist.Work):
         self._result = list(result)
         self._completer = completer
         self._future: Any = None
+        self._was_awaited = False
+        completer.keep(self, self._result)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds()
+        self._was_awaited = True
         self._work.wait(seconds if seconds > 0 else None)
         return True
 
@@ -59,35 +55,18 @@ class TorchWork(dist.Work):
 
     def get_future(self) -> Any:
         if self._future is None:
-            self._future = torch.futures.Future()
-            if torch._C._current_graph_task_id() != -1:  # in a backward pass
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            elif self._work.is_completed():
-                self._complete()
-            else:
-                self._completer.add(self._complete)
+            awaited = self._was_awaited
+            self._future = future_of(self._work, self._result, self._completer, awaited)
         return self._future
-
-    def _finish(self) -> None:
-        """Wait in Python, and raise there."""
-        self._work.wait()
-        self._future.set_result(self._result)
-
-    def _complete(self) -> None:
-        try:
-            self._work.wait()
-        except Exception as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._result)
 
 
 class FinishedTorchWork(dist.Work):
     """What was over before torch could wait for it."""
 
-    def __init__(self, result: Tensors) -> None:
+    def __init__(self, result: Tensors, completer: Completer) -> None:
         super().__init__()
         self._result = list(result)
+        completer.keep(self, self._result)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
@@ -111,29 +90,3 @@ class FinishedTorchWork(dist.Work):
         future: Any = torch.futures.Future()
         future.set_result(self._result)
         return future
-
-
-class Completer:
-    """A thread of a group that completes Futures, started when the first one is asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, complete: Any) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"unisono futures of {self._name}", daemon=True
-            )
-            self._thread.start()
-        self._todo.put(complete)
-
-    def close(self) -> None:
-        """End the thread once it has done what it was given."""
-        if self._thread is not None:
-            self._todo.put(None)
-
-    def _run(self) -> None:
-        while (complete := self._todo.get()) is not None:
-            complete()

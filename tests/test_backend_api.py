@@ -1,0 +1,295 @@
+"""The functions of torch.distributed on the backend "unisono": old names and new, lists of uneven
+sizes, coalesced forms, objects, and messages."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+from unisono.errors import CollectiveMismatch
+
+RANKS = [1, 2, 3]
+SEVERAL = [2, 3]
+
+
+def full(value: float, count: int = 3) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+def total(size: int) -> float:
+    """What the ranks 0, 1, ... add up to when each brings its number and one."""
+    return float(sum(range(1, size + 1)))
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(RANKS)
+@pytest.mark.parametrize("name", ["all_gather_single", "all_gather_into_tensor"])
+def test_all_gather_by_its_names(process_group: Any, name: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    flat, stacked = torch.zeros(2 * size), torch.zeros(size, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        getattr(dist, name)(flat, full(rank, 2))
+        getattr(dist, name)(stacked, full(rank, 2))
+    assert flat.tolist() == [float(peer) for peer in range(size) for _ in range(2)]
+    assert stacked.tolist() == [[float(peer)] * 2 for peer in range(size)]
+
+
+@pytest.mark.ranks(RANKS)
+@pytest.mark.parametrize("name", ["reduce_scatter_single", "reduce_scatter_tensor"])
+def test_reduce_scatter_by_its_names(process_group: Any, name: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    part = torch.zeros(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        getattr(dist, name)(part, torch.arange(2.0 * size) + rank)
+    assert part.tolist() == [size * 2.0 * rank + total(size) - size + i * size for i in range(2)]
+
+
+@pytest.mark.ranks(RANKS)
+def test_the_oldest_names_still_work(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wide, part = torch.zeros(size), torch.zeros(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist._all_gather_base(wide, full(rank, 1))
+        dist._reduce_scatter_base(part, torch.arange(float(size)))
+        summed = full(1)
+        dist.all_reduce(summed, dist.reduce_op.SUM)
+    assert wide.tolist() == list(range(size))
+    assert part.item() == rank * size
+    assert summed.eq(size).all()
+
+
+# -- lists ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_parts_of_a_list_may_differ_in_size(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gathered = [torch.zeros(peer) for peer in range(size)]
+    dist.all_gather(gathered, full(rank, rank))
+    assert [part.tolist() for part in gathered] == [[float(peer)] * peer for peer in range(size)]
+
+    part = torch.zeros(rank + 1)
+    dist.reduce_scatter(part, [full(rank + 1, peer + 1) for peer in range(size)])
+    assert part.tolist() == [total(size)] * (rank + 1)
+
+    taken = [torch.zeros(peer + rank) for peer in range(size)]
+    dist.all_to_all(taken, [full(rank, rank + peer) for peer in range(size)])
+    assert [one.tolist() for one in taken] == [[float(p)] * (p + rank) for p in range(size)]
+
+    given = torch.repeat_interleave(torch.arange(float(size)), torch.arange(size)) + 10 * rank
+    received = torch.zeros(rank * size)
+    dist.all_to_all_single(received, given, [rank] * size, list(range(size)))
+    assert received.tolist() == [rank + 10.0 * peer for peer in range(size) for _ in range(rank)]
+
+
+@pytest.mark.ranks(RANKS)
+def test_gather_and_scatter_name_their_root_either_way(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for root in range(size):
+        for by in ("dst", "group_dst"):
+            parts = [torch.zeros(3) for _ in range(size)] if rank == root else None
+            dist.gather(full(rank), parts, **{by: root})
+            if parts is not None:
+                assert [float(part[2]) for part in parts] == list(range(size))
+            summed = full(rank + 1)
+            dist.reduce(summed, **{by: root})
+            assert summed.eq(total(size) if rank == root else rank + 1).all()
+        for by in ("src", "group_src"):
+            given = [full(10 * root + peer) for peer in range(size)] if rank == root else None
+            taken = torch.zeros(3)
+            dist.scatter(taken, given, **{by: root})
+            assert taken.eq(10 * root + rank).all()
+            sent = full(rank)
+            dist.broadcast(sent, **{by: root})
+            assert sent.eq(root).all()
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_split_sizes_that_do_not_fit_are_refused(process_group: Any) -> None:
+    size = dist.get_world_size()
+    with pytest.raises(ValueError, match="split"):
+        dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [2] * size, [1] * size)
+    with pytest.raises(ValueError, match="cut evenly"):
+        dist.all_to_all_single(torch.zeros(size + 1, size), torch.zeros(size + 1, size))
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_refuses_alone_does_not_leave_its_peers_waiting(process_group: Any) -> None:
+    sizes = [2, 2] if dist.get_rank() == 0 else [1, 1]
+    kind = ValueError if dist.get_rank() == 0 else CollectiveMismatch
+    with pytest.raises(kind):
+        dist.all_to_all_single(torch.zeros(2), torch.zeros(2), sizes, [1, 1])
+
+
+# -- coalesced -----------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(RANKS)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_many_tensors_in_one_call(process_group: Any, async_op: bool) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [full(rank + 1, count) for count in (1, 0, 5)]
+    inputs = [full(rank, 2), full(10 * rank, 3)]
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        reduced = dist.all_reduce_coalesced(tensors, async_op=async_op)
+        gathered = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
+    if async_op:  # torch hands out the futures here
+        torch.futures.wait_all([reduced, gathered])
+    assert [tensor.tolist() for tensor in tensors] == [[total(size)] * n for n in (1, 0, 5)]
+    for peer, (one, other) in enumerate(outputs):
+        assert one.eq(peer).all()
+        assert other.eq(10 * peer).all()
+
+
+@pytest.mark.ranks(RANKS)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    summed = [full(rank + 1, count) for count in (2, 7)]
+    wide = [torch.zeros(size * count) for count in (2, 7)]
+    parts = [torch.zeros(count) for count in (2, 7)]
+    managers = []
+    with _coalescing_manager(async_ops=async_op) as manager:
+        managers.append(manager)
+        for tensor in summed:
+            dist.all_reduce(tensor)
+    with _coalescing_manager(async_ops=async_op) as manager:
+        managers.append(manager)
+        for output in wide:
+            dist.all_gather_single(output, full(rank, output.numel() // size))
+    with _coalescing_manager(async_ops=async_op) as manager:
+        managers.append(manager)
+        for part in parts:
+            dist.reduce_scatter_single(part, torch.full((size * part.numel(),), rank + 1.0))
+    if async_op:
+        for manager in managers:
+            manager.wait()
+    assert all(tensor.eq(total(size)).all() for tensor in [*summed, *parts])
+    for output, count in zip(wide, (2, 7), strict=True):
+        assert output.tolist() == [float(peer) for peer in range(size) for _ in range(count)]
+
+
+@pytest.mark.ranks(2)
+def test_a_device_is_nothing_that_coalescing_needs(process_group: Any) -> None:
+    with (
+        pytest.raises(NotImplementedError, match="without a device"),
+        _coalescing_manager(device=torch.device("cpu")),
+    ):
+        pass
+    dist.barrier()
+
+
+# -- objects -------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(RANKS)
+def test_objects_of_any_size(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = {"rank": rank, "text": "x" * 1000 * rank}
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, mine)
+    assert gathered == [{"rank": peer, "text": "x" * 1000 * peer} for peer in range(size)]
+
+    root = size - 1
+    collected: list[Any] | None = [None] * size if rank == root else None
+    dist.gather_object(mine, collected, dst=root)
+    assert collected == (gathered if rank == root else None)
+
+    told: list[Any] = ["a", {1: [2]}, None] if rank == root else [None] * 3
+    dist.broadcast_object_list(told, src=root)
+    assert told == ["a", {1: [2]}, None]
+
+    dealt: list[Any] = [None]
+    dist.scatter_object_list(dealt, list(range(size)) if rank == root else None, src=root)
+    assert dealt == [rank]
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_objects_from_one_rank_to_another(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        for peer in range(1, size):
+            dist.send_object_list(["to", peer], dst=peer)
+    else:
+        taken: list[Any] = [None, None]
+        assert dist.recv_object_list(taken, src=0) == 0
+        assert taken == ["to", rank]
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_tags_keep_messages_apart(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sends = [dist.isend(full(100 * rank + tag), after, tag=tag) for tag in range(4)]
+    for tag in (3, 0, 2, 1):
+        taken = torch.zeros(3)
+        assert dist.recv(taken, before, tag=tag) == before
+        assert taken.eq(100 * before + tag).all()
+    for send in sends:
+        assert send is not None
+        send.wait()
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_a_receiver_from_anybody_learns_who_it_was(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        sources = set()
+        for _ in range(1, size):
+            taken = torch.zeros(3)
+            work = dist.irecv(taken)
+            assert work is not None
+            work.wait()
+            assert taken.eq(work.source_rank()).all()
+            sources.add(work.source_rank())
+        assert sources == set(range(1, size))
+    else:
+        dist.send(full(rank), 0)
+    dist.barrier()
+    if rank == 0:
+        taken = torch.zeros(3)
+        assert dist.recv(taken) == size - 1
+    elif rank == size - 1:
+        dist.send(full(rank), group_dst=0)
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_a_batch_in_any_order(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    taken = [torch.zeros(3) for _ in range(size)]
+    messages = []
+    for peer in range(size):
+        if peer != rank:
+            messages.append(dist.P2POp(dist.irecv, taken[peer], peer))
+            messages.append(dist.P2POp(dist.isend, full(10 * rank + peer), group_peer=peer))
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    for peer, tensor in enumerate(taken):
+        assert tensor.eq(10 * peer + rank if peer != rank else 0).all()
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_a_message_to_oneself(process_group: Any) -> None:
+    rank = dist.get_rank()
+    taken = torch.zeros(3)
+    works = [dist.irecv(taken, rank), dist.isend(full(rank + 1), rank)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert taken.eq(rank + 1).all()

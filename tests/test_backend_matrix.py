@@ -1,0 +1,57 @@
+"""Every collective with every reduction, dtype and layout, through torch.distributed.
+
+What is expected is computed from Python's own numbers (torch_parity/numbers.py). A combination
+without a meaning raises on every rank, and the group goes on with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from torch_parity.matrix import MOVING, REDUCING, Case, cases
+from torch_parity.play import play
+
+EVERY_COLLECTIVE = (*REDUCING, *MOVING)
+
+
+def check(chosen: Iterable[Case], async_op: bool = False) -> None:
+    """Play them all; the failures, if any, are shown together."""
+    failures = []
+    for case in chosen:
+        try:
+            play(case, async_op)
+        except (TypeError, ValueError) as error:
+            if case.has_meaning or not str(error):
+                failures.append(f"{case}: {error!r}")
+        except AssertionError as error:
+            failures.append(f"{case}: {error!r}")
+        else:
+            if not case.has_meaning:
+                failures.append(f"{case}: was accepted")
+    assert not failures, f"{len(failures)} cases failed:\n" + "\n".join(failures[:20])
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
+def test_every_reduction_dtype_and_layout(process_group: Any, collective: str) -> None:
+    check(cases((collective,)))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
+def test_a_sample_on_four_ranks(process_group: Any, collective: str) -> None:
+    check(list(cases((collective,)))[::5])
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
+def test_a_sample_of_works(process_group: Any, collective: str) -> None:
+    check(list(cases((collective,)))[::7], async_op=True)
+
+
+@pytest.mark.ranks(1)
+def test_a_group_of_one_gives_what_larger_ones_give(process_group: Any) -> None:
+    check(case for case in cases() if case.collective != "send_recv")

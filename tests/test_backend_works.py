@@ -1,0 +1,243 @@
+"""Works of torch.distributed on the backend "unisono": waiting, futures, limits in time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unisono.errors import CollectiveTimeout, GroupError, PeerLost
+
+RANKS = [1, 2, 3]
+SEVERAL = [2, 3]
+
+
+def full(value: float, count: int = 3) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+def wait_for(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+@pytest.mark.ranks(RANKS)
+def test_works_may_be_waited_for_in_any_order_or_dropped(process_group: Any) -> None:
+    size = dist.get_world_size()
+    tensors = [full(i) for i in range(30)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    works[7] = None
+    gc.collect()
+    for i in reversed(range(30)):
+        if works[i] is not None:
+            assert works[i].wait()
+            assert works[i].is_completed()
+            assert works[i].is_success()
+            assert works[i].exception() is None
+            assert tensors[i].eq(i * size).all()
+    assert tensors[7].eq(7 * size).all()
+
+
+@pytest.mark.ranks(RANKS)
+def test_a_blocking_call_comes_after_the_works_before_it(process_group: Any) -> None:
+    size = dist.get_world_size()
+    tensor = full(1, 100_000)
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+    dist.all_reduce(tensor)
+    assert tensor.eq(size**4).all()
+    assert all(work.is_completed() for work in works)
+
+
+@pytest.mark.ranks(RANKS)
+def test_every_collective_has_a_future_of_its_tensors(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parts = [torch.zeros(1) for _ in range(size)]
+    others = [torch.zeros(1) for _ in range(size)]
+    taken, wide, reduced = torch.zeros(1), torch.zeros(size), torch.zeros(1)
+    summed, sent, combined = full(1, 1), full(rank, 1), full(1, 1)
+    mine = full(rank, 1)
+    row = torch.arange(float(size))
+    cells = [full(peer, 1) for peer in range(size)]
+    root = rank == 0
+    futures = {
+        work.get_future(): result
+        for work, result in [
+            (dist.all_reduce(summed, async_op=True), [summed]),
+            (dist.reduce(combined, 0, async_op=True), [combined]),
+            (dist.broadcast(sent, 0, async_op=True), [sent]),
+            (dist.all_gather(parts, mine, async_op=True), parts),
+            (dist.all_gather_single(wide, mine, async_op=True), [wide]),
+            (dist.reduce_scatter_single(reduced, row, async_op=True), [reduced]),
+            (dist.scatter(taken, cells if root else None, async_op=True), [taken]),
+            (dist.all_to_all(others, cells, async_op=True), others),
+        ]
+    }
+    for future, result in futures.items():
+        value = future.wait()
+        assert len(value) == len(result)
+        assert all(a.data_ptr() == b.data_ptr() for a, b in zip(value, result, strict=True))
+    assert wide.tolist() == list(range(size))
+    assert taken.item() == rank
+    assert reduced.item() == rank * size
+    assert [one.item() for one in others] == [rank] * size
+    dist.barrier(async_op=True).get_future().wait()
+
+
+@pytest.mark.ranks(SEVERAL)
+def test_callbacks_of_a_future_run_when_the_result_is_there(process_group: Any) -> None:
+    size = dist.get_world_size()
+    work = dist.all_reduce(full(2), async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 10)
+    told: list[bool] = []
+    work.get_future().add_done_callback(lambda future: told.append(True))
+    assert doubled.wait().eq(20 * size).all()
+    deadline = time.monotonic() + 10
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert told == [True]
+
+
+@pytest.mark.ranks(2)
+def test_a_future_does_not_wait_for_another(process_group: Any) -> None:
+    taken, summed = torch.zeros(3), full(1)
+    if dist.get_rank() == 0:
+        message = dist.irecv(taken, 1)
+        assert message is not None
+        last = message.get_future()
+        first = dist.all_reduce(summed, async_op=True).get_future()
+        dist.send(full(5), 1)  # now rank 1 goes on
+        first.wait()
+        assert not last.done()
+        time.sleep(0.3)  # long enough for a search for deadlocks
+        dist.send(full(6), 1)
+        last.wait()
+        assert taken.eq(7).all()
+    else:
+        dist.recv(taken, 0)
+        dist.all_reduce(summed)
+        dist.recv(taken, 0)
+        dist.send(full(7), 0)
+    assert summed.eq(2).all()
+
+
+@pytest.mark.ranks(2)
+def test_wait_with_a_limit_leaves_the_work_under_way(process_group: Any) -> None:
+    rank = dist.get_rank()
+    tensor = full(rank)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            work.wait(timedelta(milliseconds=50))
+        assert not work.is_completed()
+        dist.send(full(0), 1)
+        work.wait(timedelta(seconds=20))
+    else:
+        dist.recv(torch.zeros(3), 0)
+        dist.all_reduce(tensor)
+    assert tensor.eq(1).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_call_may_have_a_timeout_of_its_own(process_group: Any) -> None:
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=1)
+    began = time.monotonic()
+    if dist.get_rank() == 0:
+        work = process_group.allreduce([full(1)], options)
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            work.wait()
+        assert 0.9 < time.monotonic() - began < 10
+    else:
+        while process_group.comm.errored is None and time.monotonic() - began < 10:
+            time.sleep(0.01)
+        with pytest.raises(CollectiveTimeout):
+            dist.all_reduce(full(1))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_barrier_may_have_a_timeout_of_its_own(process_group: Any, async_op: bool) -> None:
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            wait_for(dist.barrier(group, async_op=async_op, timeout=timedelta(seconds=1)))
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_timeout_of_one_call_is_not_that_of_the_next(process_group: Any) -> None:
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(milliseconds=400)
+    process_group.barrier(options).wait()
+    if dist.get_rank() == 1:
+        time.sleep(0.8)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["new_group", "set_timeout"])
+def test_a_group_may_have_a_timeout_of_its_own(process_group: Any, how: str) -> None:
+    limit = timedelta(seconds=1)
+    group = dist.new_group(timeout=limit) if how == "new_group" else dist.new_group()
+    if how == "set_timeout":
+        group.set_timeout(limit)
+    if dist.get_rank() == 0:
+        began = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match="rank 1 never came"):
+            dist.all_reduce(full(1), group=group)
+        assert time.monotonic() - began < 10
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_future_of_a_work_that_fails_raises(process_group: Any) -> None:
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        future = dist.all_reduce(full(1), group=group, async_op=True).get_future()
+        chained = future.then(lambda done: done.wait())
+        with pytest.raises(PeerLost):
+            future.wait()
+        with pytest.raises(PeerLost):
+            chained.wait()
+    else:
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_the_end_of_a_group_completes_its_futures(process_group: Any) -> None:
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        collective = dist.all_reduce(full(1), group=group, async_op=True).get_future()
+        message = dist.irecv(full(1), 1, group=group)
+        assert message is not None
+        received = message.get_future()
+        dist.destroy_process_group(group)
+        for future in (collective, received):
+            with pytest.raises(GroupError, match="closed"):
+                future.wait()
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_group_s_methods_need_no_options(process_group: Any) -> None:
+    rank = dist.get_rank()
+    summed, sent, part = full(rank + 1), full(rank), torch.zeros(3)
+    parts = [torch.zeros(3) for _ in range(2)]
+    process_group.allreduce([summed]).wait()
+    process_group.broadcast([sent]).wait()
+    process_group.allgather([parts], [full(rank)]).wait()
+    process_group.reduce_scatter([part], [[full(1), full(2)]]).wait()
+    process_group.barrier().wait()
+    assert [float(tensor[0]) for tensor in (summed, sent, *parts, part)] == [
+        3,
+        0,
+        0,
+        1,
+        2 * rank + 2,
+    ]

@@ -1,0 +1,98 @@
+"""The cases of the parity matrix: a collective, a reduction, a dtype, a layout in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEXES = (torch.complex64, torch.complex128)
+ONLY_MOVED = (
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.complex32,
+)
+DTYPES = (*FLOATS, *SIGNED, *UNSIGNED, torch.bool, *COMPLEXES, *ONLY_MOVED)
+
+OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+IN_PLACE = ("all_reduce", "reduce", "broadcast")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
+LISTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
+MOVING = (
+    "broadcast",
+    "all_gather",
+    "all_gather_single",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "send_recv",
+)
+
+LAYOUTS = (
+    "contiguous",
+    "strided",  # base[::2]: its neighbours must stay as they are
+    "transposed",
+    "mixed",  # contiguous on even ranks, transposed on odd ones
+    "expanded",  # as an input; what receives is contiguous
+    "empty",
+    "one",  # an element in the middle of others
+    "odd",  # seven elements from the second on
+    "uneven",  # in lists: a size for each rank
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call on every rank; `op` is empty where nothing is combined."""
+
+    collective: str
+    op: str
+    dtype: torch.dtype
+    layout: str
+
+    def __str__(self) -> str:
+        words = (self.collective, self.op, str(self.dtype).removeprefix("torch."), self.layout)
+        return " ".join(word for word in words if word)
+
+    @property
+    def has_meaning(self) -> bool:
+        """Whether there is a result to expect; otherwise every rank must raise."""
+        if self.layout == "expanded" and self.collective in IN_PLACE:
+            return False  # several elements of the result would share one place
+        return not self.op or _combines(self.op, self.dtype, self.collective)
+
+
+def _combines(op: str, dtype: torch.dtype, collective: str) -> bool:
+    if dtype in ONLY_MOVED:
+        return False
+    if dtype in COMPLEXES:
+        # torch itself refuses products of complex numbers, but in all_reduce alone
+        return op in ("SUM", "AVG", "PREMUL_SUM") or (
+            op == "PRODUCT" and collective != "all_reduce"
+        )
+    if dtype is torch.bool:
+        return op not in ("AVG", "PREMUL_SUM")
+    if dtype in FLOATS:
+        return op not in ("BAND", "BOR", "BXOR")
+    return op != "AVG"
+
+
+def cases(collectives: tuple[str, ...] = (*REDUCING, *MOVING)) -> Iterator[Case]:
+    """Every case of these collectives, those without a meaning too."""
+    for collective in collectives:
+        layouts = [name for name in LAYOUTS if name != "uneven" or collective in LISTS]
+        for op in OPS if collective in REDUCING else ("",):
+            for dtype in DTYPES:
+                if op and dtype is torch.complex32:
+                    continue  # torch passes it to some reductions as pairs of float16
+                for layout in layouts:
+                    yield Case(collective, op, dtype, layout)
