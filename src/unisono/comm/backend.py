@@ -286,7 +286,7 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return None
         work = call(*args, **keywords, async_op=True)
         if work is None:
-            return FinishedTorchWork(result)
+            return FinishedTorchWork(result, self._completer)
         return TorchWork(work, result, self._completer)
 
     def _gather_each(
@@ -308,9 +308,11 @@ class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
         values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
         self.comm.all_gather(indices, mine.indices().contiguous())
         self.comm.all_gather(values, mine.values().contiguous())
-        total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape)
+        total = torch.sparse_coo_tensor(
+            torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
+        )
         tensor.copy_(total.coalesce())
-        return FinishedTorchWork([tensor])
+        return FinishedTorchWork([tensor], self._completer)
 
 
 def _cut(

@@ -2,15 +2,21 @@
 
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
-backward pass is completed by a callback of that pass, which waits in Python and may raise. Any
-other Future is completed by a thread.
+backward pass is completed by a callback of that pass, which waits in Python and may raise. Once
+the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
+one would come too late: the Future is complete before it is handed out. Any other Future is
+completed by a thread.
+
+When a Future of a backward pass is complete does not depend on how fast its work was: what is to
+be done `then` may be another collective, and all ranks must come to it in the same order.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +26,7 @@ import torch.distributed as dist
 from unisono.comm.base import Work
 
 Tensors = Sequence[torch.Tensor]
+_KEPT_WORKS = 8
 
 
 class TorchWork(dist.Work):
@@ -31,9 +38,12 @@ class TorchWork(dist.Work):
         self._result = list(result)
         self._completer = completer
         self._future: Any = None
+        self._was_awaited = False
+        completer.keep(self, self._result)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds()
+        self._was_awaited = True
         self._work.wait(seconds if seconds > 0 else None)
         return True
 
@@ -59,35 +69,87 @@ class TorchWork(dist.Work):
 
     def get_future(self) -> Any:
         if self._future is None:
-            self._future = torch.futures.Future()
-            if torch._C._current_graph_task_id() != -1:  # in a backward pass
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            elif self._work.is_completed():
-                self._complete()
+            self._future = WorkFuture(self._work, self._result)
+            if not _in_backward():
+                self._completer.add(self._future.complete)
+            elif self._was_awaited or torch._C._current_autograd_node() is None:
+                self._future.finish()
             else:
-                self._completer.add(self._complete)
+                torch.autograd.Variable._execution_engine.queue_callback(self._future.finish)
         return self._future
 
-    def _finish(self) -> None:
-        """Wait in Python, and raise there."""
-        self._work.wait()
-        self._future.set_result(self._result)
 
-    def _complete(self) -> None:
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class WorkFuture(torch.futures.Future[Any]):
+    """The Future of a work, or of what was to be done `then`.
+
+    Whoever waits for it in Python waits for the work, so that our exceptions come as they are and
+    Ctrl-C is heard. In a backward pass it never holds an exception: `finish` raises it.
+    """
+
+    def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
+        super().__init__()
+        self._work = work
+        self._result = result
+        self._first = first or self
+        self._lock = threading.RLock()  # two threads may want to complete it; callbacks may wait
+        self._is_complete = False
+        self._error: BaseException | None = None
+
+    def wait(self) -> Any:
+        if not self.done():
+            self._first.finish()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        after = WorkFuture(self._work, None, self._first)
+
+        def call(_: Any) -> None:
+            try:
+                result = callback(self)
+            except BaseException as error:
+                if not _in_backward():
+                    after.set_exception(error)
+                self._first._error = error
+            else:
+                after.set_result(result)
+
+        super().then(call)
+        if _in_backward() and self._first._error is not None:
+            raise self._first._error
+        return after
+
+    def finish(self) -> None:
+        """Wait for the work here, complete the Future, and raise what went wrong."""
+        self._work.wait()
+        with self._lock:
+            if not self._is_complete:
+                self._is_complete = True
+                self.set_result(self._result)
+        if self._error is not None:
+            raise self._error
+
+    def complete(self) -> None:
+        """The same for a thread to which nobody listens."""
         try:
-            self._work.wait()
-        except Exception as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._result)
+            self.finish()
+        except BaseException as error:
+            with self._lock:
+                if not self._is_complete:
+                    self._is_complete = True
+                    self.set_exception(error)
 
 
 class FinishedTorchWork(dist.Work):
     """What was over before torch could wait for it."""
 
-    def __init__(self, result: Tensors) -> None:
+    def __init__(self, result: Tensors, completer: Completer) -> None:
         super().__init__()
         self._result = list(result)
+        completer.keep(self, self._result)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
@@ -114,12 +176,21 @@ class FinishedTorchWork(dist.Work):
 
 
 class Completer:
-    """A thread of a group that completes Futures, started when the first one is asked for."""
+    """A thread of a group that completes Futures, started when the first one is asked for.
+
+    It also keeps the latest works on one element. DDP's join starts one in each forward pass, holds
+    its C++ half alone, and waits for that in backward: for ever, if the Python half is gone.
+    """
 
     def __init__(self, name: str) -> None:
+        self._kept: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
         self._name = name
         self._todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def keep(self, work: dist.Work, result: Tensors) -> None:
+        if len(result) == 1 and result[0].numel() == 1:
+            self._kept.append(work)
 
     def add(self, complete: Any) -> None:
         if self._thread is None:
@@ -131,6 +202,7 @@ class Completer:
 
     def close(self) -> None:
         """End the thread once it has done what it was given."""
+        self._kept.clear()
         if self._thread is not None:
             self._todo.put(None)
 
