@@ -65,6 +65,9 @@ class Rank:
         import torch
         import torch.distributed as dist
 
+        from unisono import autoload
+
+        autoload.register()  # for a source tree that is not installed
         torch.set_num_threads(1)
         self.rank = int(os.environ["UNISONO_RANK"])
         self.size = int(os.environ["UNISONO_SIZE"])
@@ -188,7 +191,7 @@ class Rank:
         import torch
 
         model = torch.nn.parallel.DistributedDataParallel(
-            self.model(), process_group=self.groups[name]
+            self.model(), process_group=self.groups[name], gradient_as_bucket_view=True
         )
         return step_of(model)
 
