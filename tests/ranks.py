@@ -32,7 +32,14 @@ from unisono.comm.solo import SoloCommunicator
 DEADLINE_S = 30.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["numpy", "torch", "unisono", "pytest", "hypothesis"])
+_preloaded = ["numpy", "torch", "unisono", "pytest", "hypothesis"]
+_context.set_forkserver_preload(_preloaded)
+
+
+def preload(module: str) -> None:
+    """Let ranks find a module loaded; to be called while tests are collected."""
+    _preloaded.append(module)
+    _context.set_forkserver_preload(_preloaded)
 
 
 class RankFailed(AssertionError):

@@ -1,0 +1,177 @@
+"""Models and optimizers cut into parts, on "unisono": FSDP2, DTensor, pipelines, ZeRO, checkpoints.
+
+What the ranks learn together is compared with what one process learns from the whole batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3
+BATCH = 8
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.up = torch.nn.Linear(6, 16, dtype=torch.float64)
+        self.down = torch.nn.Linear(16, 4, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.down(self.up(inputs).tanh())
+        return output
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
+    return inputs, torch.randn(BATCH, 4, generator=generator, dtype=torch.float64)
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def train(model: torch.nn.Module, optimizer: Any, part: int = 0, parts: int = 1) -> None:
+    """Learn from one part of every batch."""
+    for number in range(STEPS):
+        inputs, targets = (whole.chunk(parts)[part] for whole in batch(number))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def learned_alone() -> dict[str, torch.Tensor]:
+    model = Mlp()
+    train(model, adam(model))
+    return dict(model.state_dict())
+
+
+def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in state.items()
+    }
+
+
+def assert_learned(model: torch.nn.Module) -> None:
+    torch.testing.assert_close(whole(model.state_dict()), learned_alone())
+
+
+@pytest.mark.ranks([2, 3])
+def test_fully_shard(process_group: Any) -> None:
+    """With three ranks, 16 rows do not divide."""
+    model: Any = Mlp()
+    for layer in (model.up, model.down):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = adam(model)
+    size = dist.get_world_size()
+    for number in range(STEPS):
+        inputs, targets = batch(number)
+        optimizer.zero_grad()
+        mine = slice(dist.get_rank(), None, size)
+        error = (model(inputs[mine]) - targets[mine]).square().sum() / inputs.size(0) / 4
+        (error * size).backward()  # FSDP divides by the number of ranks
+        optimizer.step()
+    assert isinstance(model.up.weight, DTensor)
+    assert model.up.weight.to_local().numel() < model.up.weight.numel()
+    assert_learned(model)
+
+
+@pytest.mark.ranks(4)
+def test_tensor_and_data_parallel_on_a_mesh(process_group: Any) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model: Any = Mlp()
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    fully_shard(model, mesh=mesh["dp"])
+    train(model, adam(model), mesh["dp"].get_local_rank(), 2)
+    assert model.up.weight.to_local().shape == (4, 6)  # a quarter of 16 rows
+    assert_learned(model)
+
+
+@pytest.mark.ranks(4)
+def test_dtensors_are_laid_out_anew(process_group: Any) -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    matrix = torch.arange(60.0).reshape(6, 10)
+    rows = distribute_tensor(matrix, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    assert torch.equal(columns.to_local(), matrix.chunk(4, 1)[dist.get_rank()])
+    assert torch.equal((columns @ columns.t()).full_tensor(), matrix @ matrix.t())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
+def test_pipeline(process_group: Any, schedule: Any) -> None:
+    rank = dist.get_rank()
+    model = Mlp()
+    layer = torch.nn.Sequential(model.up, torch.nn.Tanh()) if rank == 0 else model.down
+    stage = PipelineStage(layer, rank, 2, torch.device("cpu"))
+    pipeline = schedule(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    optimizer = adam(layer)
+    for number in range(STEPS):
+        inputs, targets = batch(number)
+        optimizer.zero_grad()
+        if rank == 0:
+            pipeline.step(inputs)
+        else:
+            pipeline.step(target=targets)
+        optimizer.step()
+    expected = learned_alone()
+    name = ("up", "down")[rank]
+    linear: Any = (model.up, model.down)[rank]
+    torch.testing.assert_close(linear.weight, expected[f"{name}.weight"])
+    torch.testing.assert_close(linear.bias, expected[f"{name}.bias"])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "bucket views"])
+def test_zero_redundancy_optimizer(process_group: Any, overlap: bool) -> None:
+    model = Mlp()
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=overlap)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, lr=0.05, parameters_as_bucket_view=overlap
+    )
+    train(wrapped, optimizer, dist.get_rank(), 2)
+    assert_learned(model)
+    assert len(optimizer.optim.state_dict()["state"]) < len(list(model.parameters()))
+
+
+@pytest.mark.ranks(4)
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(
+    process_group: Any, shared_tmp_path: Path
+) -> None:
+    """Written by four ranks that own a quarter each, read by two that own a half."""
+    model = fully_shard(Mlp())
+    train(model, adam(model))
+    checkpoint.save(model.state_dict(), checkpoint_id=shared_tmp_path / "step")
+    half = dist.new_group([0, 1])
+    if dist.get_rank() >= 2:
+        return
+    mesh = dist.DeviceMesh.from_group(half, "cpu")
+    other = Mlp()
+    torch.nn.init.zeros_(other.up.weight)
+    fully_shard(other, mesh=mesh)
+    state = other.state_dict()
+    checkpoint.load(state, checkpoint_id=shared_tmp_path / "step", process_group=half)
+    other.load_state_dict(state)
+    assert_learned(other)
