@@ -5,7 +5,7 @@ CMAKE ?= cmake
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check native sanitize latency bench clean
+.PHONY: help demo test test-slow parity check native sanitize latency bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -18,6 +18,9 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+parity: .venv/.stamp ## compare gloo and unisono through torch.distributed (3 min), write docs/parity.md
+	cd tests && ../.venv/bin/python -m torch_parity.table --output ../docs/parity.md
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/ruff check

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_parity.numbers import CARRIERS
+from torch_parity.arithmetic import CARRIERS
 
 PART = 12
 """Elements of a part in the layouts that have rows and columns."""
@@ -14,6 +14,10 @@ PART = 12
 
 class WrongResultError(AssertionError):
     """The elements are not what they should be."""
+
+
+class ScratchedError(WrongResultError):
+    """A rank that gets no result has not kept its own tensor."""
 
 
 class OverwrittenError(AssertionError):
