@@ -56,16 +56,16 @@ class Slab:
 
     def must_hold(self, row: torch.Tensor) -> None:
         """The elements are these, bit for bit, and nothing beside them has changed."""
-        if not torch.equal(self._view(self._base).reshape(-1), row):
-            raise WrongResultError(
-                f"{self._view(self._base).reshape(-1).tolist()} and not {row.tolist()}"
-            )
         outside = torch.ones(self._base.shape, dtype=torch.bool)
         self._view(outside).fill_(False)
         if not torch.equal(self._base[outside], self._before[outside]):
             raise OverwrittenError(
                 f"{self._base[outside].tolist()} beside the elements and not "
                 f"{self._before[outside].tolist()}"
+            )
+        if not torch.equal(self._view(self._base).reshape(-1), row):
+            raise WrongResultError(
+                f"{self._view(self._base).reshape(-1).tolist()} and not {row.tolist()}"
             )
 
     def must_be_unchanged(self) -> None:
