@@ -1,6 +1,6 @@
 """Every collective with every reduction, dtype and layout, through torch.distributed.
 
-What is expected is computed from Python's own numbers (torch_parity/numbers.py). A combination
+What is expected is computed from Python's own numbers (torch_parity/arithmetic.py). A combination
 without a meaning raises on every rank, and the group goes on with the next.
 """
 

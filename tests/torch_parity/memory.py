@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_parity.numbers import CARRIERS
+from torch_parity.arithmetic import CARRIERS
 
 PART = 12
 """Elements of a part in the layouts that have rows and columns."""
@@ -14,6 +14,10 @@ PART = 12
 
 class WrongResultError(AssertionError):
     """The elements are not what they should be."""
+
+
+class ScratchedError(WrongResultError):
+    """A rank that gets no result has not kept its own tensor."""
 
 
 class OverwrittenError(AssertionError):
@@ -52,16 +56,16 @@ class Slab:
 
     def must_hold(self, row: torch.Tensor) -> None:
         """The elements are these, bit for bit, and nothing beside them has changed."""
-        if not torch.equal(self._view(self._base).reshape(-1), row):
-            raise WrongResultError(
-                f"{self._view(self._base).reshape(-1).tolist()} and not {row.tolist()}"
-            )
         outside = torch.ones(self._base.shape, dtype=torch.bool)
         self._view(outside).fill_(False)
         if not torch.equal(self._base[outside], self._before[outside]):
             raise OverwrittenError(
                 f"{self._base[outside].tolist()} beside the elements and not "
                 f"{self._before[outside].tolist()}"
+            )
+        if not torch.equal(self._view(self._base).reshape(-1), row):
+            raise WrongResultError(
+                f"{self._view(self._base).reshape(-1).tolist()} and not {row.tolist()}"
             )
 
     def must_be_unchanged(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torch_parity.arithmetic import Row, bits_of, combined, factor_of, numbers
 from torch_parity.matrix import Case
-from torch_parity.memory import Slab, distinct, part_size
-from torch_parity.numbers import Row, bits_of, combined, factor_of, numbers
+from torch_parity.memory import ScratchedError, Slab, WrongResultError, distinct, part_size
 
 
 def play(case: Case, async_op: bool = False) -> None:
@@ -78,7 +78,13 @@ class _Rank:
     def _reduce(self) -> None:
         slab = self._given(self._row(self.rank))
         self._call(dist.reduce, slab.tensor, self.root, self._op)
-        self._expect(slab, self._reduced() if self.rank == self.root else self._row(self.rank))
+        if self.rank == self.root:
+            self._expect(slab, self._reduced())
+            return
+        try:
+            self._expect(slab, self._row(self.rank))
+        except WrongResultError as error:
+            raise ScratchedError(str(error)) from None
 
     def _broadcast(self) -> None:
         slab = self._given(self._row(self.rank))

@@ -1,0 +1,198 @@
+"""Run the parity matrix on gloo and on unisono, and write what happened to docs/parity.md.
+
+gloo ends the process in some cases and writes over its memory in others, so ranks are forked and
+expendable: they report each case over a pipe, and after one that did not go well on every rank,
+new ranks go on with the next. Nothing that goes wrong in one case can show in another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import select
+import signal
+import tempfile
+import time
+from collections import Counter
+from datetime import date, timedelta
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torch_parity.matrix import Case, cases
+from torch_parity.memory import OverwrittenError, ScratchedError, WrongResultError
+from torch_parity.play import play
+from torch_parity.prose import MEANINGS, Outcome, page
+
+LIMIT_S = 10.0
+PEER_LIMIT_S = 0.5
+"""How long the other ranks may take once one of them has not gone well."""
+
+
+def outcome_of(case: Case) -> Outcome:
+    """Play a case on this rank."""
+    try:
+        play(case)
+    except OverwrittenError as error:
+        return Outcome("overwrites", str(error))
+    except ScratchedError as error:
+        return Outcome("scratches", str(error))
+    except WrongResultError as error:
+        return Outcome("wrong" if case.has_meaning else "accepts", str(error))
+    except Exception as error:
+        if not case.has_meaning:
+            return Outcome("right")
+        return Outcome("refuses", f"{type(error).__name__}: {error}")
+    return Outcome("right" if case.has_meaning else "accepts")
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def _be_a_rank(
+    backend: str, store: str, rank: int, size: int, first: int, pipe: int, orders: int
+) -> None:
+    """Play the cases from `first` on and write a line about each. After one that did not go well,
+    wait for the order to go on: a peer may still be in it."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)  # gloo tells of its end there
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=LIMIT_S),
+    )
+    os.write(pipe, b"null\n")
+    for case in islice(cases(), first, None):
+        outcome = outcome_of(case)
+        line = json.dumps([outcome.what, outcome.text[:300]])
+        os.write(pipe, f"{line}\n".encode())
+        if outcome.what != "right":
+            os.read(orders, 1)
+
+
+class _Rank:
+    """A rank as its parent sees it."""
+
+    def __init__(self, backend: str, store: str, rank: int, size: int, first: int) -> None:
+        self.pipe, theirs = os.pipe()
+        orders, self._orders = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                _be_a_rank(backend, store, rank, size, first, theirs, orders)
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        os.close(orders)
+        self._rest = b""
+        self.said: list[Outcome | None] = []
+        """None once it has joined the group, then an outcome for each case."""
+        self.is_over = False
+
+    def read(self) -> None:
+        data = os.read(self.pipe, 1 << 16)
+        self.is_over = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.said += [Outcome(*words) if (words := json.loads(line)) else None for line in lines]
+
+    def go_on(self) -> None:
+        os.write(self._orders, b".")
+
+    def word(self, place: int) -> Outcome | None:
+        return self.said[place] if len(self.said) > place else None
+
+    def end(self) -> str:
+        """End it, if it has not ended; the name of its signal."""
+        if not self.is_over:
+            os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pipe)
+        os.close(self._orders)
+        return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "exit"
+
+
+def _run_from(backend: str, size: int, first: int, last: int) -> list[Outcome]:
+    """The outcomes of cases from `first` on, as far as they can be trusted: what goes wrong in
+    ranks that have refused something else before is left to new ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        ranks = [_Rank(backend, store, rank, size, first) for rank in range(size)]
+        found: list[Outcome] = []
+        refused: Outcome | None = None
+        while first + len(found) < last:
+            told = _hear(ranks, len(found) + 1)
+            outcome = _worst(told)
+            alike = outcome.what == "refuses" and told == [outcome] * size
+            if outcome.what != "right" and refused not in (None, outcome):
+                break
+            found.append(outcome)
+            if outcome.what != "right" and not alike:
+                break
+            if alike:
+                refused = outcome
+                for rank in ranks:
+                    rank.go_on()
+        ends = [rank.end() for rank in ranks]
+    if found and found[-1].what == "dies":
+        found[-1] = Outcome("dies", next((how for how in ends if how != "SIGKILL"), "exit"))
+    return found
+
+
+def _hear(ranks: list[_Rank], place: int) -> list[Outcome]:
+    """What the ranks say in this place; whoever waits for a rank that has failed says nothing."""
+    heard = time.monotonic()
+    while True:
+        told = [outcome for rank in ranks if (outcome := rank.word(place)) is not None]
+        if len(told) == len(ranks):
+            return told
+        if any(rank.is_over for rank in ranks):
+            return [*told, Outcome("dies")]
+        failed = any(outcome.what != "right" for outcome in told)
+        left_s = heard + (PEER_LIMIT_S if failed else 2 * LIMIT_S) - time.monotonic()
+        ready = select.select([rank.pipe for rank in ranks], [], [], max(0, left_s))[0]
+        if not ready:
+            return told if failed else [*told, Outcome("hangs")]
+        for rank in ranks:
+            if rank.pipe in ready:
+                rank.read()
+                heard = time.monotonic()
+
+
+def _worst(outcomes: list[Outcome]) -> Outcome:
+    return min(outcomes, key=lambda outcome: list(MEANINGS).index(outcome.what))
+
+
+def run(backend: str, size: int) -> list[Outcome]:
+    """What became of each case of the matrix."""
+    last = len(list(cases()))
+    found: list[Outcome] = []
+    while len(found) < last:
+        found += _run_from(backend, size, len(found), last)
+        counts = Counter(outcome.what for outcome in found)
+        print(f"\r{backend}: {len(found)} of {last} {dict(counts)}", end="", flush=True)
+    print()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/parity.md"))
+    parser.add_argument("--ranks", type=int, default=2)
+    arguments = parser.parse_args()
+    every = list(cases())
+    results = {backend: run(backend, arguments.ranks) for backend in ("gloo", "unisono")}
+    where = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} on {platform.machine()}, {arguments.ranks} ranks, {date.today()}"
+    )
+    arguments.output.write_text(page(every, results, where))
+
+
+if __name__ == "__main__":
+    main()
