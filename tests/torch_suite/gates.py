@@ -74,6 +74,11 @@ def install() -> None:
     distributed.skip_if_small_worldsize = lambda test: test
 
 
+def lifted(test: Any) -> str:
+    """Why torch would not run a test that runs here; empty where it would."""
+    return next((why for why in getattr(test, "shut_gates", ()) if why.endswith(LIFTED)), "")
+
+
 def why_not(test: Any, name: str, backend: str) -> str:
     """Why a test cannot run; empty where it can."""
     shut = [why for why in getattr(test, "shut_gates", ()) if not why.endswith(LIFTED)]

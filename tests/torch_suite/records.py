@@ -13,13 +13,17 @@ FOLDER = Path(f"build/conformance/torch-{TORCH}")
 
 @dataclass(frozen=True)
 class Result:
-    """How one test ended: "passed", "failed" or "skipped", with a line of why and a traceback."""
+    """How one test ended: "passed", "failed" or "skipped", with a line of why and a traceback.
+
+    `lifted` is why torch itself would not have run it on this backend.
+    """
 
     test: str
     status: str
     reason: str = ""
     detail: str = ""
     seconds: float = 0.0
+    lifted: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ def main() -> None:
         for name in names:
             if name not in done:
                 tell(out, starts=name)
-                tell(out, test=name, **run(name))
+                lifted = gates.lifted(getattr(suite.Suite, name))
+                tell(out, test=name, lifted=lifted, **run(name))
 
 
 def tell(out: Any, **line: Any) -> None:
