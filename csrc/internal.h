@@ -18,8 +18,7 @@
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
 #define RECORDS 1024            /* calls of a rank that are remembered */
-#define SITES 128               /* places in its program that are */
-#define SITE_BYTES 128
+#define SITES 128               /* places in its program whose text is kept at once */
 
 typedef _Atomic uint64_t flag_t;
 
@@ -73,6 +72,11 @@ typedef struct record {
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
 
+typedef struct site_text { /* of the site with this number; another may take its place */
+    flag_t number;
+    char text[120];
+} site_text;
+
 typedef struct note { /* `about` is written last */
     flag_t about;
     char text[UN_TEXT_BYTES];
@@ -99,7 +103,7 @@ typedef struct control {
     _Alignas(LINE_BYTES) post posts[2];
     _Alignas(LINE_BYTES) identity identity;
     _Alignas(LINE_BYTES) record records[RECORDS];
-    char sites[SITES][SITE_BYTES];
+    _Alignas(LINE_BYTES) site_text sites[SITES];
     uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then messages sent */
 } control;
 
@@ -132,7 +136,6 @@ struct un_group {
     int64_t spin_ns;
     flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
     flag_t recorded;           /* records so far */
-    _Atomic bool known[SITES]; /* whose text stands in our control block */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
     _Atomic uintptr_t owner; /* the thread that has it; one word, so that it is never half new */
     _Atomic uint32_t queued;

@@ -28,12 +28,15 @@ uint64_t signature_of(un_operation operation, un_reduction reduction, int root, 
            (uint64_t)(dtype & 0xffffff) << 40;
 }
 
-/* The site's number, once its text stands in our control block; 0 where there is no room. */
+/* The site's number, once its text stands in our control block. */
 static uint32_t note_site(un_group *g, const un_site *site) {
-    if (!site || site->number >= SITES) return 0;
-    if (!atomic_load_explicit(&g->known[site->number], memory_order_relaxed) &&
-        !atomic_exchange(&g->known[site->number], true))
-        memcpy(control_of(g, g->rank)->sites[site->number], site->text, SITE_BYTES - 1);
+    if (!site) return 0;
+    site_text *t = &control_of(g, g->rank)->sites[site->number % SITES];
+    uint64_t there = read_word(&t->number);
+    if (there != site->number && atomic_compare_exchange_strong(&t->number, &there, 0)) {
+        memcpy(t->text, site->text, sizeof t->text - 1);
+        atomic_store_explicit(&t->number, site->number, memory_order_release);
+    }
     return site->number;
 }
 
@@ -159,6 +162,6 @@ un_layout_of_records un_records_layout(int ranks) {
                                   .record_bytes = sizeof(record),
                                   .record_count = RECORDS,
                                   .sites = offsetof(control, sites),
-                                  .site_bytes = SITE_BYTES,
+                                  .site_bytes = sizeof(site_text),
                                   .site_count = SITES};
 }

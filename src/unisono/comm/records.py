@@ -28,6 +28,7 @@ _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
 _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
+_SITE = struct.Struct("<Q120s")
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
@@ -190,6 +191,8 @@ class _Clock:
         return (self._ns + (moment - self._ticks) * self._ns_a_tick) / 1e9
 
 
-def _text(sites: bytes, number: int, layout: RecordsLayout) -> str:
-    at = number * layout.site_bytes
-    return sites[at : at + layout.site_bytes].split(b"\0")[0].decode(errors="replace")
+def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
+    """The text of a site; None where another one has taken its place."""
+    at = number % layout.site_count * layout.site_bytes
+    there, text = _SITE.unpack_from(sites, at)
+    return text.split(b"\0")[0].decode(errors="replace") if there == number else None
