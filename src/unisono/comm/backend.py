@@ -76,6 +76,7 @@ def create(options: Any, _: Any) -> UnisonoProcessGroup:
             name=str(options.group_id),
             global_ranks=ranks,
             timeout_s=timeout_s,
+            join_timeout_s=timeout_s,
         )
     return UnisonoProcessGroup(comm, options.store)
 

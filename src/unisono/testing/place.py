@@ -104,5 +104,8 @@ def leave() -> None:
     if worlds is not None:
         worlds.shutdown()
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    if dist is not None and dist.is_available():
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # torch counts groups to name them, those that could not be made, too
+        dist.distributed_c10d._world.group_count = 0
