@@ -22,7 +22,7 @@ from unisono.comm.engine import hide_files
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork
+from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork, never_compiled
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
@@ -101,6 +101,7 @@ def _op_of(options: Any) -> Op:
 _ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
+@never_compiled
 class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 

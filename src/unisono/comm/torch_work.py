@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,8 +28,23 @@ from unisono.comm.base import Work
 
 Tensors = Sequence[torch.Tensor]
 _KEPT_WORKS = 8
+_Class = TypeVar("_Class", bound=type)
 
 
+def never_compiled(cls: _Class) -> _Class:
+    """Let torch.compile leave the methods of a class, and what they call, as they are.
+
+    What `torch.compiler.disable` does, but that imports the compiler, which takes seconds.
+    """
+    dynamo: Any = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    for method in vars(cls).values():
+        if isinstance(method, types.FunctionType):
+            dynamo.set_code_exec_strategy(method.__code__, dynamo._FrameExecStrategy(skip, skip))
+    return cls
+
+
+@never_compiled
 class TorchWork(dist.Work):
     """One of our works, for torch. `result` are the tensors that it fills."""
 
@@ -83,6 +99,7 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+@never_compiled
 class WorkFuture(torch.futures.Future[Any]):
     """The Future of a work, or of what was to be done `then`.
 
@@ -143,6 +160,7 @@ class WorkFuture(torch.futures.Future[Any]):
                     self.set_exception(error)
 
 
+@never_compiled
 class FinishedTorchWork(dist.Work):
     """What was over before torch could wait for it."""
 
