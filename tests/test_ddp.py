@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -284,3 +285,15 @@ def reductions() -> list[Any]:
     (group,) = read_process(os.getpid())
     (rank,) = (one for one in group.ranks if one.pid == os.getpid())
     return [record for record in rank.records if record.operation == "all_reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, timeout_s=400)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled(process_group: Any) -> None:
+    model = Net()
+    wrapped = torch.compile(DistributedDataParallel(model))
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+    assert_learned(model, learned_alone())

@@ -36,9 +36,13 @@ from unisono.comm.engine import hide_files
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
+<<<<<<< HEAD
 from unisono.comm.torch_forms import as_given, listed, nested, short_forms
 from unisono.comm.torch_futures import CollectiveCompleter, MessageCompleter
 from unisono.comm.torch_work import FinishedTorchWork, TorchWork
+=======
+from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork, never_compiled
+>>>>>>> programs
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
@@ -142,6 +146,7 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
 _ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
+@never_compiled
 class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 
