@@ -36,13 +36,10 @@ from unisono.comm.engine import hide_files
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
 from unisono.comm.solo import SoloCommunicator
-<<<<<<< HEAD
+from unisono.comm.torch_compile import never_compiled
 from unisono.comm.torch_forms import as_given, listed, nested, short_forms
 from unisono.comm.torch_futures import CollectiveCompleter, MessageCompleter
 from unisono.comm.torch_work import FinishedTorchWork, TorchWork
-=======
-from unisono.comm.torch_work import Completer, FinishedTorchWork, TorchWork, never_compiled
->>>>>>> programs
 from unisono.errors import UnisonoError
 
 NAME = "unisono"

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Communicator, Work
+from unisono.comm.torch_compile import never_compiled
 
 _KEPT_WORKS = 8
 
@@ -44,6 +45,7 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+@never_compiled
 class WorkFuture(torch.futures.Future[Any]):
     """The Future of a work, or of what was to be done `then`.
 
