@@ -124,7 +124,7 @@ def _op_of(options: Any) -> Op:
     if name is not None:
         return name
     if reduce_op.op == _Type.PREMUL_SUM:
-        return PremulSum(float(reduce_op.factor))
+        return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
     raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
 
 
