@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,18 @@ def test_a_rank_that_raises_is_lost_too(tmp_path: Path) -> None:
     said = [process.communicate(timeout=30) for process in ranks]
     assert said[0][0].startswith("1 rank 1"), said
     assert "this rank fails" in said[1][1]
+
+
+def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
+    """As in a container: there the rank has a number that means nothing here."""
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*elsewhere, "true"]).returncode:
+        pytest.skip("this user cannot make a PID namespace")
+    command = [sys.executable, "-c", LEAVES_EARLY, str(tmp_path / "meeting")]
+    there = subprocess.Popen([*elsewhere, *command, "1"], stderr=subprocess.PIPE, text=True)
+    here = subprocess.run([*command, "0"], stdout=subprocess.PIPE, text=True, timeout=30)
+    assert here.stdout.startswith("1 rank 1 (pid 1) "), here.stdout
+    assert "this rank fails" in there.communicate(timeout=30)[1]
 
 
 def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
