@@ -129,11 +129,12 @@ def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
     elsewhere = ["unshare", "--pid", "--fork", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*elsewhere, "true"]).returncode:
         pytest.skip("this user cannot make a PID namespace")
-    command = [sys.executable, "-c", LEAVES_EARLY, str(tmp_path / "meeting")]
-    there = subprocess.Popen([*elsewhere, *command, "1"], stderr=subprocess.PIPE, text=True)
+    program = LEAVES_EARLY.replace('raise RuntimeError("this rank fails")', "os._exit(3)")
+    command = [sys.executable, "-c", f"import os\n{program}", str(tmp_path / "meeting")]
+    there = subprocess.Popen([*elsewhere, *command, "1"])
     here = subprocess.run([*command, "0"], stdout=subprocess.PIPE, text=True, timeout=30)
     assert here.stdout.startswith("1 rank 1 (pid 1) "), here.stdout
-    assert "this rank fails" in there.communicate(timeout=30)[1]
+    assert there.wait(30) == 3
 
 
 def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
