@@ -267,7 +267,7 @@ def test_buckets_are_reduced_while_backward_runs(process_group: Any) -> None:
     """When the gradient comes to the first layer, those of the last are on their way."""
     model = Net()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
-    inputs = torch.ones(2, 6, dtype=torch.float64, requires_grad=True)
+    inputs = torch.ones(2, 6, dtype=torch.float64)
     wrapped(inputs).sum().backward()  # buckets are made anew after the first step
     begun: list[int] = []
     model.first.register_full_backward_pre_hook(lambda *_: begun.append(len(reductions())))

@@ -36,7 +36,7 @@ def check(model):
         optimizer.step()
     for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, expected)
-    print("learned on", dist.get_backend(), dist.get_world_size())
+    print(f"learned on {dist.get_backend()} {dist.get_world_size()}\\n", end="", flush=True)
 """
 
 ACCELERATE = """
