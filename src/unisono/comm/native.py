@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from unisono.comm import reports
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
@@ -20,24 +18,18 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
+from unisono.comm.blame import Blame
 from unisono.comm.engine import (
-    ABOUT_MESSAGES,
     Operation,
     Status,
     engine_ns,
-    memory_room,
     open_group,
 )
-from unisono.comm.failures import describe_failure, whereabouts
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import joined
 from unisono.errors import (
-    CollectiveTimeout,
-    GroupClosed,
     GroupError,
-    MessageMismatch,
-    SegmentError,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +69,7 @@ class NativeCommunicator(Communicator):
         self._recv = place.group.recv
         self._isend = place.group.isend
         self._irecv = place.group.irecv
-        self._cause: GroupError | None = None
+        self._blame = Blame(place, name)
         self._splits: dict[tuple[int, ...], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
         keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
@@ -122,7 +114,7 @@ class NativeCommunicator(Communicator):
         if self.rank not in members:
             return None
         if self._lobby is None:
-            raise self._closed()
+            raise self._blame.closed()
         serial = self._splits[members] = self._splits.get(members, 0) + 1
         listed = ",".join(map(str, members))
         name = f"{self.name}[{listed}]" + (f"/{serial}" if serial > 1 else "")
@@ -149,8 +141,8 @@ class NativeCommunicator(Communicator):
     @property
     def errored(self) -> GroupError | None:
         if self._lobby is None:
-            return self._closed()
-        return self._failure("no call") if self._group.failure()[0] else None
+            return self._blame.closed()
+        return self._blame.failure("no call") if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -235,7 +227,7 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(dst)
         status = self._send(tensor, dst, tag)
         if status < 0:
-            raise self.message_error(-status, (True, tensor, dst, tag), self._group.seen())
+            raise self._blame.message_error(-status, (True, tensor, dst, tag), self._group.seen())
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         if src is None:
@@ -244,68 +236,23 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(src)
         source = self._recv(tensor, src, tag)
         if source < 0:
-            raise self.message_error(-source, (False, tensor, src, tag), self._group.seen())
+            raise self._blame.message_error(-source, (False, tensor, src, tag), self._group.seen())
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._refuse_peer(dst)
-        return self._isend(self, _caller(1), tensor, dst, tag)
+        return self._isend(self._blame, _caller(1), tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._refuse_peer(src)
-        return self._irecv(self, _caller(1), tensor, src, tag)
+        return self._irecv(self._blame, _caller(1), tensor, src, tag)
 
     def _refuse_peer(self, peer: object) -> NoReturn:
         raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
-
-    def message_error(
-        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
-    ) -> Exception:
-        """The exception for a message whose status is not OK. `about` is whether it sends, its
-        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
-        sends, tensor, peer, tag = about
-        what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
-        doing = f"{what} (tag {tag})"
-        if status == Status.NOT_YET:
-            return CollectiveTimeout(
-                f"{doing} on group {self.name} is still under way", rank=self.rank, group=self.name
-            )
-        if status == Status.UNFIT and not sends and self._cause is None:
-            source, size_bytes, dtype = seen
-            self._cause = MessageMismatch(
-                f"rank {self.rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
-                f"{source} (tag {tag}, group {self.name}), which sends {size_bytes} bytes of "
-                f"{reports.dtype_name(dtype)}",
-                rank=self.rank,
-                group=self.name,
-            )
-        if (
-            status == Status.TIMEOUT
-            and self._cause is None
-            and self._group.failure()[1] == self.rank
-        ):
-            text = (
-                f"{doing} on group {self.name} was not matched by its deadline of "
-                f"{self.timeout_s:g} s"
-            )
-            if peer >= 0:
-                text += "\n" + whereabouts(self._place, peer, ABOUT_MESSAGES)
-            self._cause = CollectiveTimeout(
-                text,
-                missing=[peer] if peer >= 0 else [],
-                arrived=[self.rank],
-                rank=self.rank,
-                group=self.name,
-            )
-        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
-            return self.call_error(status, Operation.SEND if sends else Operation.RECV)
-        if self._group.failure()[0] == Status.CLOSED:
-            return self._closed()
-        return self._failure(doing)
 
     # -- the way to the engine -------------------------------------------------------------------
 
@@ -322,10 +269,10 @@ class NativeCommunicator(Communicator):
     ) -> Work | None:
         if async_op:
             work = self._group.submit(
-                self, operation, output, input, root, reduction, factor, coalesced
+                self._blame, operation, output, input, root, reduction, factor, coalesced
             )
             if isinstance(work, int):
-                raise self.call_error(work, operation)
+                raise self._blame.call_error(work, operation)
             return work
         status = self._call(operation, output, input, root, reduction, factor, coalesced)
         if status:
@@ -433,61 +380,14 @@ class NativeCommunicator(Communicator):
         self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
     ) -> NoReturn:
         """Raise about our own arguments, once the peers know that this call will not happen."""
-        if self._cause is None:
+        if self._blame.cause is None:
             self._group.refuse(operation)
         raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
 
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
-        raise self.call_error(status, operation, reduction, dtype_name(_first(tensors)))
-
-    def call_error(
-        self, status: int, operation: int, reduction: int = 0, dtype: int | str = ""
-    ) -> Exception:
-        """The exception for a call whose status is not OK."""
-        what = Operation(operation).name.lower()
-        if status == Status.REFUSED:
-            op = (*REDUCTIONS, "premul_sum")[reduction]
-            return TypeError(
-                f"{what} on group {self.name}: {op} has no meaning for "
-                f"{dtype if isinstance(dtype, str) else reports.dtype_name(dtype)}{_remedy(op)}"
-            )
-        if status == Status.NO_MEMORY:
-            return SegmentError(
-                f"no room for this rank's slice of shared memory (2 MiB) in group {self.name}: "
-                f"the memory limits leave {max(0, memory_room())} bytes"
-            )
-        if status == Status.NOT_YET:
-            return CollectiveTimeout(
-                f"{what} on group {self.name} is still under way",
-                rank=self.rank,
-                group=self.name,
-            )
-        if status == Status.FORKED:
-            return GroupClosed(
-                f"group {self.name} belongs to the parent process (pid {os.getppid()}): a forked "
-                "child cannot use it",
-                rank=self.rank,
-                group=self.name,
-            )
-        if status == Status.REENTERED:
-            return RuntimeError(
-                f"{what} on group {self.name}: this thread is in a call of the "
-                "group already (is this a signal handler?)"
-            )
-        if status == Status.CLOSED or self._group.failure()[0] == Status.CLOSED:
-            return self._closed()
-        return self._failure(what)
-
-    def _failure(self, doing: str) -> GroupError:
-        """The first cause of the group's end, as an exception of this rank."""
-        if self._cause is None:
-            self._cause = describe_failure(self._place, self.name, doing)
-        return copy.copy(self._cause)  # a copy: the original would keep frames alive
-
-    def _closed(self) -> GroupClosed:
-        return GroupClosed(f"group {self.name} is closed", rank=self.rank, group=self.name)
+        raise self._blame.call_error(status, operation, reduction, dtype_name(_first(tensors)))
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
@@ -499,11 +399,3 @@ def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
 
 def _first(tensors: Any) -> Any:
     return tensors[0] if type(tensors) in _LISTS and tensors else tensors
-
-
-def _remedy(op: str) -> str:
-    if op == "avg":
-        return ": sum and divide, or convert to a floating type"
-    if op in ("band", "bor", "bxor"):
-        return ": it combines bits, which floating types do not have"
-    return ""

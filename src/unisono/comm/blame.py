@@ -1,0 +1,133 @@
+"""From the status of a call or a message to the exception that its caller gets."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from unisono.comm import reports
+from unisono.comm.base import REDUCTIONS, dtype_name
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.failures import describe_failure, whereabouts
+from unisono.comm.rendezvous import Place
+from unisono.errors import (
+    CollectiveTimeout,
+    GroupClosed,
+    GroupError,
+    MessageMismatch,
+    SegmentError,
+)
+
+
+class Blame:
+    """Makes a group's exceptions and keeps the first `cause` of its end. The engine calls it when
+    a work or a message fails."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self._place = place
+        self._name = name
+        self._rank = place.rank
+        self.cause: GroupError | None = None
+
+    def message_error(
+        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
+    ) -> Exception:
+        """The exception for a message whose status is not OK. `about` is whether it sends, its
+        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
+        sends, tensor, peer, tag = about
+        what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
+        doing = f"{what} (tag {tag})"
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{doing} on group {self._name} is still under way",
+                rank=self._rank,
+                group=self._name,
+            )
+        if status == Status.UNFIT and not sends and self.cause is None:
+            source, size_bytes, dtype = seen
+            self.cause = MessageMismatch(
+                f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
+                f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
+                f"{reports.dtype_name(dtype)}",
+                rank=self._rank,
+                group=self._name,
+            )
+        if (
+            status == Status.TIMEOUT
+            and self.cause is None
+            and self._place.group.failure()[1] == self._rank
+        ):
+            text = (
+                f"{doing} on group {self._name} was not matched by its deadline of "
+                f"{self._place.group.timeout_ns / 1e9:g} s"
+            )
+            if peer >= 0:
+                text += "\n" + whereabouts(self._place, peer, ABOUT_MESSAGES)
+            self.cause = CollectiveTimeout(
+                text,
+                missing=[peer] if peer >= 0 else [],
+                arrived=[self._rank],
+                rank=self._rank,
+                group=self._name,
+            )
+        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
+            return self.call_error(status, Operation.SEND if sends else Operation.RECV)
+        if self._place.group.failure()[0] == Status.CLOSED:
+            return self.closed()
+        return self.failure(doing)
+
+    def call_error(
+        self, status: int, operation: int, reduction: int = 0, dtype: int | str = ""
+    ) -> Exception:
+        """The exception for a call whose status is not OK."""
+        what = Operation(operation).name.lower()
+        if status == Status.REFUSED:
+            op = (*REDUCTIONS, "premul_sum")[reduction]
+            return TypeError(
+                f"{what} on group {self._name}: {op} has no meaning for "
+                f"{dtype if isinstance(dtype, str) else reports.dtype_name(dtype)}{_remedy(op)}"
+            )
+        if status == Status.NO_MEMORY:
+            return SegmentError(
+                f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
+                f"the memory limits leave {max(0, memory_room())} bytes"
+            )
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{what} on group {self._name} is still under way",
+                rank=self._rank,
+                group=self._name,
+            )
+        if status == Status.FORKED:
+            return GroupClosed(
+                f"group {self._name} belongs to the parent process (pid {os.getppid()}): a forked "
+                "child cannot use it",
+                rank=self._rank,
+                group=self._name,
+            )
+        if status == Status.REENTERED:
+            return RuntimeError(
+                f"{what} on group {self._name}: this thread is in a call of the "
+                "group already (is this a signal handler?)"
+            )
+        if status == Status.CLOSED or self._place.group.failure()[0] == Status.CLOSED:
+            return self.closed()
+        return self.failure(what)
+
+    def failure(self, doing: str) -> GroupError:
+        """The first cause of the group's end, as an exception of this rank."""
+        if self.cause is None:
+            self.cause = describe_failure(self._place, self._name, doing)
+        return copy.copy(self.cause)  # a copy: the original would keep frames alive
+
+    def closed(self) -> GroupClosed:
+        return GroupClosed(f"group {self._name} is closed", rank=self._rank, group=self._name)
+
+
+def _remedy(op: str) -> str:
+    if op == "avg":
+        return ": sum and divide, or convert to a floating type"
+    if op in ("band", "bor", "bxor"):
+        return ": it combines bits, which floating types do not have"
+    return ""
