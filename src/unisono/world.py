@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any
@@ -93,6 +94,38 @@ def get_world() -> Communicator:
     return _world
 
 
+def resolve(group: Any = None) -> Communicator:
+    """What moves the data of `group`: a Communicator (itself), a torch process group, or None.
+
+    None is the world; where there is none, torch's default group; and in a program of one process
+    that has started nothing, a Communicator of one rank. In a process that was launched as one of
+    several and has not met the others, that would give wrong results: UnisonoError.
+    """
+    if group is None and _world is not None:
+        return _world
+    if isinstance(group, Communicator):
+        return group
+    if "torch" in sys.modules:
+        from unisono.comm.backend import communicator_of
+
+        comm = communicator_of(group)
+        if comm is not None:
+            return comm
+    if group is not None:
+        raise UnisonoError(f"{group!r} is no group that this process is a member of")
+    size = _from_environment_size()
+    if size > 1:
+        raise UnisonoError(
+            f"this process was launched as one of {size} ranks: call unisono.init() first"
+        )
+    return _alone()
+
+
+@functools.cache
+def _alone() -> Communicator:
+    return SoloCommunicator()
+
+
 def get_rank() -> int:
     """This process's rank in the world; 0 where there is none."""
     return 0 if _world is None else _world.rank
@@ -152,6 +185,14 @@ def _from_environment(rendezvous: Any) -> tuple[int, int, Any]:
             rendezvous = _store_from_environment(rank, size)
         return rank, size, rendezvous
     return 0, 1, None
+
+
+def _from_environment_size() -> int:
+    """How many ranks this process was launched as one of."""
+    for name in ("UNISONO_SIZE", "WORLD_SIZE"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 1
 
 
 def _store_from_environment(rank: int, size: int) -> Any:
