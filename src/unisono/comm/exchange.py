@@ -94,7 +94,8 @@ class FileExchange:
 
 
 class StoreExchange:
-    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...)."""
+    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
+    job: nobody else leaves word in it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -113,8 +114,6 @@ class StoreExchange:
         return word if isinstance(word, dict) and "address" in word else None
 
     def clear(self, rank: int, word: Word | None = None) -> None:
-        if word is not None and self.look_up(rank) != word:
-            return
         key = f"unisono/{rank}"
         with contextlib.suppress(RuntimeError, NotImplementedError):  # not all stores can forget
             if self._store.delete_key(key):

@@ -10,6 +10,7 @@ in the file system, the exchange's file aside.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import select
@@ -34,6 +35,9 @@ UNREACHABLE_S = 10.0
 
 _HELLO_S = 10.0
 """How long a connection may stay silent before it is hung up."""
+
+_QUIET_S = 0.2
+"""After so long without a visitor, a leader looks where the missing ones are."""
 
 _MOST_PIDFDS = 250
 """Larger groups are not watched: so many descriptors do not fit into one message."""
@@ -164,7 +168,7 @@ class Lobby:
                 exchange.clear(0, me)
                 raise
         line = _find_leader(exchange, side, deadline, me)
-        return self._follow(line, side, deadline, strangers=True)
+        return self._follow(line, side, deadline, me, strangers=True)
 
     def meet_at(self, leader_address: str, side: Side) -> Place:
         """Meet acquaintances: the leader's address is known."""
@@ -174,7 +178,7 @@ class Lobby:
             )
         deadline = Deadline(side.timeout_s)
         if side.rank == 0:
-            return self._lead(side, deadline, None, {})
+            return self._lead(side, deadline, None, _about_me(self.address))
         try:
             line = Line.connect(leader_address)
         except OSError as error:
@@ -182,7 +186,7 @@ class Lobby:
                 f"rank 0 of the new group {side.key} cannot be reached: its process has ended or "
                 f"closed the parent group ({error.strerror})"
             ) from error
-        return self._follow(line, side, deadline, strangers=False)
+        return self._follow(line, side, deadline, _about_me(self.address), strangers=False)
 
     # -- leading -------------------------------------------------------------------------------
 
@@ -219,8 +223,9 @@ class Lobby:
                     f"group {side.key}: rank(s) {_join(missing)} of {side.size} did not come "
                     f"within {side.timeout_s:g} s"
                 )
-            arrived = self._visitors_for(side.key, min(0.2, deadline.left_s()))
-            nobody = not arrived
+            begin_s = time.monotonic()
+            arrived = self._visitors_for(side.key, min(_QUIET_S, deadline.left_s()))
+            nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
             while arrived:
                 visitor = arrived.pop(0)
                 try:
@@ -292,20 +297,19 @@ class Lobby:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
         group: engine.Group | None = None
         try:
-            everyone = [_about_me(self.address)]
-            everyone += [visitors[rank].hello for rank in range(1, side.size)]
+            everyone = [me, *(visitors[rank].hello for rank in range(1, side.size))]
             invitation = {
                 "nonce": secrets.randbits(63),
                 "members": [(member["address"], member["pid"]) for member in everyone],
             }
             members = _members(invitation)
             group = self._hand_over(side, invitation, _cores(everyone), visitors)
-            for visitor in visitors.values():
-                visitor.line.receive(deadline)
             if exchange is not None:  # before anybody can come back for another meeting
                 exchange.clear(0, me)
                 for rank in visitors:
                     exchange.clear(rank)
+            for visitor in visitors.values():
+                visitor.line.receive(deadline)
             for visitor in visitors.values():
                 visitor.line.send({"go": True})
         except BaseException as error:
@@ -340,12 +344,13 @@ class Lobby:
 
     # -- following -----------------------------------------------------------------------------
 
-    def _follow(self, line: Line, side: Side, deadline: Deadline, strangers: bool) -> Place:
+    def _follow(
+        self, line: Line, side: Side, deadline: Deadline, me: Word, strangers: bool
+    ) -> Place:
         patient = Deadline(deadline.left_s() + _GRACE_S)
         group: engine.Group | None = None
         try:
-            hello = _about_me(self.address)
-            hello |= {"key": side.key, "rank": side.rank, "size": side.size}
+            hello = me | {"key": side.key, "rank": side.rank, "size": side.size}
             with _own_pidfd() as mine:
                 line.send(hello, *(mine if strangers else ()))
             invitation = line.receive(patient)
@@ -402,6 +407,7 @@ def _members(invitation: Word) -> tuple[Member, ...]:
     return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
 
 
+@functools.cache
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -420,7 +426,7 @@ def _about_me(address: str) -> Word:
 
 def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -> Line:
     """Wait for rank 0's word and connect to its lobby."""
-    pause_s = 0.001
+    pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
     suspect: Word | None = None
     while True:
