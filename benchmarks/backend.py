@@ -7,8 +7,9 @@
 calls: collectives as a program makes them, through torch.distributed, blocking, on float32; and
 what torch's own layers add to a direct call on the Communicator. start: from init_process_group to
 the first finished all_reduce. steps: a training step whose time is mostly communication, with DDP
-and FSDP2. Every figure is the median over turns; a turn counts with the slowest rank's time, and
-the two backends take turns in an order shuffled anew.
+and FSDP2, and how much of DDP's communication its backward hides. Every figure is the median over
+turns; a turn counts with the slowest rank's time, and the two backends take turns in an order
+shuffled anew.
 """
 
 from __future__ import annotations
@@ -179,7 +180,21 @@ class Rank:
         for what, make in makers.items():
             ways = {name: make(name) for name in BACKENDS}
             rows.append(self.show(self.measure(what, 100 * MIB, ways)))
+        alone = {name: self.ddp_step(name, synchronised=False) for name in BACKENDS}
+        rows.append(self.show(self.measure("DDP, computing alone", 0, alone)))
+        buckets = {name: self.buckets(name) for name in BACKENDS}
+        rows.append(self.show(self.measure("DDP, buckets alone", 100 * MIB, buckets)))
         return rows
+
+    def buckets(self, name: str) -> Callable[[], None]:
+        """What a step of DDP moves, with nothing to do beside it."""
+        parts = [self.call("all_reduce", 25 * MIB, name) for _ in range(4)]
+
+        def reduce_all() -> None:
+            for part in parts:
+                part()
+
+        return reduce_all
 
     def model(self) -> Any:
         import torch
@@ -187,13 +202,21 @@ class Rank:
         torch.manual_seed(0)
         return torch.nn.Sequential(*(torch.nn.Linear(1250, 1250) for _ in range(16)))
 
-    def ddp_step(self, name: str) -> Callable[[], None]:
+    def ddp_step(self, name: str, synchronised: bool = True) -> Callable[[], None]:
         import torch
 
         model = torch.nn.parallel.DistributedDataParallel(
             self.model(), process_group=self.groups[name], gradient_as_bucket_view=True
         )
-        return step_of(model)
+        step = step_of(model)
+        if synchronised:
+            return step
+
+        def compute() -> None:
+            with model.no_sync():
+                step()
+
+        return compute
 
     def fsdp_step(self, name: str) -> Callable[[], None]:
         from torch.distributed.device_mesh import DeviceMesh
@@ -240,6 +263,19 @@ def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, An
     for part in only:
         rows += getattr(rank, part)()
     return [asdict(row) for row in rows]
+
+
+def overlap(rows: Sequence[Row]) -> list[str]:
+    """How much of the time that the buckets take alone a step of DDP does not show."""
+    times = {row.what: row.median_us for row in rows}
+    lines = []
+    for name in BACKENDS if "DDP step" in times else ():
+        step, computing, moving = (
+            times[what][name] for what in ("DDP step", "DDP, computing alone", "DDP, buckets alone")
+        )
+        hidden = (computing + moving - step) / moving
+        lines.append(f"  {name}: {hidden:.0%} of the communication is hidden behind backward")
+    return lines
 
 
 def goals(rows: Sequence[Row], ranks: int) -> list[str]:
@@ -292,6 +328,7 @@ def main(arguments: Sequence[str]) -> int:
             be_a_rank, options.ranks, (folder, only, options.turns), threads=1, on_line=show
         )
     rows = [Row(**row) for row in results[0]]
+    print(*overlap(rows), sep="\n")
     if options.goals:
         print("\ngoals", *goals(rows, options.ranks), sep="\n")
     if options.json:

@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from torch_names import all_gather_single, reduce_scatter_single
 from unisono.errors import CollectiveMismatch, UnisonoError
 
 RANKS = [1, 2, 3, 4]
 # torch 2.13 renamed these two.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @pytest.mark.ranks(RANKS)

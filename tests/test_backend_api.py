@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from torch_names import all_gather_single, reduce_scatter_single, since_2_13
 from unisono.errors import CollectiveMismatch
 
 RANKS = [1, 2, 3]
@@ -30,7 +31,9 @@ def total(size: int) -> float:
 
 
 @pytest.mark.ranks(RANKS)
-@pytest.mark.parametrize("name", ["all_gather_single", "all_gather_into_tensor"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("all_gather_single", marks=since_2_13), "all_gather_into_tensor"]
+)
 def test_all_gather_by_its_names(process_group: Any, name: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     flat, stacked = torch.zeros(2 * size), torch.zeros(size, 2)
@@ -43,7 +46,9 @@ def test_all_gather_by_its_names(process_group: Any, name: str) -> None:
 
 
 @pytest.mark.ranks(RANKS)
-@pytest.mark.parametrize("name", ["reduce_scatter_single", "reduce_scatter_tensor"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("reduce_scatter_single", marks=since_2_13), "reduce_scatter_tensor"]
+)
 def test_reduce_scatter_by_its_names(process_group: Any, name: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     part = torch.zeros(2)
@@ -169,11 +174,11 @@ def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
     with _coalescing_manager(async_ops=async_op) as manager:
         managers.append(manager)
         for output in wide:
-            dist.all_gather_single(output, full(rank, output.numel() // size))
+            all_gather_single(output, full(rank, output.numel() // size))
     with _coalescing_manager(async_ops=async_op) as manager:
         managers.append(manager)
         for part in parts:
-            dist.reduce_scatter_single(part, torch.full((size * part.numel(),), rank + 1.0))
+            reduce_scatter_single(part, torch.full((size * part.numel(),), rank + 1.0))
     if async_op:
         for manager in managers:
             manager.wait()

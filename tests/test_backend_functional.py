@@ -11,6 +11,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 
+from torch_names import (
+    functional_all_gather,
+    functional_all_gather_coalesced,
+    functional_reduce_scatter,
+    functional_reduce_scatter_coalesced,
+)
+
 RANKS = [1, 2, 3]
 
 
@@ -30,9 +37,9 @@ def test_functional_collectives(process_group: Any) -> None:
     assert functional.all_reduce(mine, "sum", process_group).eq(total).all()
     assert functional.all_reduce(mine, "avg", process_group).eq(total / size).all()
     assert mine.eq(rank + 1).all()
-    gathered = functional.all_gather_single(mine, 0, process_group)
+    gathered = functional_all_gather(mine, 0, process_group)
     assert gathered.tolist() == [peer + 1.0 for peer in range(size) for _ in range(2)]
-    part = functional.reduce_scatter_single(gathered, "sum", 0, process_group)
+    part = functional_reduce_scatter(gathered, "sum", 0, process_group)
     assert part.eq(size * (rank + 1)).all()
     sent = functional.broadcast(mine, size - 1, process_group)
     assert sent.eq(size).all()
@@ -46,9 +53,9 @@ def test_functional_collectives(process_group: Any) -> None:
     assert uneven.tolist() == [float(peer) for peer in range(size) for _ in range(peer)]
     both = functional.all_reduce_coalesced([mine, mine * 2], "sum", process_group)
     assert [float(tensor[0]) for tensor in both] == [total, 2 * total]
-    wide = functional.all_gather_single_coalesced([mine, mine * 2], process_group)
+    wide = functional_all_gather_coalesced([mine, mine * 2], process_group)
     assert wide[1].tolist() == [2.0 * (peer + 1) for peer in range(size) for _ in range(2)]
-    parts = functional.reduce_scatter_single_coalesced(wide, "sum", [0, 0], process_group)
+    parts = functional_reduce_scatter_coalesced(wide, "sum", [0, 0], process_group)
     assert parts[1].eq(2 * size * (rank + 1)).all()
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from torch_names import all_gather_single, since_2_13
 from unisono.errors import GroupAborted, GroupClosed
 
 RANKS = [1, 2, 3]
@@ -106,6 +107,7 @@ def test_groups_whose_calls_interleave_in_different_orders(process_group: Any) -
     assert all(tensor.eq(2).all() for tensor in tensors)
 
 
+@since_2_13
 @pytest.mark.ranks(3)
 def test_a_group_in_another_order_numbers_its_ranks_so(process_group: Any) -> None:
     rank = dist.get_rank()
@@ -113,7 +115,7 @@ def test_a_group_in_another_order_numbers_its_ranks_so(process_group: Any) -> No
     assert dist.get_process_group_ranks(group) == [2, 0, 1]
     assert dist.get_rank(group) == [1, 2, 0][rank]
     wide = torch.zeros(3)
-    dist.all_gather_single(wide, torch.tensor([float(rank)]), group=group)
+    all_gather_single(wide, torch.tensor([float(rank)]), group=group)
     assert wide.tolist() == [2, 0, 1]
     sorted_group = dist.new_group([2, 0, 1])
     assert dist.get_process_group_ranks(sorted_group) == [0, 1, 2]
@@ -145,7 +147,7 @@ def test_a_mesh_of_two_dimensions(process_group: Any) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     for name, peer in (("data", rank ^ 2), ("tensor", rank ^ 1)):
         wide = torch.zeros(2)
-        dist.all_gather_single(wide, torch.tensor([float(rank)]), group=mesh.get_group(name))
+        all_gather_single(wide, torch.tensor([float(rank)]), group=mesh.get_group(name))
         assert wide.tolist() == sorted([rank, peer])
     assert mesh["tensor"].size() == 2
     assert mesh._flatten().size() == 4

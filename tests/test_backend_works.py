@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from torch_names import all_gather_single, reduce_scatter_single, since_2_13
 from unisono.errors import CollectiveTimeout, GroupError, PeerLost
 
 RANKS = [1, 2, 3]
@@ -71,8 +72,8 @@ def test_every_collective_has_a_future_of_its_tensors(process_group: Any) -> Non
             (dist.reduce(combined, 0, async_op=True), [combined]),
             (dist.broadcast(sent, 0, async_op=True), [sent]),
             (dist.all_gather(parts, mine, async_op=True), parts),
-            (dist.all_gather_single(wide, mine, async_op=True), [wide]),
-            (dist.reduce_scatter_single(reduced, row, async_op=True), [reduced]),
+            (all_gather_single(wide, mine, async_op=True), [wide]),
+            (reduce_scatter_single(reduced, row, async_op=True), [reduced]),
             (dist.scatter(taken, cells if root else None, async_op=True), [taken]),
             (dist.all_to_all(others, cells, async_op=True), others),
         ]
@@ -159,6 +160,7 @@ def test_a_call_may_have_a_timeout_of_its_own(process_group: Any) -> None:
             dist.all_reduce(full(1))
 
 
+@since_2_13
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_barrier_may_have_a_timeout_of_its_own(process_group: Any, async_op: bool) -> None:

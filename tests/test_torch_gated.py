@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
+from torch_names import all_gather_single, reduce_scatter_single, since_2_13
 from unisono.errors import CollectiveTimeout, UnisonoError
 
 COMBINE = {"SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}
@@ -161,14 +162,14 @@ def test_what_a_coalescing_manager_collects(process_group: Any) -> None:
     gathered = [torch.zeros(size * count) for count in (1, 3)]
     with dist._coalescing_manager(async_ops=True) as collected:
         for wide in gathered:
-            dist.all_gather_single(wide, torch.full((wide.numel() // size,), float(rank)))
+            all_gather_single(wide, torch.full((wide.numel() // size,), float(rank)))
     collected.wait()
     for wide in gathered:
         assert torch.equal(wide, torch.arange(float(size)).repeat_interleave(wide.numel() // size))
     parts = [torch.zeros(2), torch.zeros(5)]
     with dist._coalescing_manager():
         for part in parts:
-            dist.reduce_scatter_single(part, torch.arange(float(part.numel() * size)))
+            reduce_scatter_single(part, torch.arange(float(part.numel() * size)))
     for part in parts:
         first = part.numel() * rank
         assert torch.equal(part, size * torch.arange(first, first + part.numel()).float())
@@ -277,6 +278,7 @@ def test_the_limit_of_a_group_ends_its_barrier(process_group: Any) -> None:
     dist.barrier()
 
 
+@since_2_13
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_barrier_may_have_a_limit_of_its_own(process_group: Any, async_op: bool) -> None:
