@@ -32,7 +32,7 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Make a group; what that needs is imported when the first one is made."""
-    from unisono.comm.backend import create
+    from unisono.comm.torch_creation import create
 
     return create(options, backend_options)
 

@@ -8,7 +8,6 @@ None, which torch takes for a finished work.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,9 +32,6 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
-from unisono.comm.native import NativeCommunicator
-from unisono.comm.rendezvous import StoreExchange
-from unisono.comm.solo import SoloCommunicator
 from unisono.comm.torch_compile import never_compiled
 from unisono.comm.torch_forms import as_given, listed, nested, short_forms
 from unisono.comm.torch_futures import CollectiveCompleter, MessageCompleter
@@ -43,7 +39,6 @@ from unisono.comm.torch_work import FinishedTorchWork, TorchWork
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
-_OLDEST_TORCH = (2, 11)
 _Type: Any = ReduceOp.RedOpType
 # A ReduceOp's hash is the number of its type, and asking for it takes a third of asking for `.op`.
 _OPS = {
@@ -60,28 +55,6 @@ Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
 
 
-def create(options: Any, _: Any) -> UnisonoProcessGroup:
-    """What torch calls to make a group; on its members only."""
-    _check_torch()
-    rank, size = options.group_rank, options.group_size
-    timeout_s = options.timeout.total_seconds()
-    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
-    comm: Communicator
-    if size == 1:
-        comm = SoloCommunicator(str(options.group_id), ranks, timeout_s)
-    else:
-        comm = NativeCommunicator.connect(
-            StoreExchange(options.store),
-            rank,
-            size,
-            name=str(options.group_id),
-            global_ranks=ranks,
-            timeout_s=timeout_s,
-            join_timeout_s=timeout_s,
-        )
-    return UnisonoProcessGroup(comm, options.store)
-
-
 def communicator_of(group: Any) -> Communicator | None:
     """What moves the data of a torch process group of ours; None means the default group. The
     result is None where this process has no place in the group, or there is no group."""
@@ -92,30 +65,6 @@ def communicator_of(group: Any) -> Communicator | None:
     if not isinstance(group, UnisonoProcessGroup):
         raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
     return group.comm
-
-
-def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _OLDEST_TORCH:
-        raise UnisonoError(f"unisono's backend needs torch 2.11 or later, not {torch.__version__}")
-    config = _asked_for()
-    others = sorted({name for name in config.values() if name != NAME})
-    if others:
-        asked = ",".join(f"{device}:{name}" for device, name in config.items())
-        raise UnisonoError(
-            f'"{asked}": a group of unisono serves CPU tensors alone. Make the default group with '
-            f'"{others[0]}", and one for CPU tensors with new_group(backend="{NAME}")'
-        )
-
-
-def _asked_for() -> dict[str, str]:
-    """Which backend each device shall have. torch does not tell its backends, but a group of ours
-    takes the place of all others: look at the function that makes the group."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back  # type: ignore[assignment]
-    config = frame.f_locals.get("backend_config") if frame is not None else None
-    return dict(config.get_device_backend_map()) if config is not None else {}
 
 
 def _op_of(options: Any) -> Op:

@@ -1,0 +1,63 @@
+"""What torch calls to make a group of ours, and when we refuse."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from unisono.comm.backend import NAME, UnisonoProcessGroup
+from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import StoreExchange
+from unisono.comm.solo import SoloCommunicator
+from unisono.errors import UnisonoError
+
+_OLDEST_TORCH = (2, 11)
+
+
+def create(options: Any, _: Any) -> UnisonoProcessGroup:
+    """What torch calls to make a group; on its members only."""
+    _check_torch()
+    rank, size = options.group_rank, options.group_size
+    timeout_s = options.timeout.total_seconds()
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    comm: Communicator
+    if size == 1:
+        comm = SoloCommunicator(str(options.group_id), ranks, timeout_s)
+    else:
+        comm = NativeCommunicator.connect(
+            StoreExchange(options.store),
+            rank,
+            size,
+            name=str(options.group_id),
+            global_ranks=ranks,
+            timeout_s=timeout_s,
+            join_timeout_s=timeout_s,
+        )
+    return UnisonoProcessGroup(comm, options.store)
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise UnisonoError(f"unisono's backend needs torch 2.11 or later, not {torch.__version__}")
+    config = _asked_for()
+    others = sorted({name for name in config.values() if name != NAME})
+    if others:
+        asked = ",".join(f"{device}:{name}" for device, name in config.items())
+        raise UnisonoError(
+            f'"{asked}": a group of unisono serves CPU tensors alone. Make the default group with '
+            f'"{others[0]}", and one for CPU tensors with new_group(backend="{NAME}")'
+        )
+
+
+def _asked_for() -> dict[str, str]:
+    """Which backend each device shall have. torch does not tell its backends, but a group of ours
+    takes the place of all others: look at the function that makes the group."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back  # type: ignore[assignment]
+    config = frame.f_locals.get("backend_config") if frame is not None else None
+    return dict(config.get_device_backend_map()) if config is not None else {}
