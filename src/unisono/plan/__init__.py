@@ -1,0 +1,10 @@
+"""Thinking about communication without communicating: schedules, their proofs and their costs.
+
+Pure Python and NumPy: no processes, no torch.
+"""
+
+from unisono.errors import ScheduleError
+from unisono.plan.proof import verify
+from unisono.plan.schedule import COLLECTIVES, Phase, Schedule, Step, Transfer
+
+__all__ = ["COLLECTIVES", "Phase", "Schedule", "ScheduleError", "Step", "Transfer", "verify"]
