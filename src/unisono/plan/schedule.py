@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,7 +38,8 @@ COLLECTIVES = (
 )
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Transfer:
     """`count` chunks, beginning with `chunk`, go from `source` to `destination`."""
 
     source: int
@@ -95,7 +96,7 @@ class Step:
     @classmethod
     def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Step:
         """A step from single transfers: `(source, destination, chunk, action)`, `Transfer`s."""
-        rows = [Transfer(*transfer) for transfer in transfers]
+        rows = [row if isinstance(row, Transfer) else Transfer(*row) for row in transfers]
         for row in rows:
             if row.action not in ("copy", "reduce"):
                 raise ValueError(f"an action is copy or reduce, not {row.action!r}")
