@@ -94,6 +94,29 @@ class Step:
         return cls(source, destination, chunk, reduces, count)
 
     @classmethod
+    def wrapping(
+        cls,
+        source: ArrayLike,
+        destination: ArrayLike,
+        chunk: ArrayLike,
+        action: Action,
+        count: ArrayLike,
+        *,
+        chunks: int,
+    ) -> Step:
+        """As `of`, where what goes beyond the last of `chunks` chunks goes on with the first."""
+        step = cls.of(source, destination, chunk, action, count)
+        over = step.chunk + step.count - chunks
+        wraps = over > 0
+        return cls.of(
+            np.append(step.source, step.source[wraps]),
+            np.append(step.destination, step.destination[wraps]),
+            np.append(step.chunk, np.zeros(wraps.sum(), np.int64)),
+            action,
+            np.append(np.where(wraps, step.count - over, step.count), over[wraps]),
+        )
+
+    @classmethod
     def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Step:
         """A step from single transfers: `(source, destination, chunk, action)`, `Transfer`s."""
         rows = [row if isinstance(row, Transfer) else Transfer(*row) for row in transfers]
