@@ -159,3 +159,16 @@ class RanksFailed(UnisonoError):
 
 class RanksTimedOut(RanksFailed):
     """The ranks of a launch were not done in time; `endings` has the stack of each."""
+
+
+class ScheduleError(UnisonoError):
+    """A schedule does not do what its collective promises.
+
+    `rank`, `chunk` and `step` say where; `step` is -1 where no step is to blame.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, chunk: int = -1, step: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.chunk = chunk
+        self.step = step

@@ -1,0 +1,34 @@
+"""Collective algorithms, one page each: pure functions from a number of ranks to a Schedule.
+
+Importing this package registers them all; `unisono.plan.catalog` lists them.
+"""
+
+from unisono.plan.algorithms import (
+    binomial,
+    bruck,
+    chain,
+    direct,
+    dissemination,
+    double_tree,
+    hierarchical,
+    pairwise,
+    recursive,
+    ring,
+    ring_2d,
+    scatter_gather,
+)
+
+__all__ = [
+    "binomial",
+    "bruck",
+    "chain",
+    "direct",
+    "dissemination",
+    "double_tree",
+    "hierarchical",
+    "pairwise",
+    "recursive",
+    "ring",
+    "ring_2d",
+    "scatter_gather",
+]

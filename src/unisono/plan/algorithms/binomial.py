@@ -1,0 +1,74 @@
+"""Binomial trees: whoever has the data helps to spread it, so that every step doubles them.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+2005; the tree is older than MPI. Ranks are counted from the root. reduce and gather are broadcast
+and scatter run backwards; all_reduce by "tree" is a reduction to rank 0 and a broadcast from it.
+
+| collective          | steps        | the busiest rank sends            | all ranks send    |
+|---------------------|--------------|-----------------------------------|-------------------|
+| broadcast           | ceil(lg n)   | ceil(lg n), the root              | n - 1             |
+| reduce              | ceil(lg n)   | 1                                 | n - 1             |
+| scatter             | ceil(lg n)   | (n - 1) / n, the root             | lg n / 2, n = 2^k |
+| gather              | ceil(lg n)   | at most 1/2                       | lg n / 2, n = 2^k |
+| all_reduce ("tree") | 2 ceil(lg n) | ceil(lg n), rank 0                | 2(n - 1)          |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule, Step
+
+SOURCE = "Thakur, Rabenseifner and Gropp 2005"
+
+
+@algorithm("broadcast", "binomial", steps="ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
+def broadcast(ranks: int, root: int = 0) -> Schedule:
+    """Every rank ends with the root's tensor. Nearest ranks last, so that nodes talk inside."""
+    steps = []
+    for distance in _distances(ranks):
+        sender = np.arange(0, ranks - distance, 2 * distance)
+        source, destination = (sender + root) % ranks, (sender + distance + root) % ranks
+        steps.append(Step.of(source, destination, 0, "copy"))
+    return Schedule.from_steps("broadcast", "binomial", ranks, 1, steps, root)
+
+
+@algorithm("reduce", "binomial", steps="ceil(lg n)", sends="1", source=SOURCE)
+def reduce(ranks: int, root: int = 0) -> Schedule:
+    """The root ends with the sum of all."""
+    return backwards(broadcast(ranks, root), "binomial")
+
+
+@algorithm("scatter", "binomial", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+def scatter(ranks: int, root: int = 0) -> Schedule:
+    """Rank r ends with chunk r of the root: each sender gives away the far half of what it has."""
+    steps = []
+    for distance in _distances(ranks):
+        sender = np.arange(0, ranks - distance, 2 * distance)
+        receiver = sender + distance
+        count = np.minimum(distance, ranks - receiver)
+        chunk = (receiver + root) % ranks
+        steps.append(
+            Step.wrapping((sender + root) % ranks, chunk, chunk, "copy", count, chunks=ranks)
+        )
+    return Schedule.from_steps("scatter", "binomial", ranks, ranks, steps, root)
+
+
+@algorithm("gather", "binomial", steps="ceil(lg n)", sends="1/2", source=SOURCE)
+def gather(ranks: int, root: int = 0) -> Schedule:
+    """The root ends with the chunks of all."""
+    return backwards(scatter(ranks, root), "binomial")
+
+
+@algorithm("all_reduce", "tree", steps="2 ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
+def all_reduce(ranks: int) -> Schedule:
+    """Every rank ends with the sum of all, which rank 0 had first."""
+    phases = reduce(ranks).phases + broadcast(ranks).phases
+    return Schedule("all_reduce", "tree", ranks, 1, phases)
+
+
+def _distances(ranks: int) -> list[int]:
+    """Powers of two below `ranks`, the largest first."""
+    return [1 << bit for bit in reversed(range((ranks - 1).bit_length()))]

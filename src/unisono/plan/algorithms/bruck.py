@@ -1,0 +1,61 @@
+"""Bruck's algorithms: after ceil(lg n) steps everybody has everything, for any n.
+
+Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
+multiport message-passing systems", 1997. all_gather: in step k every rank passes all that it has,
+2^k chunks, to the rank 2^k before it. reduce_scatter is that, run backwards. all_to_all: a chunk
+that has to go d ranks further goes 2^k of them in each step k whose bit is set in d: few steps,
+each chunk sent lg n / 2 times.
+
+| collective                 | steps      | a rank sends                    |
+|----------------------------|------------|---------------------------------|
+| all_gather, reduce_scatter | ceil(lg n) | (n - 1) / n                     |
+| all_to_all                 | ceil(lg n) | (set bits of 1 to n - 1) / n    |
+
+(The latter is lg n / 2 for powers of two.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule, Step
+
+SOURCE = "Bruck and others 1997"
+
+
+@algorithm("all_gather", "bruck", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+def all_gather(ranks: int) -> Schedule:
+    """Every rank ends with the chunks of all."""
+    rank = np.arange(ranks)
+    steps = [
+        Step.wrapping(rank, (rank - far) % ranks, rank, "copy", min(far, ranks - far), chunks=ranks)
+        for far in _distances(ranks)
+    ]
+    return Schedule.from_steps("all_gather", "bruck", ranks, ranks, steps)
+
+
+@algorithm("reduce_scatter", "bruck", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+def reduce_scatter(ranks: int) -> Schedule:
+    """Rank r ends with chunk r, the sum of all."""
+    return backwards(all_gather(ranks), "bruck")
+
+
+@algorithm(
+    "all_to_all", "bruck", steps="ceil(lg n)", sends="lg n / 2", source=SOURCE, most_ranks=512
+)
+def all_to_all(ranks: int) -> Schedule:
+    """Rank d ends with the chunk s -> d of every rank s."""
+    origin = np.arange(ranks)[:, None]
+    steps = []
+    for far in _distances(ranks):
+        distance = np.flatnonzero(np.arange(ranks) & far)
+        place = (origin + distance % far) % ranks
+        chunk = origin * ranks + (origin + distance) % ranks
+        steps.append(Step.of(place.ravel(), ((place + far) % ranks).ravel(), chunk.ravel(), "copy"))
+    return Schedule.from_steps("all_to_all", "bruck", ranks, ranks * ranks, steps)
+
+
+def _distances(ranks: int) -> list[int]:
+    return [1 << bit for bit in range((ranks - 1).bit_length())]

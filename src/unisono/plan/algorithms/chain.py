@@ -1,0 +1,40 @@
+"""A pipelined chain: each rank hands the pieces on to the next while it receives more.
+
+Described as the "chain" or "pipeline" of Open MPI's collectives (Pješivac-Grbović and others,
+"Performance analysis of MPI collective operations", 2007). With many pieces it moves a tensor at
+full bandwidth however many ranks there are; with one it is a slow line. reduce is the same
+backwards.
+
+| steps            | a rank sends |
+|------------------|--------------|
+| n - 2 + pieces   | at most 1    |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule, Step
+
+SOURCE = "Pješivac-Grbović and others 2007"
+
+
+@algorithm("broadcast", "chain", steps="n - 2 + pieces", sends="1", source=SOURCE)
+def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
+    """Every rank ends with the root's tensor."""
+    if pieces < 1:
+        raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
+    steps = []
+    for number in range(ranks - 2 + pieces if ranks > 1 else 0):
+        link = np.arange(max(0, number - pieces + 1), min(ranks - 1, number + 1))
+        source, destination = (link + root) % ranks, (link + 1 + root) % ranks
+        steps.append(Step.of(source, destination, number - link, "copy"))
+    return Schedule.from_steps("broadcast", "chain", ranks, pieces, steps, root)
+
+
+@algorithm("reduce", "chain", steps="n - 2 + pieces", sends="1", source=SOURCE)
+def reduce(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
+    """The root ends with the sum of all."""
+    return backwards(broadcast(ranks, root, pieces), "chain")

@@ -1,0 +1,60 @@
+"""Straight from everyone to everyone, all at once: one step, many messages.
+
+The obvious algorithm; it is the best where a switch connects all ranks and overhead is small, as
+inside a node. For gather and scatter, where one rank is the end of all messages, it is known as
+linear.
+
+| collective                 | algorithm | steps | the busiest rank sends      |
+|----------------------------|-----------|-------|-----------------------------|
+| reduce_scatter, all_gather | direct    | 1     | (n - 1) / n, n - 1 messages |
+| scatter                    | linear    | 1     | (n - 1) / n, the root       |
+| gather                     | linear    | 1     | 1 / n                       |
+
+(In all_gather a rank sends its own chunk n - 1 times.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule, Step
+
+
+@algorithm("all_gather", "direct", steps="1", sends="(n-1)/n", source="folklore", most_ranks=1024)
+def all_gather(ranks: int) -> Schedule:
+    """Every rank ends with the chunks of all."""
+    source, destination = _pairs(ranks)
+    step = Step.of(source, destination, source, "copy")
+    return Schedule.from_steps("all_gather", "direct", ranks, ranks, [step])
+
+
+@algorithm(
+    "reduce_scatter", "direct", steps="1", sends="(n-1)/n", source="folklore", most_ranks=1024
+)
+def reduce_scatter(ranks: int) -> Schedule:
+    """Rank r ends with chunk r, the sum of all."""
+    return backwards(all_gather(ranks), "direct")
+
+
+@algorithm("scatter", "linear", steps="1", sends="(n-1)/n", source="folklore")
+def scatter(ranks: int, root: int = 0) -> Schedule:
+    """Rank r ends with chunk r of the root."""
+    other = (root + np.arange(1, ranks)) % ranks
+    step = Step.of(root, other, other, "copy")
+    return Schedule.from_steps("scatter", "linear", ranks, ranks, [step], root)
+
+
+@algorithm("gather", "linear", steps="1", sends="1/n", source="folklore")
+def gather(ranks: int, root: int = 0) -> Schedule:
+    """The root ends with the chunks of all."""
+    return backwards(scatter(ranks, root), "linear")
+
+
+def _pairs(ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every rank with every other, the next one first: so that not all begin with the same."""
+    rank, distance = np.arange(ranks)[:, None], np.arange(1, ranks)
+    source, destination = np.broadcast_arrays(rank, (rank + distance) % ranks)
+    return source.ravel(), destination.ravel()

@@ -1,0 +1,33 @@
+"""The dissemination barrier: in step k every rank tells the one 2^k after it that it is there.
+
+Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988. After ceil(lg n)
+steps each rank has heard, directly or not, of every other. No bytes but the messages themselves.
+
+| steps      | a rank sends        |
+|------------|---------------------|
+| ceil(lg n) | ceil(lg n) messages |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule, Step
+
+
+@algorithm(
+    "barrier",
+    "dissemination",
+    steps="ceil(lg n)",
+    sends="no bytes",
+    source="Hensgen, Finkel and Manber 1988",
+)
+def barrier(ranks: int) -> Schedule:
+    """No rank is done before every rank has begun."""
+    rank = np.arange(ranks)
+    steps = [
+        Step.of(rank, (rank + (1 << bit)) % ranks, 0, "reduce")
+        for bit in range((ranks - 1).bit_length())
+    ]
+    return Schedule.from_steps("barrier", "dissemination", ranks, 1, steps)

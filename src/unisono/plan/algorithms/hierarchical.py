@@ -1,0 +1,61 @@
+"""First inside the nodes, then between them: what crosses the network is as little as can be.
+
+The three stages are those of Horovod's hierarchical all-reduce (2018) and of BlueConnect (Cho and
+others, 2019). The g ranks of a node reduce and scatter, each straight to each; then the ranks with
+the same place in their nodes all-reduce their share over the m nodes by halving and doubling; then
+each node gathers. It needs nodes of equal size; with p the largest power of two up to m:
+
+| steps                     | a rank sends inside   | and between nodes, m = p |
+|---------------------------|-----------------------|--------------------------|
+| 2 (if g > 1) + 2 lg p (+2)| 2(g - 1) / g          | 2(m - 1) / (m g)         |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.algorithms import recursive
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Action, Schedule, Step
+
+
+@algorithm(
+    "all_reduce",
+    "hierarchical",
+    steps="2 + 2 lg m (+ 2), m nodes",
+    sends="2(g-1)/g + 2(m-1)/n, n = m g",
+    source="Horovod 2018; Cho and others 2019",
+)
+def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
+    """Every rank ends with the sum of all. Ranks 0 to node_size - 1 are the first node.
+
+    Raises ValueError if the ranks do not fill their nodes.
+    """
+    if node_size < 1 or ranks % max(node_size, 1):
+        raise ValueError(
+            f"hierarchical needs nodes of equal size: {ranks} ranks do not fill nodes of "
+            f"{node_size}"
+        )
+    between = recursive.all_reduce_halving(ranks // node_size)
+    share = between.chunks
+    local = np.arange(node_size)
+    steps = [_inside(ranks, node_size, share, "reduce")]
+    for phase in between.phases:
+        step = phase.step
+        source = step.source[:, None] * node_size + local
+        destination = step.destination[:, None] * node_size + local
+        chunk = step.chunk[:, None] + local * share
+        repeated = (np.repeat(column, node_size) for column in (step.reduces, step.count))
+        steps.append(Step.of(source.ravel(), destination.ravel(), chunk.ravel(), *repeated))
+    steps.append(_inside(ranks, node_size, share, "copy"))
+    return Schedule.from_steps("all_reduce", "hierarchical", ranks, node_size * share, steps)
+
+
+def _inside(ranks: int, node_size: int, share: int, action: Action) -> Step:
+    """Everyone gives each neighbour that one's share, to be added, or its own, to be kept."""
+    first = np.arange(0, ranks, node_size)[:, None, None]
+    me, distance = np.arange(node_size)[:, None], np.arange(1, node_size)
+    source, other = np.broadcast_arrays(first + me, first + (me + distance) % node_size)
+    owner = other if action == "reduce" else source
+    chunk = owner % node_size * share
+    return Step.of(source.ravel(), other.ravel(), chunk.ravel(), action, share)

@@ -1,0 +1,32 @@
+"""All-to-all one partner at a time: in step k every rank sends to the rank k after it.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+2005. Every chunk travels once and every link is used evenly, at the price of n - 1 steps.
+
+| steps | a rank sends |
+|-------|--------------|
+| n - 1 | (n - 1) / n  |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Phase, Schedule, Step
+
+
+@algorithm(
+    "all_to_all",
+    "pairwise",
+    steps="n - 1",
+    sends="(n-1)/n",
+    source="Thakur, Rabenseifner and Gropp 2005",
+)
+def all_to_all(ranks: int) -> Schedule:
+    """Rank d ends with the chunk s -> d of every rank s."""
+    rank = np.arange(ranks)
+    next_rank = (rank + 1) % ranks
+    first = Step.of(rank, next_rank, rank * ranks + next_rank, "copy")
+    phase = Phase(first, times=ranks - 1, shift=1, within=ranks, turn=1)
+    return Schedule.from_steps("all_to_all", "pairwise", ranks, ranks * ranks, [phase])

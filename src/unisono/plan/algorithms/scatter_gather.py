@@ -1,0 +1,44 @@
+"""Large broadcasts and reductions in two halves: deal the tensor out, then put it together.
+
+Van de Geijn's broadcast (Barnett and others, "Interprocessor collective communication library",
+1994): a binomial scatter, then a ring all_gather. Rabenseifner's reduction the other way round: a
+ring reduce_scatter, then a binomial gather. Twice the bytes of a broadcast at full bandwidth, but
+no rank sends more than that, however many there are.
+
+| collective | algorithm             | steps              | the busiest rank sends |
+|------------|-----------------------|--------------------|------------------------|
+| broadcast  | scatter_all_gather    | ceil(lg n) + n - 1 | 2(n - 1)/n, the root   |
+| reduce     | reduce_scatter_gather | n - 1 + ceil(lg n) | at most 3/2            |
+"""
+
+from __future__ import annotations
+
+from unisono.plan.algorithms import binomial, ring
+from unisono.plan.catalog import algorithm
+from unisono.plan.schedule import Schedule
+
+
+@algorithm(
+    "broadcast",
+    "scatter_all_gather",
+    steps="ceil(lg n) + n - 1",
+    sends="2(n-1)/n",
+    source="Barnett and others 1994",
+)
+def broadcast(ranks: int, root: int = 0) -> Schedule:
+    """Every rank ends with the root's tensor."""
+    phases = binomial.scatter(ranks, root).phases + ring.all_gather(ranks).phases
+    return Schedule("broadcast", "scatter_all_gather", ranks, ranks, phases, root)
+
+
+@algorithm(
+    "reduce",
+    "reduce_scatter_gather",
+    steps="n - 1 + ceil(lg n)",
+    sends="3/2",
+    source="Rabenseifner 2004",
+)
+def reduce(ranks: int, root: int = 0) -> Schedule:
+    """The root ends with the sum of all."""
+    phases = ring.reduce_scatter(ranks).phases + binomial.gather(ranks, root).phases
+    return Schedule("reduce", "reduce_scatter_gather", ranks, ranks, phases, root)

@@ -1,0 +1,117 @@
+"""The list of algorithms: ours, and those that a program adds with `@algorithm`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from unisono.plan.schedule import COLLECTIVES, Schedule
+
+Make = TypeVar("Make", bound=Callable[..., Schedule])
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to do a collective.
+
+    `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
+    the busiest rank sends; `source` who described it. `options` are what it can be told beside the
+    number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
+    ranks or faster, `most_ranks` says up to how many it is reasonable to write it down.
+    """
+
+    collective: str
+    name: str
+    make: Callable[..., Schedule] = field(repr=False)
+    steps: str = ""
+    sends: str = ""
+    source: str = ""
+    most_ranks: int | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of what `make` takes beside the number of ranks."""
+        return tuple(inspect.signature(self.make).parameters)[1:]
+
+    def schedule(self, ranks: int, **options: int) -> Schedule:
+        """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
+
+        Raises ValueError where the algorithm does not work for so many ranks.
+        """
+        known = {name: value for name, value in options.items() if name in self.options}
+        schedule = self.make(ranks, **known)
+        if (schedule.collective, schedule.algorithm) != (self.collective, self.name):
+            raise ValueError(
+                f"what is registered as {self.name} for {self.collective} makes "
+                f"{schedule.algorithm} for {schedule.collective}"
+            )
+        return schedule
+
+
+_registered: dict[tuple[str, str], Algorithm] = {}
+
+
+def algorithm(
+    collective: str,
+    name: str,
+    *,
+    steps: str = "",
+    sends: str = "",
+    source: str = "",
+    most_ranks: int | None = None,
+) -> Callable[[Make], Make]:
+    """Register a function from a number of ranks to a Schedule as an algorithm.
+
+        @algorithm("all_reduce", "mine")
+        def mine(ranks: int) -> Schedule: ...
+
+    From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it. Raises ValueError
+    if there is no such collective, or another algorithm has the name.
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
+
+    def register(make: Make) -> Make:
+        _load_ours()
+        earlier = _registered.get((collective, name))
+        if earlier is not None and _home(earlier.make) != _home(make):
+            raise ValueError(f"{collective} has an algorithm {name} already")
+        _registered[collective, name] = Algorithm(
+            collective, name, make, steps, sends, source, most_ranks
+        )
+        return make
+
+    return register
+
+
+def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
+    """Every algorithm, or those of one collective, in the order of COLLECTIVES."""
+    _load_ours()
+    if collective is not None and collective not in COLLECTIVES:
+        raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
+    return tuple(
+        entry
+        for wanted in COLLECTIVES
+        for entry in _registered.values()
+        if entry.collective == wanted and collective in (None, wanted)
+    )
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """The algorithm `name` of `collective`. Raises ValueError with the names that there are."""
+    entries = {entry.name: entry for entry in catalog(collective)}
+    if name not in entries:
+        raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
+    return entries[name]
+
+
+def _load_ours() -> None:
+    """Our own register themselves when they are imported."""
+    importlib.import_module("unisono.plan.algorithms")
+
+
+def _home(make: Callable[..., Schedule]) -> tuple[str, str]:
+    return make.__module__, make.__qualname__

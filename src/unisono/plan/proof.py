@@ -1,0 +1,213 @@
+"""What each collective promises, and the proof that a schedule keeps it.
+
+Before and after (rank r; chunk c; "owner" of c: rank c // (chunks / ranks); s -> d: chunk
+c // (chunks / ranks**2) = s * ranks + d):
+
+| collective     | before: who holds chunk c | after: who holds chunk c, made of what  |
+|----------------|---------------------------|-----------------------------------------|
+| all_reduce     | every rank, its own       | every rank, the sum of all              |
+| reduce_scatter | every rank, its own       | the owner, the sum of all               |
+| all_gather     | the owner                 | every rank, the owner's                 |
+| broadcast      | the root                  | every rank, the root's                  |
+| reduce         | every rank, its own       | the root, the sum of all                |
+| scatter        | the root                  | the owner, the root's                   |
+| gather         | the owner                 | the root, the owner's                   |
+| all_to_all     | s, for the chunk s -> d   | d, what s had                           |
+| barrier        | every rank                | every rank, something of each rank      |
+
+What lies in other buffers afterwards is nobody's business. "The sum of all" has each rank's
+contribution exactly once; a barrier may count one twice, for it adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unisono.errors import ScheduleError
+from unisono.plan.schedule import Schedule, Step
+
+# What a buffer holds: the ranks whose contributions are in it, and those that are in it more than
+# once, as bits of two integers. Counting goes no further than "more than once".
+_Held = tuple[int, int]
+
+
+def verify(schedule: Schedule) -> None:
+    """Prove that `schedule` does what its collective promises, or raise `ScheduleError`.
+
+    Every transfer is played through, with a count of contributions in place of numbers. The proof
+    says of every rank and chunk: nothing is read before it is there; no two transfers of a step
+    write over each other; at the end each buffer holds every contribution that it should, once,
+    and no other. The error names rank, chunk and step.
+
+    It cannot deadlock either, if ranks keep a step's transfers in flight together: both ends of a
+    transfer stand in the same step, so that a rank in step t waits only for ranks in steps up to
+    t, and those in the earliest step wait for nobody behind them.
+    """
+    held = [dict(buffers) for buffers in _before(schedule)]
+    written: dict[tuple[int, int], int] = {}
+    doubled: dict[tuple[int, int], int] = {}
+    for number, step in enumerate(schedule.steps):
+        _play(step, number, held, written, doubled)
+    for rank, chunk, wanted in _after(schedule):
+        _compare(schedule, rank, chunk, wanted, held[rank].get(chunk), written, doubled)
+
+
+def owner(schedule: Schedule, chunk: int) -> int:
+    """The rank to which `chunk` belongs in reduce_scatter, all_gather, scatter and gather."""
+    return chunk // (schedule.chunks // schedule.ranks)
+
+
+def ends(schedule: Schedule, chunk: int) -> tuple[int, int]:
+    """From which rank to which `chunk` goes in all_to_all."""
+    pair = chunk // (schedule.chunks // schedule.ranks**2)
+    return pair // schedule.ranks, pair % schedule.ranks
+
+
+def holds_before(schedule: Schedule, rank: int) -> range | list[int]:
+    """The chunks that `rank` has before the first step."""
+    return _own(schedule, rank, full=("all_reduce", "reduce_scatter", "reduce", "barrier"))
+
+
+def holds_after(schedule: Schedule, rank: int) -> range | list[int]:
+    """The chunks that `rank` must have after the last step."""
+    if schedule.collective == "all_to_all":
+        part = schedule.chunks // schedule.ranks**2
+        return [
+            (source * schedule.ranks + rank) * part + piece
+            for source in range(schedule.ranks)
+            for piece in range(part)
+        ]
+    if schedule.collective in ("reduce", "gather"):
+        return range(schedule.chunks if rank == schedule.root else 0)
+    if schedule.collective in ("reduce_scatter", "scatter"):
+        return _share(schedule, rank)
+    return range(schedule.chunks)
+
+
+def _own(schedule: Schedule, rank: int, full: tuple[str, ...]) -> range:
+    if schedule.collective in full:
+        return range(schedule.chunks)
+    if schedule.collective in ("broadcast", "scatter"):
+        return range(schedule.chunks if rank == schedule.root else 0)
+    return _share(schedule, rank)  # all_gather, gather; and all_to_all: its row of pairs
+
+
+def _share(schedule: Schedule, rank: int) -> range:
+    share = schedule.chunks // schedule.ranks
+    return range(rank * share, (rank + 1) * share)
+
+
+def _before(schedule: Schedule) -> Iterator[dict[int, _Held]]:
+    for rank in range(schedule.ranks):
+        yield dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))
+
+
+def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
+    """Each rank and chunk that must be there, with the contributions that it must have."""
+    everyone = (1 << schedule.ranks) - 1
+    for rank in range(schedule.ranks):
+        for chunk in holds_after(schedule, rank):
+            if schedule.collective in ("broadcast", "scatter"):
+                yield rank, chunk, 1 << schedule.root
+            elif schedule.collective in ("all_gather", "gather"):
+                yield rank, chunk, 1 << owner(schedule, chunk)
+            elif schedule.collective == "all_to_all":
+                yield rank, chunk, 1 << ends(schedule, chunk)[0]
+            else:
+                yield rank, chunk, everyone
+
+
+def _play(
+    step: Step,
+    number: int,
+    held: list[dict[int, _Held]],
+    written: dict[tuple[int, int], int],
+    doubled: dict[tuple[int, int], int],
+) -> None:
+    """One step: first everything is read, then everything is written."""
+    arriving: dict[tuple[int, int], tuple[_Held, bool]] = {}
+    for source, destination, first, reduces, count in zip(*step.columns(), strict=True):
+        mine, theirs = held[source], held[destination]
+        for chunk in range(first, first + count):
+            sent = mine.get(chunk)
+            if sent is None:
+                raise _error(
+                    f"rank {source} sends chunk {chunk} to rank {destination} before it has it",
+                    source,
+                    chunk,
+                    number,
+                )
+            place = destination, chunk
+            earlier = arriving.get(place)
+            if earlier is not None and not (reduces and earlier[1]):
+                raise _error(
+                    f"rank {destination} gets chunk {chunk} twice, and one of them overwrites it",
+                    destination,
+                    chunk,
+                    number,
+                )
+            if reduces:
+                had = theirs.get(chunk) if earlier is None else earlier[0]
+                if had is None:
+                    raise _error(
+                        f"rank {destination} adds to chunk {chunk} before it has it",
+                        destination,
+                        chunk,
+                        number,
+                    )
+                twice = had[1] | sent[1] | (had[0] & sent[0])
+                if twice and not (had[1] or sent[1]):
+                    doubled[place] = number
+                arriving[place] = (had[0] | sent[0], twice), True
+            else:
+                if (source, chunk) in doubled:
+                    doubled[place] = doubled[source, chunk]
+                arriving[place] = sent, False
+    for (rank, chunk), (value, _) in arriving.items():
+        held[rank][chunk] = value
+        written[rank, chunk] = number
+
+
+def _compare(
+    schedule: Schedule,
+    rank: int,
+    chunk: int,
+    wanted: int,
+    got: _Held | None,
+    written: dict[tuple[int, int], int],
+    doubled: dict[tuple[int, int], int],
+) -> None:
+    step = written.get((rank, chunk), -1)
+    if got is None:
+        raise _error(f"rank {rank} never gets chunk {chunk}", rank, chunk, schedule.rounds - 1)
+    if schedule.collective != "barrier" and got[1]:
+        raise _error(
+            f"chunk {chunk} of rank {rank} counts {_ranks(got[1])} more than once",
+            rank,
+            chunk,
+            doubled.get((rank, chunk), step),
+        )
+    if wanted & ~got[0]:
+        raise _error(
+            f"chunk {chunk} of rank {rank} lacks {_ranks(wanted & ~got[0])}", rank, chunk, step
+        )
+    if got[0] & ~wanted:
+        raise _error(
+            f"chunk {chunk} of rank {rank} has {_ranks(got[0] & ~wanted)} in it, which it should "
+            "not",
+            rank,
+            chunk,
+            step,
+        )
+
+
+def _error(what: str, rank: int, chunk: int, step: int) -> ScheduleError:
+    when = f"step {step}" if step >= 0 else "no step writes it"
+    return ScheduleError(f"{what} ({when})", rank=rank, chunk=chunk, step=step)
+
+
+def _ranks(bits: int) -> str:
+    """The ranks whose bits are set, in words; many are cut short."""
+    ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" * (len(ranks) > 8))
+    return f"what rank{'s' if len(ranks) > 1 else ''} {shown} contributed"

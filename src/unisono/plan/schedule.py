@@ -1,0 +1,448 @@
+"""A collective algorithm as data: who sends which chunk to whom, at which step.
+
+What a schedule means (docs/schedules.md says the same at length):
+
+- The data of a collective is cut into `chunks` chunks of equal size. Every rank has one buffer for
+  each chunk; where it starts empty and where full, and what must be in it at the end, depends on
+  the collective (`unisono.plan.proof` has the table).
+- A transfer takes `count` consecutive chunks, beginning with `chunk`, from `source` to
+  `destination`, which overwrites its own buffers ("copy") or adds to them ("reduce").
+- All transfers of a step read what was there before the step, and happen together. Several
+  reductions into one buffer are applied in the order in which they are listed. A buffer that is
+  overwritten in a step receives nothing else in it.
+- Transfers of one step between the same two ranks travel as one message, in the order listed.
+- A rank begins a step when it is done with its own transfers of the steps before: there is no
+  barrier between steps, and a rank without a transfer in a step does not know of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Action = Literal["copy", "reduce"]
+
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    *ROOTED,
+    "all_to_all",
+    "barrier",
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Transfer:
+    """`count` chunks, beginning with `chunk`, go from `source` to `destination`."""
+
+    source: int
+    destination: int
+    chunk: int
+    action: Action
+    count: int = 1
+
+    def __str__(self) -> str:
+        arrow = "+>" if self.action == "reduce" else "->"
+        return f"{self.source} {arrow} {self.destination} {_chunks(self.chunk, self.count)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Transfers that happen together, as arrays of one length. Iterating gives `Transfer`s."""
+
+    source: NDArray[np.int64]
+    destination: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    reduces: NDArray[np.bool_]
+    count: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        source: ArrayLike,
+        destination: ArrayLike,
+        chunk: ArrayLike,
+        action: Action | ArrayLike,
+        count: ArrayLike = 1,
+    ) -> Step:
+        """A step from columns; a single value stands for a column of it.
+
+        `action` is "copy" or "reduce" for all, or a column of booleans: True where it reduces.
+        """
+        if isinstance(action, str):
+            if action not in ("copy", "reduce"):
+                raise ValueError(f"an action is copy or reduce, not {action!r}")
+            action = action == "reduce"
+        columns = np.broadcast_arrays(
+            *(np.asarray(values, np.int64) for values in (source, destination, chunk, count)),
+            np.asarray(action, np.bool_),
+        )
+        if columns[0].ndim > 1:
+            raise ValueError("the columns of a step have one dimension")
+        source, destination, chunk, count, reduces = (
+            np.array(values, ndmin=1) for values in columns
+        )
+        for values in (source, destination, chunk, count, reduces):
+            values.setflags(write=False)
+        return cls(source, destination, chunk, reduces, count)
+
+    @classmethod
+    def wrapping(
+        cls,
+        source: ArrayLike,
+        destination: ArrayLike,
+        chunk: ArrayLike,
+        action: Action,
+        count: ArrayLike,
+        *,
+        chunks: int,
+    ) -> Step:
+        """As `of`, where what goes beyond the last of `chunks` chunks goes on with the first."""
+        step = cls.of(source, destination, chunk, action, count)
+        over = step.chunk + step.count - chunks
+        wraps = over > 0
+        return cls.of(
+            np.append(step.source, step.source[wraps]),
+            np.append(step.destination, step.destination[wraps]),
+            np.append(step.chunk, np.zeros(wraps.sum(), np.int64)),
+            action,
+            np.append(np.where(wraps, step.count - over, step.count), over[wraps]),
+        )
+
+    @classmethod
+    def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Step:
+        """A step from single transfers: `(source, destination, chunk, action)`, `Transfer`s."""
+        rows = [row if isinstance(row, Transfer) else Transfer(*row) for row in transfers]
+        for row in rows:
+            if row.action not in ("copy", "reduce"):
+                raise ValueError(f"an action is copy or reduce, not {row.action!r}")
+        return cls.of(
+            [row.source for row in rows],
+            [row.destination for row in rows],
+            [row.chunk for row in rows],
+            [row.action == "reduce" for row in rows],
+            [row.count for row in rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        for source, destination, chunk, reduces, count in zip(*self.columns(), strict=True):
+            yield Transfer(source, destination, chunk, "reduce" if reduces else "copy", count)
+
+    def columns(self) -> tuple[list[int], list[int], list[int], list[bool], list[int]]:
+        """The arrays as lists: source, destination, chunk, reduces, count."""
+        return (
+            self.source.tolist(),
+            self.destination.tolist(),
+            self.chunk.tolist(),
+            self.reduces.tolist(),
+            self.count.tolist(),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self.columns() == other.columns()
+
+    def __hash__(self) -> int:
+        return hash((self.source.tobytes(), self.destination.tobytes(), self.chunk.tobytes()))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step, or a step taken `times` times in a regular way. This is the compact form.
+
+    From one time to the next every destination grows by `turn`, modulo the number of ranks, and
+    every chunk by `shift`, modulo `within` inside its own block of `within` chunks.
+    """
+
+    step: Step
+    times: int = 1
+    shift: int = 0
+    within: int = 1
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A collective on `ranks` ranks as a sequence of steps.
+
+    Two schedules are equal if they are written down equally. `phases` is what is stored; `steps`
+    is what happens. A schedule says nothing about sizes: those come in with `chunk_bytes`.
+
+    Raises ValueError where it makes no sense by itself: no ranks, transfers from or to ranks or
+    chunks that do not exist, a transfer from a rank to itself. Whether it does what the collective
+    promises is for `verify` to say.
+    """
+
+    collective: str
+    algorithm: str
+    ranks: int
+    chunks: int
+    phases: tuple[Phase, ...] = field(repr=False)
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES:
+            raise ValueError(
+                f"there is no collective {self.collective!r}, only {', '.join(COLLECTIVES)}"
+            )
+        if self.ranks < 1:
+            raise ValueError(f"a schedule needs at least one rank, not {self.ranks}")
+        if not 0 <= self.root < self.ranks:
+            raise ValueError(f"root {self.root} is not among {self.ranks} ranks")
+        if self.root and self.collective not in ROOTED:
+            raise ValueError(f"{self.collective} has no root")
+        if self.chunks < 1 or self.chunks % self.blocks:
+            raise ValueError(
+                f"{self.collective} on {self.ranks} ranks needs a multiple of {self.blocks} "
+                f"chunks, not {self.chunks}"
+            )
+        for phase in self.phases:
+            self._check(phase)
+
+    @classmethod
+    def from_steps(
+        cls,
+        collective: str,
+        algorithm: str,
+        ranks: int,
+        chunks: int,
+        steps: Iterable[Step | Phase | Iterable[tuple[int, int, int, Action] | Transfer]],
+        root: int = 0,
+    ) -> Schedule:
+        """A schedule from steps, phases, or lists of transfers; empty steps are left out."""
+        phases = []
+        for step in steps:
+            if isinstance(step, Phase):
+                phase = step
+            else:
+                phase = Phase(step if isinstance(step, Step) else Step.listing(step))
+            if len(phase.step) and phase.times:
+                phases.append(phase)
+        return cls(collective, algorithm, ranks, chunks, tuple(phases), root)
+
+    # --- what happens ----------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> int:
+        """How many steps there are."""
+        return sum(phase.times for phase in self.phases)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Every step; made when it is asked for."""
+        return _Steps(self)
+
+    def at(self, phase: Phase, time: int) -> Step:
+        """What `phase` does for the `time`-th time, from 0."""
+        step = phase.step
+        if time == 0 or (phase.shift == 0 and phase.turn == 0):
+            return step
+        place = step.chunk % phase.within
+        chunk = step.chunk - place + (place + phase.shift * time) % phase.within
+        destination = step.destination
+        if phase.turn:
+            destination = (destination + phase.turn * time) % self.ranks
+        return Step(step.source, destination, chunk, step.reduces, step.count)
+
+    # --- how much is moved -----------------------------------------------------------------
+
+    @property
+    def blocks(self) -> int:
+        """In how many equal parts the collective itself cuts its data: `chunks` is a multiple."""
+        if self.collective == "all_to_all":
+            return self.ranks * self.ranks
+        if self.collective in ("reduce_scatter", "all_gather", "scatter", "gather"):
+            return self.ranks
+        return 1
+
+    def chunk_bytes(self, total_bytes: float) -> float:
+        """The size of a chunk where the collective's tensor has `total_bytes`.
+
+        That is the whole tensor: what each rank reduces or broadcasts, the input of scatter and
+        reduce_scatter, the output of gather and all_gather, one rank's input of all_to_all. A
+        barrier has none.
+        """
+        if self.collective == "barrier":
+            return 0.0
+        tensors = self.ranks if self.collective == "all_to_all" else 1
+        return total_bytes * tensors / self.chunks
+
+    def chunks_sent(self) -> NDArray[np.int64]:
+        """How many chunks each rank sends."""
+        sent = np.zeros(self.ranks, np.int64)
+        for phase in self.phases:
+            np.add.at(sent, phase.step.source, phase.step.count * phase.times)
+        return sent
+
+    def chunks_received(self) -> NDArray[np.int64]:
+        """How many chunks each rank receives."""
+        received = np.zeros(self.ranks, np.int64)
+        for phase in self.phases:
+            times = 1 if phase.turn else phase.times
+            for time in range(phase.times if phase.turn else 1):
+                step = self.at(phase, time)
+                np.add.at(received, step.destination, step.count * times)
+        return received
+
+    def chunks_reduced(self) -> NDArray[np.int64]:
+        """How many chunks each rank adds to its own."""
+        reduced = np.zeros(self.ranks, np.int64)
+        for phase in self.phases:
+            times = 1 if phase.turn else phase.times
+            for time in range(phase.times if phase.turn else 1):
+                step = self.at(phase, time)
+                mine = step.reduces
+                np.add.at(reduced, step.destination[mine], step.count[mine] * times)
+        return reduced
+
+    def bytes_sent(self, rank: int, total_bytes: float) -> float:
+        """What `rank` sends where the whole tensor has `total_bytes`."""
+        return float(self.chunks_sent()[rank]) * self.chunk_bytes(total_bytes)
+
+    def bytes_received(self, rank: int, total_bytes: float) -> float:
+        """What `rank` receives where the whole tensor has `total_bytes`."""
+        return float(self.chunks_received()[rank]) * self.chunk_bytes(total_bytes)
+
+    # --- as text ---------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """Step by step, what each rank does: `rank 0: send c1 -> 1, recv+reduce c0 <- 3`."""
+        lines = [self.title()]
+        for number, step in enumerate(self.steps):
+            lines.append(f"step {number}")
+            doings: dict[int, list[str]] = {}
+            for transfer in step:
+                what = _chunks(transfer.chunk, transfer.count)
+                verb = "recv+reduce" if transfer.action == "reduce" else "recv"
+                doings.setdefault(transfer.source, []).append(
+                    f"send {what} -> {transfer.destination}"
+                )
+                doings.setdefault(transfer.destination, []).append(
+                    f"{verb} {what} <- {transfer.source}"
+                )
+            lines += [
+                f"  rank {rank}: {', '.join(sorted(doings[rank], reverse=True))}"
+                for rank in sorted(doings)
+            ]
+        return "\n".join(lines)
+
+    def title(self) -> str:
+        """The schedule in one line."""
+        root = f", root {self.root}" if self.collective in ROOTED else ""
+        return (
+            f"{self.collective} by {self.algorithm}: {_many(self.ranks, 'rank')}, "
+            f"{_many(self.chunks, 'chunk')}, {_many(self.rounds, 'step')}{root}"
+        )
+
+    def to_json(self) -> str:
+        """As JSON, for other programs; `from_json` brings it back."""
+        names = ("source", "destination", "chunk", "reduces", "count")
+        phases = [
+            dict(zip(names, phase.step.columns(), strict=True))
+            | {name: getattr(phase, name) for name in ("times", "shift", "within", "turn")}
+            for phase in self.phases
+        ]
+        fields = ("collective", "algorithm", "ranks", "chunks", "root")
+        return json.dumps({name: getattr(self, name) for name in fields} | {"phases": phases})
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """The schedule that `to_json` wrote. Raises ValueError for anything else."""
+        try:
+            parts = json.loads(text)
+            phases = tuple(_phase(part) for part in parts.pop("phases"))
+            return cls(**parts, phases=phases)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is not a schedule's JSON: {error!r}") from error
+
+    # --- what makes no sense ---------------------------------------------------------------
+
+    def _check(self, phase: Phase) -> None:
+        step = phase.step
+        within, shift = phase.within, phase.shift
+        if phase.times < 1:
+            raise ValueError(f"a phase is taken at least once, not {phase.times} times")
+        if len(step) == 0:
+            return
+        if shift and (within < 1 or self.chunks % within):
+            raise ValueError(f"{self.chunks} chunks do not fall into blocks of {within}")
+        if shift and (
+            np.any(step.chunk % step.count)
+            or np.any(shift % step.count)
+            or np.any(within % step.count)
+        ):
+            raise ValueError("chunks that move together must stay together when they are shifted")
+        for name in ("source", "destination"):
+            ranks = getattr(step, name)
+            if ranks.min() < 0 or ranks.max() >= self.ranks:
+                bad = next(t for t in step if not 0 <= getattr(t, name) < self.ranks)
+                raise ValueError(f"{bad}: its {name} is not among {self.ranks} ranks")
+        ends = step.chunk + step.count
+        if step.chunk.min() < 0 or step.count.min() < 1 or ends.max() > self.chunks:
+            bad = next(
+                t for t in step if t.chunk < 0 or t.count < 1 or t.chunk + t.count > self.chunks
+            )
+            raise ValueError(f"{bad}: not all of it is among {self.chunks} chunks")
+        distance = (step.destination - step.source) % self.ranks
+        for time in range(phase.times if phase.turn else 1):
+            alone = np.flatnonzero((distance + phase.turn * time) % self.ranks == 0)
+            if len(alone):
+                rank, chunk = step.source[alone[0]], step.chunk[alone[0]]
+                raise ValueError(f"rank {rank} would send chunk {chunk} to itself")
+
+
+class _Steps(Sequence[Step]):
+    """The steps of a schedule, made one at a time."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def __len__(self) -> int:
+        return self._schedule.rounds
+
+    def __iter__(self) -> Iterator[Step]:
+        for phase in self._schedule.phases:
+            for time in range(phase.times):
+                yield self._schedule.at(phase, time)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
+        for phase in self._schedule.phases:
+            if 0 <= number < phase.times:
+                return self._schedule.at(phase, number)
+            number -= phase.times
+        raise IndexError(f"there is no step {index} among {len(self)}")
+
+
+def _phase(part: dict[str, Any]) -> Phase:
+    step = Step.of(
+        part["source"], part["destination"], part["chunk"], part["reduces"], part["count"]
+    )
+    keys = ("times", "shift", "within", "turn")
+    return Phase(step, *(cast(int, part[key]) for key in keys))
+
+
+def _chunks(chunk: int, count: int) -> str:
+    return f"c{chunk}" if count == 1 else f"c{chunk}-{chunk + count - 1}"
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
