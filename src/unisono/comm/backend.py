@@ -60,9 +60,12 @@ Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
 
 
-def create(options: Any, _: Any) -> UnisonoProcessGroup:
-    """What torch calls to make a group; on its members only."""
+def create(options: Any, made: Any) -> UnisonoProcessGroup:
+    """What torch calls to make a group; on its members only. Where torch passes a Communicator on
+    as the backend's options (`torch_groups.group_over`), the group is made over that one."""
     _check_torch()
+    if isinstance(made, Communicator):
+        return UnisonoProcessGroup(made, options.store)
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))

@@ -1,0 +1,1 @@
+"""Thinking about communication before a process is started: pure Python and NumPy, no torch."""
