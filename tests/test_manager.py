@@ -363,6 +363,23 @@ def test_a_mesh_whose_ranks_are_turned_around(process_group: Any) -> None:
     assert manager.pp_is_first_stage == (dist.get_rank() == 1)
 
 
+@pytest.mark.parametrize("backend", FOUR)
+def test_managers_that_only_some_ranks_have(process_group: Any, backend: str) -> None:
+    """Ranks 0 and 1 have made one manager more than the others when all make the next."""
+    rank = dist.get_rank()
+    half = dist.DeviceMesh("cpu", torch.tensor([0, 1]), mesh_dim_names=("dp",))
+    if rank < 2:
+        with ProcessGroupManager.from_device_mesh(half) as few:
+            assert few.dp_ranks == (0, 1)
+            assert sum_by_torch(few.dp_group) == 1
+    else:
+        with pytest.raises(ValueError, match="no place"):
+            ProcessGroupManager.from_device_mesh(half)
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        assert sum_by_torch(manager.dp_group) == 2 * (rank % 2) + 2
+        assert sum_by_torch(manager.tp_group) == (1 if rank < 2 else 5)
+
+
 @pytest.mark.ranks(4)
 def test_a_manager_of_a_torch_subgroup(process_group: Any) -> None:
     some = dist.new_group([1, 2])

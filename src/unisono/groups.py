@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
@@ -141,7 +143,7 @@ class ProcessGroupManager:
     `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
     asked for, by their members alone; a group of one is made without talking to anybody, and
     axes with the same members share one group. Nothing is global: any number of managers may
-    live at once, provided that all ranks make them in the same order.
+    live at once, provided that their ranks make them in the same order.
 
     `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
     the world. Raises ValueError if the sizes do not multiply to its size.
@@ -192,9 +194,9 @@ class ProcessGroupManager:
         self.global_rank = parent.global_ranks[parent.rank]
         self.world_size = mesh.size
         self._parent = parent
-        self._places = places  # a rank of the mesh -> a rank of the parent
-        self._rank = list(places).index(parent.rank)
-        self._serial = parent.next_serial()
+        self._places = list(places)  # a rank of the mesh -> a rank of the parent
+        self._rank = self._places.index(parent.rank)
+        self._suffix = parent.next_suffix(self._places)
         self._groups: dict[tuple[str, ...], AxisGroup] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -223,8 +225,7 @@ class ProcessGroupManager:
     def _axis_group(self, wide: tuple[str, ...]) -> AxisGroup:
         members = self.mesh.members(self._rank, *wide) if wide else [self._rank]
         places = [self._places[member] for member in members]
-        label = "_".join(wide or ("own",)) + (f"#{self._serial}" if self._serial > 1 else "")
-        return self._parent.axis_group(places, label)
+        return self._parent.axis_group(places, "_".join(wide or ("own",)) + self._suffix)
 
     @property
     def pp_next_rank(self) -> int | None:
@@ -341,8 +342,8 @@ def _constantly(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
 
 # -- where groups come from ------------------------------------------------------------------------
 
-_serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-_serials_lock = threading.Lock()
+_managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
+_managers_lock = threading.Lock()
 
 
 class _Parent:
@@ -354,11 +355,17 @@ class _Parent:
         self.global_ranks = global_ranks
         self.size = len(global_ranks)
 
-    def next_serial(self) -> int:
-        """The how-manieth manager this one has: members agree on it without a word."""
-        with _serials_lock:
-            serial = _serials[self.source] = _serials.get(self.source, 0) + 1
-        return serial
+    def next_suffix(self, places: Sequence[int]) -> str:
+        """What tells the groups of a new manager of these ranks from those of all others. Its
+        members agree on it without a word, for each of them has made the same ones before."""
+        layout = ""
+        if list(places) != list(range(self.size)):
+            layout = "@" + hashlib.sha256(repr(list(places)).encode()).hexdigest()[:8]
+        with _managers_lock:
+            made = _managers.setdefault(self.source, Counter())
+            made[layout] += 1
+            number = made[layout]
+        return layout + (f"#{number}" if number > 1 else "")
 
     def axis_group(self, places: Sequence[int], label: str) -> AxisGroup:
         def split(own: AxisGroup) -> Communicator:
@@ -404,14 +411,16 @@ class _ForeignParent(_Parent):
 def _parent(group: Any) -> _Parent:
     if group is None:
         group = _our_world()
-    if "torch" in sys.modules and not isinstance(group, Communicator):
+    if "torch" in sys.modules:
         import torch.distributed as dist
 
         from unisono.comm import torch_groups
 
-        group = torch_groups.world() if group is None else group
-        if torch_groups.is_foreign(group):
-            return _ForeignParent(group, group.rank(), dist.get_process_group_ranks(group))
+        if group is None:
+            group = torch_groups.world()
+        wrapped = getattr(group, "process_group", group)
+        if torch_groups.is_foreign(wrapped):
+            return _ForeignParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
     comm = resolve(group)
     return _Parent(comm, comm.rank, comm.global_ranks or range(comm.size))
 
