@@ -271,6 +271,20 @@ def test_torch_sums_up_every_group(process_group: Any, backend: str, ranks: int)
         assert dist.get_pg_count() == 1
 
 
+@pytest.mark.ranks(4, backend="gloo")
+def test_communicators_over_gloo(process_group: Any) -> None:
+    pytest.importorskip("unisono.comm.torch")
+    rank = dist.get_rank()
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        for name in NAMES:
+            comm = getattr(manager, name)
+            assert sum_of_ranks(comm, rank) == sum(getattr(manager, f"{name}_ranks"))
+            assert resolve(getattr(manager, f"{name}_group")) is comm
+        with ProcessGroupManager(tp_size=2, group=manager.tp) as inner:
+            assert inner.tp_ranks == manager.tp_ranks
+            assert sum_of_ranks(inner.tp, rank) == sum(inner.tp_ranks)
+
+
 @pytest.mark.parametrize("backend", FOUR)
 def test_torch_groups_are_made_in_different_orders(process_group: Any, backend: str) -> None:
     """Ranks have made different numbers of groups before; `new_group` would wait for ever."""
