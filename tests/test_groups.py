@@ -84,6 +84,27 @@ def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None
     second.close()
 
 
+@pytest.mark.ranks(2)
+def test_labels_tell_groups_apart_whichever_is_made_first(comm: Communicator) -> None:
+    found: dict[str, Communicator | None] = {}
+
+    def make(label: str) -> None:
+        found[label] = comm.split([0, 1], label)
+
+    threads = [threading.Thread(target=make, args=(label,)) for label in ("red", "blue")]
+    for thread in threads if comm.rank else reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, label in enumerate(("red", "blue")):
+        group = found[label]
+        assert group is not None
+        assert group.name == f"world.{label}[0,1]"
+        group.all_reduce(tensor := torch.tensor([float(place)]))
+        assert float(tensor) == 2 * place
+        group.close()
+
+
 @pytest.mark.ranks(3)
 def test_two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
     groups = [comm.split([0, 1, 2]), comm.split([2, 1, 0])]

@@ -28,7 +28,9 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono.comm.base import Communicator, Message, PremulSum, Work
+    from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
+    from unisono.plan.mesh import Mesh
     from unisono.world import (
         barrier,
         get_rank,
@@ -52,10 +54,12 @@ __all__ = [
     "GroupAborted",
     "GroupClosed",
     "GroupError",
+    "Mesh",
     "Message",
     "MessageMismatch",
     "PeerLost",
     "PremulSum",
+    "ProcessGroupManager",
     "RankEnding",
     "RanksFailed",
     "RanksTimedOut",
@@ -77,7 +81,9 @@ __all__ = [
 
 _HOMES = {
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
+    "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
+    "unisono.plan.mesh": ("Mesh",),
     "unisono.world": (
         "barrier",
         "get_rank",

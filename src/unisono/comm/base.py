@@ -123,6 +123,16 @@ class Communicator(ABC):
     name: str
     timeout_s: float
 
+    @property
+    def next(self) -> int:
+        """The rank after ours, in a ring: after the last one comes rank 0."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def prev(self) -> int:
+        """The rank before ours, in a ring: before rank 0 comes the last one."""
+        return (self.rank - 1) % self.size
+
     @abstractmethod
     def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same."""
@@ -193,10 +203,12 @@ class Communicator(ABC):
         """Return once every rank has called it. `timeout_s` is this call's own limit."""
 
     @abstractmethod
-    def split(self, ranks: Sequence[int]) -> Communicator | None:
+    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         """Make a group of these members, numbered in the order given.
 
         Only members take part; a rank that is not in `ranks` gets None at once and need not call.
+        Groups of the same members are told apart by the order in which they are made, or by a
+        `label`, which is part of the group's name: differently labelled ones never mix.
         """
 
     @abstractmethod

@@ -70,7 +70,7 @@ class NativeCommunicator(Communicator):
         self._isend = place.group.isend
         self._irecv = place.group.irecv
         self._blame = Blame(place, name)
-        self._splits: dict[tuple[int, ...], int] = {}
+        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
         keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
         self._group.introduce(name, global_ranks[self.rank], keeps_sites)
@@ -105,7 +105,7 @@ class NativeCommunicator(Communicator):
     def timeout_s(self, seconds: float) -> None:
         self._group.timeout_ns = engine_ns(seconds)
 
-    def split(self, ranks: Sequence[int]) -> Communicator | None:
+    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         members = tuple(ranks)
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks of a group must be different and at least one: {members}")
@@ -115,9 +115,13 @@ class NativeCommunicator(Communicator):
             return None
         if self._lobby is None:
             raise self._blame.closed()
-        serial = self._splits[members] = self._splits.get(members, 0) + 1
-        listed = ",".join(map(str, members))
-        name = f"{self.name}[{listed}]" + (f"/{serial}" if serial > 1 else "")
+        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
+        listed = f"{label}[{','.join(map(str, members))}]"
+        name = (
+            (f"{self.name}." if label else self.name)
+            + listed
+            + (f"/{serial}" if serial > 1 else "")
+        )
         parents = self.global_ranks or tuple(range(self.size))
         global_ranks = tuple(parents[rank] for rank in members)
         if len(members) == 1:

@@ -115,12 +115,13 @@ class SoloCommunicator(Communicator):
         self._check("barrier")
         return _over(async_op)
 
-    def split(self, ranks: Sequence[int]) -> Communicator | None:
+    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         self._check("split")
         if tuple(ranks) != (0,):
             raise ValueError(f"ranks {tuple(ranks)} do not all lie in a group of 1")
         self._splits += 1
-        name = f"{self.name}[0]" + (f"/{self._splits}" if self._splits > 1 else "")
+        name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
+        name += f"/{self._splits}" if self._splits > 1 else ""
         return SoloCommunicator(name, self.global_ranks or (0,), self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:

@@ -17,9 +17,12 @@ from unisono.errors import UnisonoError
 _OLDEST_TORCH = (2, 11)
 
 
-def create(options: Any, _: Any) -> UnisonoProcessGroup:
-    """What torch calls to make a group; on its members only."""
+def create(options: Any, made: Any) -> UnisonoProcessGroup:
+    """What torch calls to make a group; on its members only. Where torch passes a Communicator on
+    as the backend's options (`torch_groups.group_over`), the group is made over that one."""
     _check_torch()
+    if isinstance(made, Communicator):
+        return UnisonoProcessGroup(made, options.store)
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))

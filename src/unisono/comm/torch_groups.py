@@ -1,0 +1,100 @@
+"""Groups of torch.distributed that their members alone make, in whatever order.
+
+`torch.distributed.new_group` names a group by counting: all groups that all ranks have made, or,
+with `use_local_synchronization`, those that this process has. Ranks that have made different groups
+before do not find each other then, and wait until the timeout. Here the caller says the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.comm.backend import NAME, UnisonoProcessGroup
+from unisono.comm.base import Communicator
+from unisono.errors import UnisonoError
+
+_torch: Any = c10d  # its stubs know none of these names
+
+
+def world() -> Any | None:
+    """torch's default group, or None."""
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def is_foreign(group: Any) -> bool:
+    """Whether this is a torch process group that another backend than ours moves the data of."""
+    return isinstance(group, dist.ProcessGroup) and not isinstance(group, UnisonoProcessGroup)
+
+
+def check_started() -> None:
+    """Raise UnisonoError unless torch.distributed is initialised."""
+    if not dist.is_initialized():
+        raise UnisonoError(
+            "a torch process group needs torch.distributed: call "
+            f'torch.distributed.init_process_group("{NAME}") first, or use the Communicator '
+            "(manager.dp for manager.dp_group)"
+        )
+
+
+def group_over(comm: Communicator) -> Any:
+    """A torch process group whose data `comm` moves, for `torch.distributed` and DDP. Nobody talks
+    to anybody. To destroy the group is to close the Communicator.
+
+    Raises UnisonoError where torch.distributed is not initialised, or numbers its ranks otherwise.
+    """
+    check_started()
+    ranks = comm.global_ranks
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if ranks is None or max(ranks) >= size or ranks[comm.rank] != rank:
+        raise UnisonoError(
+            f"rank {comm.rank} of group {comm.name} is not rank {rank} of {size} of "
+            "torch.distributed: its groups need the same ranks"
+        )
+    return _made(NAME, ranks, comm.name, made=comm, timeout_s=comm.timeout_s)
+
+
+def new_group(like: Any, ranks: Sequence[int], name: str) -> Any:
+    """A torch process group on the backend of the group `like`, of these global ranks in this
+    order. Its members alone call, and agree on the name, which no other group may have had."""
+    backend = _torch._world.pg_map[like][0]
+    if backend == dist.Backend.MPI:
+        raise UnisonoError(
+            "torch's MPI groups are made by all ranks together: make this one by "
+            "torch.distributed.new_group, or start torch.distributed with another backend"
+        )
+    return _made(backend, ranks, name)
+
+
+def destroy(group: Any) -> None:
+    """Destroy a group, unless somebody has already, with torch's world perhaps."""
+    if group in _torch._world.pg_map:
+        dist.destroy_process_group(group)
+
+
+def _made(
+    backend: str,
+    ranks: Sequence[int],
+    name: str,
+    made: Communicator | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    timeout = _torch._get_default_timeout(dist.Backend(backend))
+    if timeout_s is not None:
+        timeout = type(timeout)(seconds=timeout_s)
+    _, store = _torch._world.pg_map[dist.group.WORLD]
+    group, _ = _torch._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        list(ranks),
+        dist.Backend(backend),
+        store,
+        name,
+        backend_options=made,
+        timeout=timeout,
+    )
+    _torch._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group

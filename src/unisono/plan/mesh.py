@@ -1,0 +1,276 @@
+"""Named axes over ranks: who is with whom, before any process is started.
+
+The last axis is the fastest: in `Mesh({"dp": 2, "tp": 4})` ranks 0, 1, 2, 3 differ in tp alone, and
+ranks 0 and 4 in dp alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import gcd, isqrt, log, prod
+
+import numpy as np
+import numpy.typing as npt
+
+Ranks = npt.NDArray[np.int64]
+
+_SUGGESTIONS = 3
+_LISTED_RANKS = 64  # a mesh of at most so many ranks is described group by group
+_SHOWN_MEMBERS = 8
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Mesh:
+    """Ranks 0, 1, ... laid out along named axes, the last axis fastest.
+
+    A mesh is a value: it never changes, and two with the same axes, sizes and order are equal.
+    Raises ValueError for no axes, sizes below one and names that are no identifiers.
+    """
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        object.__setattr__(self, "axes", tuple(sizes))
+        object.__setattr__(self, "shape", tuple(sizes.values()))
+        if not sizes:
+            raise ValueError("a mesh has at least one axis")
+        for axis, size in sizes.items():
+            if not isinstance(axis, str) or not axis.isidentifier():
+                raise ValueError(f"{axis!r} is no name for an axis")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"axis {axis} has {size!r} ranks: it must be a whole number >= 1")
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return prod(self.shape)
+
+    def __getitem__(self, axis: str) -> int:
+        """The size of an axis."""
+        return self.shape[self._position(axis)]
+
+    def __repr__(self) -> str:
+        return f"Mesh({dict(zip(self.axes, self.shape, strict=True))})"
+
+    def __str__(self) -> str:
+        return _product(self.axes, self.shape)
+
+    # -- ranks and coordinates -------------------------------------------------------------------
+
+    def coordinates(self, global_rank: int) -> dict[str, int]:
+        """Where a rank stands along each axis."""
+        self._check_rank(global_rank)
+        where = np.unravel_index(global_rank, self.shape)
+        return {axis: int(place) for axis, place in zip(self.axes, where, strict=True)}
+
+    def rank_at(self, **coordinates: int) -> int:
+        """The rank that stands there. Axes that are not named count from 0."""
+        for axis, place in coordinates.items():
+            if not 0 <= place < self[axis]:
+                raise ValueError(f"{axis}={place} is outside the axis: it has {self[axis]} ranks")
+        where = tuple(coordinates.get(axis, 0) for axis in self.axes)
+        return int(np.ravel_multi_index(where, self.shape))
+
+    def next(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
+        """The rank one further along an axis. At its end None, or the first one if `cyclic`."""
+        return self._neighbour(global_rank, axis, 1, cyclic)
+
+    def prev(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
+        """The rank one before along an axis. At its start None, or the last one if `cyclic`."""
+        return self._neighbour(global_rank, axis, -1, cyclic)
+
+    def _neighbour(self, global_rank: int, axis: str, step: int, cyclic: bool) -> int | None:
+        where = self.coordinates(global_rank)
+        place, size = where[self.axes[self._position(axis)]] + step, self[axis]
+        if not cyclic and not 0 <= place < size:
+            return None
+        return self.rank_at(**{**where, axis: place % size})
+
+    # -- groups ----------------------------------------------------------------------------------
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """All groups whose members differ along these axes alone: each rank is in exactly one.
+
+        Members stand in ascending order, whatever the order in which the axes are named.
+        """
+        groups: list[list[int]] = self._groups(axes).tolist()
+        return groups
+
+    def members(self, global_rank: int, *axes: str) -> list[int]:
+        """The group along these axes that a rank is in, in ascending order."""
+        where = self.coordinates(global_rank)
+        asked = self._positions(axes)
+        index = tuple(
+            slice(None) if position in asked else where[axis]
+            for position, axis in enumerate(self.axes)
+        )
+        members: list[int] = self._grid[index].ravel().tolist()
+        return members
+
+    @property
+    def _grid(self) -> Ranks:
+        return np.arange(self.size, dtype=np.int64).reshape(self.shape)
+
+    def _groups(self, axes: Sequence[str]) -> Ranks:
+        """One row a group, the rows in the order of their first members."""
+        asked = self._positions(axes)
+        others = [position for position in range(len(self.axes)) if position not in asked]
+        size = prod(self.shape[position] for position in asked)
+        return self._grid.transpose(*others, *asked).reshape(-1, size)
+
+    # -- does it fit? ----------------------------------------------------------------------------
+
+    def check_world(self, world_size: int) -> None:
+        """Raise ValueError unless the mesh has exactly `world_size` ranks; it says what would."""
+        if self.size == world_size:
+            return
+        if world_size < 1:
+            raise ValueError(f"a world has at least one rank, not {world_size}")
+        fitting = "; ".join(_product(self.axes, shape) for shape in self._nearest(world_size))
+        raise ValueError(
+            f"{self} = {_count(self.size, 'rank')}, but the world has {world_size:,}. "
+            f"What fits: {fitting}"
+        )
+
+    def reshaped(self, sizes: Mapping[str, int]) -> Mesh:
+        """The same ranks along other axes. Raises ValueError if that would be another number."""
+        mesh = Mesh(sizes)
+        mesh.check_world(self.size)
+        return mesh
+
+    def _nearest(self, world_size: int) -> list[tuple[int, ...]]:
+        """A few shapes of `world_size` ranks: those that change one axis, then those that change
+        two, the mildest first; else each axis keeps what divides and the first takes the rest."""
+        found: list[tuple[int, ...]] = []
+        for changes in (1, 2):
+            shapes = {
+                shape
+                for changed in combinations(range(len(self.shape)), changes)
+                for shape in self._refilled(changed, world_size)
+            }
+            found += sorted(shapes - set(found), key=self._distance)
+        return found[:_SUGGESTIONS] or [self._greatest_common(world_size)]
+
+    def _refilled(self, changed: Sequence[int], world_size: int) -> Iterator[tuple[int, ...]]:
+        """The shapes of `world_size` ranks that differ from ours at one or two places."""
+        kept = prod(size for at, size in enumerate(self.shape) if at not in changed)
+        if world_size % kept:
+            return
+        rest = world_size // kept
+        for first in _divisors(rest) if len(changed) == 2 else (rest,):
+            shape = list(self.shape)
+            shape[changed[-1]] = rest // first
+            shape[changed[0]] = first
+            yield tuple(shape)
+
+    def _greatest_common(self, world_size: int) -> tuple[int, ...]:
+        shape: list[int] = []
+        for size in reversed(self.shape[1:]):
+            shape.insert(0, gcd(size, world_size))
+            world_size //= shape[0]
+        return (world_size, *shape)
+
+    def _distance(self, shape: Sequence[int]) -> tuple[float, list[int]]:
+        """Of two that are equally far away, the one that grows the first axis counts as nearer."""
+        apart = sum(abs(log(a / b)) for a, b in zip(self.shape, shape, strict=True))
+        return round(apart, 9), [-size for size in shape]
+
+    # -- for people ------------------------------------------------------------------------------
+
+    def describe(self, ranks_per_node: int = 8, joint: Sequence[Sequence[str]] = ()) -> str:
+        """A table of every axis, and of the joint groups asked for: how many groups of which size,
+        how far apart their members are, and over how many nodes a group reaches. Ranks are taken to
+        fill nodes one after another. A mesh of at most 64 ranks is listed group by group below."""
+        if ranks_per_node < 1:
+            raise ValueError(f"a node has at least one rank, not {ranks_per_node}")
+        nodes = -(-self.size // ranks_per_node)
+        lines = [
+            f"{_count(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; "
+            f"{_count(nodes, 'node')} of {_count(ranks_per_node, 'rank')}"
+        ]
+        asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
+        head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
+        lines += _aligned([head, *(self._row(axes, ranks_per_node) for axes in asked)])
+        if self.size <= _LISTED_RANKS:
+            lines.append("")
+            for axes in asked:
+                groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
+                lines.append(f"{'+'.join(axes)}: {groups}")
+        return "\n".join(lines)
+
+    def _row(self, axes: Sequence[str], ranks_per_node: int) -> tuple[str, ...]:
+        groups = self._groups(axes)
+        size = groups.shape[1]
+        steps = np.unique(np.diff(groups, axis=1))
+        stride = "-" if not steps.size else f"{steps[0]:,}" if steps.size == 1 else "mixed"
+        on_node = groups // ranks_per_node  # ascending in every row: count where it changes
+        reach = 1 + np.count_nonzero(np.diff(on_node, axis=1), axis=1)
+        least, most = int(reach.min()), int(reach.max())
+        if most == 1:
+            where = "within a node"
+        else:
+            where = f"{least:,} to {most:,} nodes" if least < most else f"{most:,} nodes"
+        return (
+            "+".join(axes),
+            f"{size:,}",
+            f"{len(groups):,}",
+            stride,
+            where,
+            _listed(groups[0].tolist(), _SHOWN_MEMBERS),
+        )
+
+    # -- axes ------------------------------------------------------------------------------------
+
+    def _position(self, axis: str) -> int:
+        if axis not in self.axes:
+            raise ValueError(f"there is no axis {axis!r}: the axes are {', '.join(self.axes)}")
+        return self.axes.index(axis)
+
+    def _positions(self, axes: Sequence[str]) -> list[int]:
+        """Ascending, so that the members of a group are."""
+        positions = sorted(self._position(axis) for axis in axes)
+        if not positions:
+            raise ValueError(f"name at least one axis of {', '.join(self.axes)}")
+        if len(set(positions)) != len(positions):
+            raise ValueError(f"an axis is named twice: {', '.join(axes)}")
+        return positions
+
+    def _check_rank(self, global_rank: int) -> None:
+        if not 0 <= global_rank < self.size:
+            raise ValueError(f"there is no rank {global_rank} among {self.size:,} ranks")
+
+
+def _product(axes: Sequence[str], shape: Sequence[int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def _listed(ranks: Sequence[int], most: int) -> str:
+    """ "0 8 16 ... 504": all ranks, or the first ones and the last."""
+    if len(ranks) <= most:
+        return " ".join(map(str, ranks))
+    return " ".join(map(str, ranks[: most - 1])) + f" ... {ranks[-1]}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of one width each; all but the first and the last two are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if 0 < at < len(row) - 2 else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
