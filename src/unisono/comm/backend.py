@@ -67,7 +67,9 @@ def create(options: Any, _: Any) -> UnisonoProcessGroup:
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     comm: Communicator
-    if size == 1:
+    if _offered:
+        comm = _offered.pop()
+    elif size == 1:
         comm = SoloCommunicator(str(options.group_id), ranks, timeout_s)
     else:
         comm = NativeCommunicator.connect(
@@ -80,6 +82,25 @@ def create(options: Any, _: Any) -> UnisonoProcessGroup:
             join_timeout_s=timeout_s,
         )
     return UnisonoProcessGroup(comm, options.store)
+
+
+_offered: list[Communicator] = []
+
+
+def make_default_group(comm: Communicator, store: Any) -> Any:
+    """torch's default process group over a Communicator of ours that is there already."""
+    _offered.append(comm)
+    try:
+        dist.init_process_group(
+            NAME,
+            store=store,
+            rank=comm.rank,
+            world_size=comm.size,
+            timeout=timedelta(seconds=comm.timeout_s),
+        )
+    finally:
+        _offered.clear()
+    return dist.group.WORLD
 
 
 def communicator_of(group: Any) -> Communicator | None:
@@ -140,11 +161,11 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
+ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
 @never_compiled
-class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
+class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 
     supports_splitting = False

@@ -122,6 +122,8 @@ class Communicator(ABC):
     global_ranks: tuple[int, ...] | None
     name: str
     timeout_s: float
+    backend: str = "unisono"
+    """What moves the data: "unisono", or the torch backend of that name."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
