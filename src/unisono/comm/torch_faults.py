@@ -60,8 +60,10 @@ class Faults:
                 group=self._name,
             )
 
-    def closed(self) -> None:
-        """The group was closed here."""
+    def closed(self, *, tell: bool) -> None:
+        """The group was closed here; with `tell` the others learn who has left."""
+        if tell and self.cause is None:
+            self._tell(PeerLost(f"rank {self._rank} closed group {self._name}"))
         text = f"group {self._name} is closed"
         self.cause = GroupClosed(text, rank=self._rank, group=self._name)
 

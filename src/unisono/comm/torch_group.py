@@ -18,7 +18,7 @@ from unisono.comm.torch_faults import Faults
 from unisono.comm.torch_rows import cut, give_back, row_of
 from unisono.comm.torch_turns import Streams, Turns, in_order_of_streams
 from unisono.comm.torch_wire import ON_STREAMS, Wire
-from unisono.errors import GroupAborted, GroupError
+from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 CHECK_VARIABLE = "UNISONO_CHECK"
 LAST_TAG = 2**31 - 2
@@ -67,27 +67,42 @@ class TorchGroup(Communicator):
             return
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
         self._faults.end(GroupAborted(text, rank=self.rank, group=self.name, peer=self.rank))
-        group = self._wire.group
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Have every call that is under way fail, here and on the other ranks."""
         if self.size == 1:
             return
-        if self._wire.backends.get("cpu") == "gloo":
-            # gloo's abort does nothing, but a receive that times out closes all connections
-            with contextlib.suppress(RuntimeError):
-                peer = (self.rank + 1) % self.size
-                nothing = torch.empty(1, dtype=torch.uint8)
-                group.recv([nothing], peer, LAST_TAG + 1).wait(timedelta(milliseconds=1))
-        else:
+        group = self._wire.group
+        if self._wire.backends.get("cpu") != "gloo":
             group.abort()
+            return
+        with contextlib.suppress(RuntimeError):
+            # gloo's abort does nothing, but a receive that times out closes all connections
+            nothing = torch.empty(1, dtype=torch.uint8)
+            work = group.recv([nothing], (self.rank + 1) % self.size, LAST_TAG + 1)
+            work.wait(timedelta(milliseconds=1))
 
     @property
     def errored(self) -> GroupError | None:
         return self._faults.cause
 
     def close(self) -> None:
+        """Give everything back. A group that this object has made ends, and what is under way in
+        it fails; another goes on, once what was begun here is over."""
+        if isinstance(self._faults.cause, GroupClosed):
+            return
+        if not self._owns:
+            self._turns.finish()
+            self._faults.closed(tell=False)
+            self._turns.close()
+            return
+        is_busy = not self._turns.is_idle()
+        self._faults.closed(tell=is_busy)
+        if is_busy:
+            self._hang_up()
         self._turns.close()
-        self._faults.closed()
-        owns, self._owns = self._owns, False
-        if owns and self._wire.group in dist.distributed_c10d._world.pg_map:
+        if self._wire.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._wire.group)
 
     # -- how a call is carried out ---------------------------------------------------------------

@@ -8,6 +8,7 @@ on a stream beside its own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import threading
@@ -101,6 +102,7 @@ class Turns:
         self._name = name
         self._works: queue.SimpleQueue[ThreadWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._latest: ThreadWork | None = None
         self._end = weakref.finalize(self, self._works.put, None)
 
     def begin(self, job: Job, doing: str) -> ThreadWork:
@@ -112,7 +114,18 @@ class Turns:
             )
             self._thread.start()
         self._works.put(work)
+        self._latest = work
         return work
+
+    def is_idle(self) -> bool:
+        """Whether everything that was begun is over."""
+        return self._latest is None or self._latest.is_completed()
+
+    def finish(self) -> None:
+        """Return once everything that was begun is over, well or not."""
+        if self._latest is not None:
+            with contextlib.suppress(Exception):
+                self._latest.wait()
 
     def close(self) -> None:
         """Carry out what was begun, then end."""
