@@ -67,7 +67,8 @@ LARGE_COUNT = (8 << 20) // 4 + 1001
 def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Communicator]:
     """The plugin's Communicator, a native one of one rank, and one over the plugin's gloo group."""
     if request.param == "torch":
-        yield resolve(request.getfixturevalue("process_group"))
+        with resolve(request.getfixturevalue("process_group")) as made:
+            yield made
     elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
         with connect(str(shared_tmp_path / "alone"), 0, 1) as native:
             yield native

@@ -507,5 +507,8 @@ def test_a_foreign_group_is_wrapped_once_and_goes_with_its_group(process_group: 
     dist.destroy_process_group(sub)
     del sub
     assert isinstance(attempt(comm.barrier), unisono.UnisonoError)
-    resolve().close()
+    closed = resolve()
+    closed.close()
+    assert isinstance(attempt(closed.barrier), unisono.GroupClosed)
     dist.barrier()  # closing has not destroyed what it did not make
+    resolve().barrier()

@@ -20,6 +20,7 @@ from unisono.comm.torch_group import LISTS, Rows, Wide, device_of
 from unisono.comm.torch_messages import TorchMessages
 from unisono.comm.torch_rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
 from unisono.comm.torch_wire import ON_STREAMS, subgroup
+from unisono.errors import GroupClosed
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -270,9 +271,10 @@ _wrapped: weakref.WeakKeyDictionary[Any, TorchCommunicator] = weakref.WeakKeyDic
 
 
 def wrap(group: Any) -> TorchCommunicator:
-    """The Communicator of a foreign process group: one, for as long as the group lives."""
+    """The Communicator of a foreign process group: one, until somebody closes it or the group
+    goes."""
     comm = _wrapped.get(group)
-    if comm is None:
+    if comm is None or isinstance(comm.errored, GroupClosed):
         comm = _wrapped[group] = TorchCommunicator(group, keep=False)
     return comm
 
