@@ -218,8 +218,9 @@ def _on_torch(
         if store is None:
             store = stack.enter_context(store_of(native))
         native.close()
+        both = "cpu:gloo,cuda:nccl"  # tensors of the CPU are served, too
         dist.init_process_group(
-            backend,
+            both if backend == "nccl" and dist.is_gloo_available() else backend,
             store=dist.PrefixStore("unisono/torch", store),  # type: ignore[attr-defined]
             rank=place.rank,
             world_size=place.size,

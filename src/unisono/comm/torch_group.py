@@ -42,10 +42,9 @@ class TorchGroup(Communicator):
         self.global_ranks = _global_ranks(group)
         self.timeout_s = self._wire.timeout_s
         kinds = self._wire.backends
-        self.backend = (
-            next(iter(kinds.values()))
-            if len(set(kinds.values())) == 1
-            else ",".join(f"{device}:{name}" for device, name in kinds.items())
+        # of "cpu:gloo,cuda:nccl" it is nccl
+        self.backend = next(
+            (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
         )
         self._checks = "cpu" in kinds and os.environ.get(CHECK_VARIABLE, "1") != "0"
         self._faults = Faults(self.name, self.rank, _store(group))

@@ -86,7 +86,8 @@ class TorchMessages(TorchGroup):
         self, begin: Callable[[], Any], end: Callable[[Any], int | None], tensor: Any, doing: str
     ) -> Work:
         if self._wire.backend(device_of([tensor])) in ON_STREAMS:
-            return StreamMessage(begin(), end, doing)
+            with self._translated(doing):
+                return StreamMessage(begin(), end, doing)
         limit = timedelta(seconds=self.timeout_s)
         with self._translated(doing):
             work = begin()

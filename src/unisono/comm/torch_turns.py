@@ -159,6 +159,8 @@ class Streams:
         beside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(beside), torch.inference_mode():
             job()
+            for tensor in kept:
+                tensor.record_stream(beside)  # whoever drops the work may drop the tensors, too
             end = _cuda.Event()
             end.record(beside)
         return StreamWork(end, kept, doing)

@@ -169,7 +169,7 @@ def subgroup(parent: Any, members: Sequence[int], name: str, timeout_s: float) -
             "a group of mpi cannot be split by its members alone: call dist.new_group on all ranks"
         )
     default = dist.group.WORLD
-    if default is not None and default.bound_device_id is not None and backend in ON_STREAMS:
+    if default is not None and default.bound_device_id is not None and backend != "gloo":
         raise UnisonoError(
             "a group whose world is bound to a device (init_process_group(device_id=...)) cannot "
             "be split by its members alone: call dist.new_group on all ranks"
