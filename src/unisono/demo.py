@@ -91,7 +91,7 @@ def race(folder: str, budget_s: float) -> list[Lap]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    comm = world.init()
+    comm = world.init("unisono", with_torch=False)  # gloo has torch's group here
     store = dist.FileStore(os.path.join(folder, "gloo"), comm.size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
     laps = []

@@ -122,6 +122,8 @@ class Communicator(ABC):
     global_ranks: tuple[int, ...] | None
     name: str
     timeout_s: float
+    backend: str = "unisono"
+    """What moves the data: "unisono", or the torch backend of that name."""
 
     @property
     def next(self) -> int:
