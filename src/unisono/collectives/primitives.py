@@ -307,7 +307,7 @@ def _as_torch(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
             refuse_type(comm, operation, str(error))
     if tensor.layout is not torch.strided:
         refuse_type(comm, operation, f"{tensor.layout} has no plain memory: pass a dense tensor")
-    return tensor
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _first(tensors: Any) -> Any:

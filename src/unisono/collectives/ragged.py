@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.raw import as_bytes
 from unisono.collectives.results import over
 from unisono.comm.base import Communicator
 
@@ -115,13 +116,6 @@ def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bo
     comm.all_to_all(words, _long_cards(tensors, device))
     outputs = [_read(row).empty(device) for row in words.tolist()]
     return over(comm.all_to_all(outputs, tensors, async_op=async_op), async_op, outputs)
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a contiguous tensor as a row of bytes, in the same memory; of another one,
-    a copy."""
-    row = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    return row.view(torch.uint8)
 
 
 # -- cards ---------------------------------------------------------------------------------------

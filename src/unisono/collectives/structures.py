@@ -15,6 +15,7 @@ import torch
 from unisono.collectives import ragged
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.objects import all_gather_object
+from unisono.collectives.raw import as_bytes
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import refuse_type
 from unisono.collectives.results import over
@@ -160,7 +161,7 @@ def _gathered(
     skeletons = [one[0] for one in cards]
     if any(one != skeletons[0] for one in skeletons):
         raise _different(comm, operation, skeletons)
-    row = _row([ragged.as_bytes(one) for one in tensors], device)
+    row = _row([as_bytes(one) for one in tensors], device)
     lengths = [sum(_padded(_bytes_of(*one)) for one in card[1]) for card in cards]
     work, rows = None, None
     if dst is None or comm.rank == dst:
