@@ -28,7 +28,7 @@ from unisono.collectives.trees import (
     signature,
     take_apart,
 )
-from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning
+from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
 
 _DTYPES: dict[type, torch.dtype] = {
     float: torch.float64,
@@ -95,8 +95,8 @@ def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
 
 def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> None:
     name = "premul_sum" if isinstance(op, PremulSum) else op
-    for one in {tensor.dtype for tensor in tree.tensors}:
-        dtype = str(one).removeprefix("torch.")
+    for one in {dtype for dtype, _ in tree.forms}:
+        dtype = name_of_dtype(one)
         if not has_meaning(name, dtype):
             where = paths_of(tree, [dtype])
             reduction(op, comm, operation, *tree.tensors, where=where)
@@ -122,7 +122,9 @@ def _in_place(
     call: Callable[[list[Any]], Any],
 ) -> Any:
     """Make the call on all leaves at once; the structure that it leads to."""
-    rows = list({id(tensor): tensor for tensor in tree.tensors}.values())  # each one once
+    rows = tree.tensors
+    if len(set(map(id, rows))) < len(rows):  # each one once
+        rows = list({id(tensor): tensor for tensor in rows}.values())
     if not tree.numbers:
         return over(call(rows) if rows else None, async_op, structure)
     device = getattr(comm, "device", "cpu")
