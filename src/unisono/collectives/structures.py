@@ -6,6 +6,7 @@ raise, and the group goes on. Numbers travel as float64, int64, complex128 or bo
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from unisono.collectives.trees import (
     signature,
     take_apart,
 )
+from unisono.collectives.words import all_gather_words, device_of
 from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
 
 _DTYPES: dict[type, torch.dtype] = {
@@ -73,11 +75,9 @@ def _agreed(comm: Communicator, operation: str, structure: Any, op: Op | None) -
     tree = _taken_apart(comm, operation, structure)
     if op is not None:
         _check_meaning(comm, operation, tree, op)
-    device = getattr(comm, "device", "cpu")
-    mine = torch.frombuffer(bytearray(signature(tree)), dtype=torch.int64).to(device)
-    everyone = torch.empty((comm.size, 2), dtype=torch.int64, device=device)
-    comm.all_gather(everyone, mine)
-    if not (everyone == mine).all():
+    mine = struct.unpack("=2q", signature(tree))
+    everyone = all_gather_words(comm, mine, device_of(comm))
+    if everyone.count(list(mine)) < comm.size:
         raise _different(comm, operation, all_gather_object(description(tree), comm))
     return tree
 
@@ -127,7 +127,7 @@ def _in_place(
         rows = list({id(tensor): tensor for tensor in rows}.values())
     if not tree.numbers:
         return over(call(rows) if rows else None, async_op, structure)
-    device = getattr(comm, "device", "cpu")
+    device = device_of(comm)
     packed = {
         kind: torch.tensor(
             [number for number in tree.numbers if type(number) is kind], dtype=dtype, device=device
@@ -154,7 +154,7 @@ def _gathered(
     """Two messages: what everybody has, then all tensors of a rank as one row of bytes."""
     tree = _taken_apart(comm, operation, structure)
     tensors = [_dense(comm, operation, one) for one in tree.tensors]
-    device = tensors[0].device if tensors else torch.device(getattr(comm, "device", "cpu"))
+    device = tensors[0].device if tensors else torch.device(device_of(comm))
     shapes = [[dtype_name(one), list(one.shape)] for one in tensors]
     skeleton = description(tree, shapes=False)
     card = bytearray(encode([skeleton, shapes, tree.numbers]))
