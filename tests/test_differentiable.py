@@ -168,6 +168,25 @@ def test_broadcast(comm: Communicator) -> None:
     )
 
 
+@pytest.mark.ranks([2, 3])
+def test_ranks_that_want_no_gradient_serve_one_that_does(comm: Communicator) -> None:
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        differentiable.all_reduce,
+        differentiable.broadcast,
+        differentiable.all_gather,
+        lambda x: differentiable.reduce_scatter([x] * comm.size),
+        lambda x: differentiable.all_to_all([x] * comm.size),
+    ]
+    for call in calls:
+        x = torch.ones(2)
+        if comm.rank == 0:
+            x.requires_grad_()
+        results = call(x)
+        results = [results] if isinstance(results, torch.Tensor) else results
+        torch.stack(list(results)).sum().backward()
+        assert x.grad is None if comm.rank else x.grad.tolist() == [comm.size] * 2
+
+
 @pytest.mark.ranks([1, 2, 3])
 def test_gradients_have_gradients(comm: Communicator) -> None:
     def twice(results: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

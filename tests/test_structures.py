@@ -195,8 +195,9 @@ def test_leaves_that_cannot_be_reduced_are_named(comm: Communicator) -> None:
         unisono.all_reduce({"a": [torch.ones(1, dtype=torch.int32)], "b": 1.0}, "mean")
     with pytest.raises(TypeError, match=r"\['n'\]: avg has no meaning for int64"):
         unisono.all_reduce({"n": 3, "b": 1.0}, "mean")
-    with pytest.raises(ValueError, match="64 bits"):
-        unisono.all_reduce([2**63])
+    for call in (unisono.all_reduce, unisono.broadcast):
+        with pytest.raises(ValueError, match="64 bits"):
+            call([2**63])
     with pytest.raises(TypeError, match="out="):
         unisono.all_reduce([1], out=[2])
     assert unisono.all_reduce([True, 2.0], "max") == [True, 2.0]

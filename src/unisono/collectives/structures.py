@@ -87,9 +87,10 @@ def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
         tree = take_apart(structure)
     except TypeError as error:
         refuse_type(comm, operation, str(error))
-    for number in tree.numbers:
-        if type(number) is int and not -(2**63) <= number < 2**63 and "reduce" in operation:
-            comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float or a tensor")
+    if operation in ("all_reduce", "broadcast"):
+        for number in tree.numbers:
+            if type(number) is int and not -(2**63) <= number < 2**63:
+                comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
     return tree
 
 
