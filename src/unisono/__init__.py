@@ -29,6 +29,7 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.base import Communicator, Message, PremulSum, Work
     from unisono.launcher import launch
+    from unisono.selftest import SelfTest, debug_communication
     from unisono.world import (
         barrier,
         get_rank,
@@ -61,9 +62,11 @@ __all__ = [
     "RanksTimedOut",
     "RendezvousError",
     "SegmentError",
+    "SelfTest",
     "UnisonoError",
     "Work",
     "barrier",
+    "debug_communication",
     "get_rank",
     "get_world",
     "get_world_size",
@@ -78,6 +81,7 @@ __all__ = [
 _HOMES = {
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.launcher": ("launch",),
+    "unisono.selftest": ("SelfTest", "debug_communication"),
     "unisono.world": (
         "barrier",
         "get_rank",
