@@ -128,6 +128,52 @@ def run(
     raise SystemExit(outcome.exit_code)
 
 
+@main.command()
+@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--backends",
+    default="unisono,gloo",
+    show_default=True,
+    metavar="NAMES",
+    help="What the self-test runs on; an empty list leaves it out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
+@click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
+@click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
+def doctor(ranks: int, backends: str, as_json: bool, variables: bool, markdown: bool) -> None:
+    """Check this machine, then every primitive on it.
+
+    Looks at versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
+    says in one sentence what to do about each that is not well. Then starts RANKS processes that
+    run every collective and message on each backend and compare the results with what they must
+    be. The exit code is 1 if anything is red. In a program of your own the same test is
+    unisono.debug_communication().
+    """
+    if markdown and not variables:
+        raise _Misuse("--markdown goes with --variables")
+    if variables:
+        _show_variables(markdown)
+        return
+    from unisono.doctor.command import print_json, run_doctor
+
+    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
+    try:
+        well = print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if well else 1)
+
+
+def _show_variables(markdown: bool) -> None:
+    from unisono.doctor import variables
+    from unisono.doctor.command import print_variables
+
+    if markdown:
+        click.echo(variables.markdown(), nl=False)
+    else:
+        print_variables(Console(), every=True)
+
+
 def _known_backend(name: str) -> str:
     from unisono.autoload import known_backends
 

@@ -105,7 +105,7 @@ def debug_communication(
         if comm.errored is not None:
             checks.append(Check(primitive, False, math.nan, "not run: the group has ended"))
         else:
-            checks.append(_check(primitive, prepare, repeats))
+            checks.append(_check(comm, primitive, prepare, repeats))
     told = _heard_from_all(comm, checks, torch.device(device))
     report = SelfTest(comm.name, backend, comm.rank, comm.size, told)
     if show and (comm.rank == 0 or (comm.errored is not None and not report.ok)):
@@ -113,11 +113,14 @@ def debug_communication(
     return report
 
 
-def _check(primitive: str, prepare: Callable[[], _Trial], repeats: int) -> Check:
+def _check(
+    comm: Communicator, primitive: str, prepare: Callable[[], _Trial], repeats: int
+) -> Check:
     times_us: list[float] = []
     try:
         for _ in range(max(1, repeats)):
             trial = prepare()
+            comm.barrier()  # else the time of a call would be the lateness of the others
             start = time.perf_counter()
             trial.call()
             first = [one.cpu() for one in trial.result]  # a GPU's work is over when it is here
@@ -168,17 +171,13 @@ def _trials(
     narrow = [inputs[source][0] for source in ranks]
     total = torch.stack(narrow).sum(0)
 
-    def own() -> torch.Tensor:
-        return narrow[rank].to(device, copy=True)
-
-    def wide(source: int = rank) -> torch.Tensor:
-        return torch.cat(inputs[source]).to(device)
+    own, wide = narrow[rank].to(device), torch.cat(inputs[rank]).to(device)
 
     def blank(parts: int = 1) -> torch.Tensor:
         return torch.full((parts * elements,), -1.0, device=device)
 
     def in_place(call: Callable[[torch.Tensor], object], expected: torch.Tensor) -> _Trial:
-        tensor = own()
+        tensor = own.clone()
         return _Trial(lambda: call(tensor), [tensor], [expected])
 
     def into(call: Callable[[torch.Tensor], object], parts: int, expected: torch.Tensor) -> _Trial:
@@ -192,7 +191,7 @@ def _trials(
 
     def whole(tensor: torch.Tensor) -> None:
         part = blank()
-        comm.reduce_scatter(part, wide())
+        comm.reduce_scatter(part, wide)
         comm.all_gather(tensor, part)
 
     yield "barrier", lambda: _Trial(lambda: comm.barrier(), [], [])
@@ -209,7 +208,7 @@ def _trials(
     yield (
         "gather",
         lambda: into(
-            lambda t: comm.gather(t if is_root else None, own(), root),
+            lambda t: comm.gather(t if is_root else None, own, root),
             size,
             everything if is_root else blank(size).cpu(),
         ),
@@ -217,25 +216,25 @@ def _trials(
     yield (
         "scatter",
         lambda: into(
-            lambda t: comm.scatter(t, wide() if is_root else None, root), 1, inputs[root][rank]
+            lambda t: comm.scatter(t, wide if is_root else None, root), 1, inputs[root][rank]
         ),
     )
-    yield "all_gather", lambda: into(lambda t: comm.all_gather(t, own()), size, everything)
+    yield "all_gather", lambda: into(lambda t: comm.all_gather(t, own), size, everything)
     combined = [torch.stack([inputs[source][part] for source in ranks]).sum(0) for part in ranks]
     yield (
         "reduce_scatter",
-        lambda: into(lambda t: comm.reduce_scatter(t, wide()), 1, combined[rank]),
+        lambda: into(lambda t: comm.reduce_scatter(t, wide), 1, combined[rank]),
     )
     yield "reduce_scatter, gather", lambda: into(whole, size, torch.cat(combined))
     mine = torch.cat([inputs[source][rank] for source in ranks])
-    yield "all_to_all", lambda: into(lambda t: comm.all_to_all(t, wide()), size, mine)
+    yield "all_to_all", lambda: into(lambda t: comm.all_to_all(t, wide), size, mine)
     if size > 1:  # alone there is nobody to write to
         yield from _messages(comm, own, blank, narrow)
 
 
 def _messages(
     comm: Communicator,
-    own: Callable[[], torch.Tensor],
+    own: torch.Tensor,
     blank: Callable[[], torch.Tensor],
     narrow: Sequence[torch.Tensor],
 ) -> Iterator[tuple[str, Callable[[], _Trial]]]:
@@ -245,19 +244,19 @@ def _messages(
 
     def blocking(tensor: torch.Tensor) -> None:
         if rank == 0:  # one begins by sending, the others by receiving: nobody waits in a circle
-            comm.send(own(), following)
+            comm.send(own, following)
             comm.recv(tensor, previous)
         else:
             comm.recv(tensor, previous)
-            comm.send(own(), following)
+            comm.send(own, following)
 
     def begun(tensor: torch.Tensor) -> None:
-        works = [comm.irecv(tensor, previous), comm.isend(own(), following)]
+        works = [comm.irecv(tensor, previous), comm.isend(own, following)]
         for work in works:
             work.wait()
 
     def batched(tensor: torch.Tensor) -> None:
-        messages = [Message("send", own(), following), Message("recv", tensor, previous)]
+        messages = [Message("send", own, following), Message("recv", tensor, previous)]
         for work in comm.batch_isend_irecv(messages):
             work.wait()
 
