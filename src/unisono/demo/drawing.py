@@ -12,6 +12,7 @@ from unisono.demo.scenes import OWNER, SCENES, Numbers, Played, Scene
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_black", "white")
 MIXED = "bold black on bright_white"
 BARRIER_COLUMNS = 40
+WIDTH = 80
 
 # In the first, a middle and the last row of a picture.
 ARROWS = {
@@ -29,12 +30,13 @@ def draw(number: int, played: Sequence[Played]) -> list[Text]:
     has = [one.rows[number][1] for one in played]
     left, right = _width(had), _width(has)
     digits = max(len(f"{value:g}") for row in (*had, *has) for value in row)
+    roomy = 20 + (left + right) * (digits + 2) <= WIDTH
     lines = [_heading(scene.title, scene.sentence)]
     for rank, (before, after) in enumerate(zip(had, has, strict=True)):
         line = Text(f"  rank {rank}  ")
-        line.append(_cells(before, left, digits, _owners(scene, rank, before=True)))
+        line.append(_cells(before, left, digits, roomy, _owners(scene, rank, before=True)))
         line.append(f" {_arrow(scene, rank, len(played))} ")
-        line.append(_cells(after, right, digits, _owners(scene, rank, before=False)))
+        line.append(_cells(after, right, digits, roomy, _owners(scene, rank, before=False)))
         lines.append(line)
     return lines
 
@@ -65,10 +67,10 @@ def draw_faults(played: Sequence[Played]) -> list[Text]:
 
 def legend(ranks: int) -> Text:
     """What numbers and colours mean."""
-    line = Text("What moves has its owner's tens:")
+    line = Text("whose numbers:")
     for rank in range(ranks):
         line.append(" ").append(f" {OWNER * rank:>2} ", style=_colour(rank))
-    return line.append(", sums ").append(" none ", style=MIXED)
+    return line.append("  sums ").append(" + ", style=MIXED)
 
 
 def plain(line: str) -> str:
@@ -95,14 +97,17 @@ def _owners(scene: Scene, rank: int, before: bool) -> Callable[[float], int | No
     return lambda value: int(value) // OWNER
 
 
-def _cells(row: Numbers, count: int, digits: int, owner_of: Callable[[float], int | None]) -> Text:
+def _cells(
+    row: Numbers, count: int, digits: int, roomy: bool, owner_of: Callable[[float], int | None]
+) -> Text:
+    """A rank's numbers, as wide as `count` of them; without lines between where room is short."""
     cells = Text("│" if row else " ")
-    for value in row:
+    for place, value in enumerate(row, 1):
         owner = owner_of(value)
         style = MIXED if owner is None else _colour(owner)
-        cells.append(f" {value:>{digits}g}", style=style).append("│")
-    cells.append(" " * ((count - len(row)) * (digits + 2)))
-    return cells
+        cells.append(f" {value:>{digits}g}", style=style)
+        cells.append("│" if roomy or place == len(row) else "")
+    return cells.append(" " * (1 + count * (digits + 1 + roomy) + (not roomy) - cells.cell_len))
 
 
 def _colour(rank: int) -> str:

@@ -13,12 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from unisono.demo.drawing import draw, draw_barrier, draw_faults, legend, plain
+from unisono.demo.drawing import WIDTH, draw, draw_barrier, draw_faults, legend, plain
 from unisono.demo.race import Lap, race, row, table
 from unisono.demo.scenes import SCENES, check, play_all
 from unisono.launcher import launch
-
-WIDTH = 80
 
 
 def run_demo(
@@ -66,7 +64,7 @@ def pictures_of(ranks: int) -> list[list[Text]]:
 def _show(picture: Sequence[Text], console: Console) -> None:
     ascii_only = not (console.encoding or "").lower().startswith("utf")
     for line in picture:
-        console.print(Text(plain(line.plain)) if ascii_only else line, soft_wrap=False)
+        console.print(Text(plain(line.plain)) if ascii_only else line)
     console.print()
 
 
