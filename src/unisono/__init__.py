@@ -29,7 +29,8 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.base import Communicator, Message, PremulSum, Work
     from unisono.launcher import launch
-    from unisono.selftest import SelfTest, debug_communication
+    from unisono.selftest.report import SelfTest
+    from unisono.selftest.run import debug_communication
     from unisono.world import (
         barrier,
         get_rank,
@@ -81,7 +82,8 @@ __all__ = [
 _HOMES = {
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.launcher": ("launch",),
-    "unisono.selftest": ("SelfTest", "debug_communication"),
+    "unisono.selftest.report": ("SelfTest",),
+    "unisono.selftest.run": ("debug_communication",),
     "unisono.world": (
         "barrier",
         "get_rank",

@@ -10,7 +10,8 @@ from datetime import timedelta
 
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import launch
-from unisono.selftest import SelfTest, debug_communication
+from unisono.selftest.report import SelfTest
+from unisono.selftest.run import debug_communication
 from unisono.world import resolve
 
 CALL_S = 20.0
