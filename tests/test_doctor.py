@@ -10,14 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from programs import plain_environment
 from unisono.cli import main
+from unisono.comm.native import NativeCommunicator
 from unisono.doctor import machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
+from unisono.selftest.report import SelfTest
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,10 +29,10 @@ def by_topic(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {one.topic: one for one in findings}
 
 
-def doctor(*args: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+def doctor(*args: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "unisono", "doctor", *args],
-        env=plain_environment() | (environment or {}),
+        env=plain_environment(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -163,12 +166,11 @@ def test_the_command_is_green_here_and_reads_well() -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_json_is_for_programs() -> None:
-    code, out, _ = doctor(
-        "--json", "-n3", "--backends", "unisono,nonsense", environment={"NCCL_DEBUG": "WARN"}
-    )
-    said = json.loads(out)
-    assert code == 1
+def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    done = CliRunner().invoke(main, ["doctor", "--json", "--backends", "unisono,nonsense"])
+    said = json.loads(done.stdout)
+    assert done.exit_code == 1
     assert said["ok"] is False
     assert said["variables"]["NCCL_DEBUG"] == "WARN"
     assert {one["topic"] for one in said["findings"]} >= {"python", "kernel", "memory"}
@@ -184,6 +186,32 @@ def test_without_backends_no_rank_is_started() -> None:
     said = CliRunner().invoke(main, ["doctor", "--backends", ""])
     assert said.exit_code == 0
     assert "self-test" not in said.output
+
+
+def test_a_wrong_result_is_red_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_run", run_with_a_fault)
+    said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
+    assert said.exit_code == 1
+    assert re.search(r"^FAIL +broadcast .*rank 0: element 999 is", said.output, re.M)
+    assert re.search(r"^ok +all_to_all ", said.output, re.M)
+    assert said.output.endswith("not well: self-test of unisono\n")
+
+
+def run_with_a_fault(backend: str, folder: str) -> SelfTest | str:
+    """Run by every rank: rank 0 spoils what it receives in a broadcast."""
+    sound = NativeCommunicator.broadcast
+
+    def spoiled(self: NativeCommunicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
+        result = sound(self, tensor, *args, **keywords)
+        if self.rank == 0:
+            tensor[-1] += 1
+        return result
+
+    NativeCommunicator.broadcast = spoiled  # type: ignore[method-assign]
+    return REAL_RUN(backend, folder)
+
+
+REAL_RUN = ranks._run
 
 
 def test_more_gpus_than_there_are_is_one_sentence() -> None:

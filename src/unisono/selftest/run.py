@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Wrong(Exception):
-    """A result that is not what it must be."""
-
-
 def debug_communication(
     group: Any = None,
     *,
@@ -60,31 +56,33 @@ def debug_communication(
 
 
 def _check(comm: Communicator, primitive: str, prepare: Callable[[], Trial], repeats: int) -> Check:
+    """Make every one of the calls, whatever becomes of the first: the others make them too."""
     times_us: list[float] = []
-    try:
-        for _ in range(max(1, repeats)):
+    problem = ""
+    for _ in range(max(1, repeats)):
+        try:
             trial = prepare()
             comm.barrier()  # else the time of a call would be the lateness of the others
             start = time.perf_counter()
             trial.call()
-            first = [one.cpu() for one in trial.result]  # a GPU's work is over when it is here
+            result = [one.cpu() for one in trial.result]  # a GPU's work is over when it is here
             times_us.append((time.perf_counter() - start) * 1e6)
-            _compare(first, trial.expected)
-    except Exception as error:
-        text = str(error) if isinstance(error, _Wrong) else f"{type(error).__name__}: {error}"
-        median_us = statistics.median(times_us) if times_us else math.nan
-        return Check(primitive, False, median_us, text)
-    return Check(primitive, True, statistics.median(times_us))
+            problem = problem or _difference(result, trial.expected)
+        except Exception as error:
+            problem = problem or f"{type(error).__name__}: {error}"
+        if comm.errored is not None:
+            break
+    median_us = statistics.median(times_us) if times_us else math.nan
+    return Check(primitive, not problem, median_us, problem)
 
 
-def _compare(result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+def _difference(result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """Where the first wrong number is; nothing if there is none."""
     import torch
 
     for mine, right in zip(result, expected, strict=True):
         far = ~torch.isclose(mine, right, rtol=1e-6, atol=0)  # a mean may be rounded twice
-        if not far.any():
-            continue
-        place = int(far.nonzero()[0])
-        raise _Wrong(
-            f"element {place} is {mine[place].item():g} and must be {right[place].item():g}"
-        )
+        if far.any():
+            place = int(far.nonzero()[0])
+            return f"element {place} is {mine[place].item():g} and must be {right[place].item():g}"
+    return ""
