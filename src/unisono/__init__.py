@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
+    from unisono.selftest.report import SelfTest
+    from unisono.selftest.run import debug_communication
     from unisono.world import (
         barrier,
         cleanup,
@@ -112,6 +114,7 @@ __all__ = [
     "RanksTimedOut",
     "RendezvousError",
     "SegmentError",
+    "SelfTest",
     "UnisonoError",
     "Work",
     "all_gather",
@@ -133,6 +136,7 @@ __all__ = [
     "get_backend_reason",
     "get_device",
     "get_local_rank",
+    "debug_communication",
     "get_rank",
     "get_world",
     "get_world_size",
@@ -187,6 +191,8 @@ _HOMES = {
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
+    "unisono.selftest.report": ("SelfTest",),
+    "unisono.selftest.run": ("debug_communication",),
     "unisono.world": (
         "barrier",
         "cleanup",
