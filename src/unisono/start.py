@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -135,11 +138,26 @@ def _meeting(place: Place, rendezvous: Any) -> Iterator[Any]:
             yield path
 
 
+_starts = itertools.count()
+
+
 def _store_at_master(place: Place) -> Any:
-    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does."""
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
+    it for each start of a world, which all ranks count."""
+    import torch.distributed as dist
+
+    where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    store = _kept_store(*where, place.rank, place.size)
+    return dist.PrefixStore(f"unisono/start/{next(_starts)}", store)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _kept_store(address: str, port: str, rank: int, size: int) -> Any:
+    """Kept as long as the process lives: a rank that starts again while rank 0 still ends the world
+    before must not find a store that is about to go."""
     from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(iter(rendezvous("env://", place.rank, place.size)))
+    store, _, _ = next(iter(rendezvous("env://", rank, size)))
     return store
 
 
