@@ -76,6 +76,8 @@ def plan(
 
     console = Console(highlight=False)
     try:
+        if output is not None and not output.resolve().parent.is_dir():
+            raise ValueError(f"the folder of {output} does not exist")
         if ranks < 1:
             raise ValueError(f"-n must be at least 1, not {ranks}")
         if table:
@@ -189,10 +191,11 @@ def _table(console: Console, ranks: int, collective: str | None, nodes: int | No
 
     from unisono.plan import costs
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("collective", "algorithm", "steps", "most sent", "all send", "time"):
-        right = heading in ("steps", "most sent", "all send")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    for heading in ("collective", "algorithm"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("steps", "sent", "by all", "alpha", "beta", "gamma"):
+        table.add_column(heading, justify="right", no_wrap=True)
     options = {} if nodes is None else {"node_size": _node_size(ranks, nodes)}
     before = ""
     for cost in costs(ranks, collective, **options):
@@ -203,16 +206,17 @@ def _table(console: Console, ranks: int, collective: str | None, nodes: int | No
             "" if entry.collective == before else entry.collective,
             entry.name,
             f"{cost.steps:,}",
-            f"{cost.most_sent:.4g}",
-            f"{cost.total_sent:.4g}",
-            cost.time,
+            *(
+                f"{value:.4g}"
+                for value in (cost.most_sent, cost.total_sent, cost.alpha, cost.beta, cost.gamma)
+            ),
         )
         before = entry.collective
     console.print(f"{ranks:,} rank{'s' * (ranks > 1)}, computed from the schedules")
     console.print(table)
     console.print(
-        "Sent: in units of the tensor, by the busiest rank and by all. "
-        "Time: a for each message, b for a tensor on a port, g for adding a tensor."
+        "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
+        "message costs, beta times a tensor on a port, gamma times adding a tensor."
     )
 
 
@@ -250,14 +254,20 @@ def _show(console: Console, schedule: Schedule, as_json: bool, output: Path | No
     else:
         verify(schedule)
         console.print(f"{schedule.title()}; verified")
-        if schedule.ranks > 16:
-            console.print("The table has room for 16 ranks; --json writes every transfer.")
-        else:
+        if schedule.ranks > 32:
+            console.print("There is room for 32 ranks here; --json writes every transfer.")
+        elif 9 * schedule.ranks + 8 <= console.width:
             table = Table("step", *(f"rank {rank}" for rank in range(schedule.ranks)))
             for number, row in enumerate(table_rows(schedule)):
                 table.add_row(str(number), *row)
             console.print(table)
             console.print(">1 c2: sends chunk 2 to rank 1.  <3 c0: gets it.  +<3 c0: adds it.")
+        else:
+            table = Table("step", "transfers")
+            for number, step in enumerate(schedule.steps):
+                table.add_row(str(number), str(step))
+            console.print(table)
+            console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
     if output is not None:
         output.write_text(to_svg(schedule))
         console.print(f"Wrote {output}.")

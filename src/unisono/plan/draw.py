@@ -90,38 +90,38 @@ def _steps_svg(schedule: Schedule, top: float, width: float) -> Iterator[str]:
         y = top + _ROW * number
         yield _text(10, y + _ROW / 2 + 4, str(number), size=12, anchor="start", colour="#777777")
         yield _line(_MARGIN / 2, y, width - _MARGIN / 2, y, "#eeeeee")
-        placed: dict[tuple[int, int], int] = {}
+        labelled = len(step) <= 2 * schedule.ranks  # else the colours must do
         for transfer in step:
-            pair = (transfer.source, transfer.destination)
-            placed[pair] = placed.get(pair, 0) + 1
-            yield from _arrow(schedule, transfer, y, width, placed[pair] - 1)
-    note = "solid: added, dashed: copied; colours are chunks"
+            yield from _arrow(schedule, transfer, y, labelled)
+    note = "solid: added, dashed: copied; chunks:"
     yield _text(_MARGIN - 20, bottom + 30, note, size=12, anchor="start", colour="#777777")
+    shown = min(schedule.chunks, int((width - 300) // 30))
+    for place in range(shown):
+        chunk = place * schedule.chunks // shown
+        name, colour = f"c{chunk}", _colour(chunk, schedule.chunks)
+        yield _text(285 + 30 * place, bottom + 30, name, size=12, colour=colour)
 
 
-def _arrow(
-    schedule: Schedule, transfer: Transfer, y: float, width: float, beside: int
-) -> Iterator[str]:
+def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> Iterator[str]:
     colour = _colour(transfer.chunk, schedule.chunks)
     dash = transfer.action == "copy"
     start, end = _x(transfer.source), _x(transfer.destination)
     top, bottom = y + 5, y + _ROW - 5
-    label = _chunk_name(transfer)
+    label = _chunk_name(transfer) if labelled else ""
     ends = {transfer.source, transfer.destination}
-    if schedule.ranks > 2 and ends == {0, schedule.ranks - 1} and schedule.ranks > 3:
+    if schedule.ranks > 3 and ends == {0, schedule.ranks - 1}:
         # Around the corner: out at one side of the picture and in at the other.
-        out = width - 12 if start > end else 30.0
-        back = 30.0 if start > end else width - 12
+        sides = _x(0) - 36, _x(schedule.ranks - 1) + 36
+        out, back = sides if start < end else sides[::-1]
         middle = (top + bottom) / 2
         yield _line(start, top, out, middle, colour, dash)
         yield _line(back, middle, end, bottom, colour, dash, head=True)
-        yield _text(start + (out - start) * 0.5, top + 14, label, size=10, colour=colour)
+        yield _text((start + out) / 2 + 4, top + 5, label, size=10, colour=colour)
         return
     yield _line(start, top, end, bottom, colour, dash, head=True)
-    at = 0.3 + 0.16 * (beside % 3)
     yield _text(
-        start + (end - start) * at + (7 if end > start else -7),
-        top + (bottom - top) * at - 3,
+        start + (end - start) * 0.14 + (7 if end > start else -7),
+        top + (bottom - top) * 0.14 - 3,
         label,
         size=10,
         anchor="start" if end > start else "end",
