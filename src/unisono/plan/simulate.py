@@ -6,7 +6,8 @@ it leaves the node, and its receiver's port. Each of them serves one message at 
 first served, messages of an earlier step first; bytes flow through all of them at once, so that
 the slowest counts; the latency comes on top, once. Sending is over when the last byte has left
 the port; receiving when the last byte is in and, in a reduction, the receiver has added it.
-Receivers have room for what comes early.
+Receivers have room for what comes early. Queues can be lucky: where ranks share a card, a message
+that comes later than before may leave it to one that is waited for (Graham's anomalies, 1969).
 """
 
 from __future__ import annotations
