@@ -172,3 +172,11 @@ def test_planning_needs_neither_torch_nor_the_engine() -> None:
         "assert not {'torch', 'unisono._native', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_example_runs() -> None:
+    program = Path(__file__).resolve().parent.parent / "examples" / "own_algorithm.py"
+    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True)
+    assert "all_reduce by star: 4 ranks, 1 chunk, 2 steps" in done.stdout
+    assert "without rank 3: chunk 0 of rank 0 lacks what rank 3 contributed (step 0)" in done.stdout
+    assert "star " in done.stdout

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import resource
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -107,12 +108,24 @@ def test_nccls_latency_of_a_ring(protocol: str) -> None:
 
 def test_the_published_scale() -> None:
     """What the constants of NCCL's tuner give for 4,096 nodes of 6."""
-    ring = [round(ring_latency_s(24_576, 4096, name) * 1e3) for name in ("LL", "LL128", "Simple")]
+    ring = [ring_latency_s(24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
     tree = [tree_latency_s(24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
-    # 63 ms where hops are added up exactly: 2(N-1) - 2(M-1) inside, 2(M-1) between
-    assert ring[0] == round((6.6 + 40_960 * 0.6 + 8190 * 2.7) / 1e3)
-    assert ring[2] == 254
+    # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them
+    assert ring == pytest.approx(
+        [
+            (6.6 + 40_960 * 0.6 + 8190 * 2.7) / 1e3,
+            (14.0 + 40_960 * 1.9 + 8190 * 4.0) / 1e3,
+            (8.4 + 40_960 * 3.4 + 8190 * 14.0) / 1e3,
+        ]
+    )
+    assert [round(value) for value in ring] == [47, 111, 254]
     assert [round(value, 2) for value in tree] == [0.13, 0.23, 0.38]
+
+
+def test_the_page_about_scale_shows_what_comes_out() -> None:
+    root = Path(__file__).resolve().parent.parent
+    program = [sys.executable, str(root / "benchmarks" / "scale.py"), "--check"]
+    subprocess.run(program, check=True)
 
 
 # --- laws ----------------------------------------------------------------------------------
