@@ -170,7 +170,7 @@ def test_no_all_reduce_is_faster_than_can_be() -> None:
 def test_more_of_anything_bad_is_never_faster() -> None:
     """Where no card is shared: queues for one that is can be luckier when somebody is late."""
     for schedule, topology in everything():
-        if schedule.ranks < 5 or topology.cards < min(topology.node_size, 8):
+        if schedule.ranks < 5 or topology.name not in ("h100", "flat"):
             continue
         base = simulate(schedule, topology, SIZE).time_s
         worse = [
