@@ -27,6 +27,47 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
+    from unisono.collectives import differentiable
+    from unisono.collectives.moments import (
+        mean,
+        variance,
+        weighted_sum,
+    )
+    from unisono.collectives.norms import (
+        clip_grad_norm,
+        l2_norm,
+        normalize,
+    )
+    from unisono.collectives.objects import (
+        all_gather_object,
+        broadcast_object,
+        gather_object,
+    )
+    from unisono.collectives.primitives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        batch_isend_irecv,
+        broadcast,
+        gather,
+        irecv,
+        isend,
+        recv,
+        reduce,
+        reduce_scatter,
+        scatter,
+        send,
+    )
+    from unisono.collectives.softmax import (
+        log_softmax,
+        logsumexp,
+        softmax,
+    )
+    from unisono.collectives.tensors import (
+        broadcast_tensor,
+        gather_tensor,
+        reduce_tensor,
+    )
     from unisono.comm.base import Communicator, Message, PremulSum, Work
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
@@ -67,19 +108,69 @@ __all__ = [
     "SegmentError",
     "UnisonoError",
     "Work",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
     "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_tensor",
+    "clip_grad_norm",
+    "differentiable",
+    "gather",
+    "gather_object",
+    "gather_tensor",
     "get_rank",
     "get_world",
     "get_world_size",
     "init",
+    "irecv",
     "is_main_process",
+    "isend",
+    "l2_norm",
     "launch",
+    "log_softmax",
+    "logsumexp",
+    "mean",
     "monitored_barrier",
+    "normalize",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_tensor",
+    "scatter",
+    "send",
     "setup",
     "shutdown",
+    "softmax",
+    "variance",
+    "weighted_sum",
 ]
 
 _HOMES = {
+    "unisono.collectives": ("differentiable",),
+    "unisono.collectives.moments": ("mean", "variance", "weighted_sum"),
+    "unisono.collectives.norms": ("clip_grad_norm", "l2_norm", "normalize"),
+    "unisono.collectives.objects": ("all_gather_object", "broadcast_object", "gather_object"),
+    "unisono.collectives.primitives": (
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "batch_isend_irecv",
+        "broadcast",
+        "gather",
+        "irecv",
+        "isend",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "scatter",
+        "send",
+    ),
+    "unisono.collectives.softmax": ("log_softmax", "logsumexp", "softmax"),
+    "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
