@@ -6,7 +6,9 @@ scattered backward, and the other way round. A program that computes the same lo
 counts it once a rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
 
 Backward passes are collective, too: every rank must go backward through the same calls, in
-reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it.
+reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Ranks
+agree before each call whether gradients are wanted: where one rank's input requires a gradient,
+every rank's result does.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from unisono.collectives import primitives, ragged
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.words import all_gather_words
 from unisono.comm.base import Communicator, Op, PremulSum
 from unisono.world import resolve
 
@@ -34,13 +37,13 @@ def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torc
     comm = _group_of(group, "all_reduce", tensor)
     known = _smooth(op, comm, "all_reduce", tensor)
     apply: Any = {"min": _Extreme, "max": _Extreme, "product": _Product}.get(str(known), _Sum).apply
-    return apply(tensor, comm, known)  # type: ignore[no-any-return]
+    return apply(*_tracked(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
 
 
 def all_gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """A list of every rank's tensor, on every rank; shapes may differ."""
     comm = _group_of(group, "all_gather", tensor)
-    return list(_Gather.apply(tensor, comm))  # type: ignore[no-untyped-call]
+    return list(_Gather.apply(*_tracked(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
 
 
 def reduce_scatter(
@@ -51,7 +54,7 @@ def reduce_scatter(
     known = _smooth(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
         comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
-    return _ReduceScatter.apply(comm, known, *parts)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceScatter.apply(comm, known, *_tracked(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def all_to_all(
@@ -60,7 +63,7 @@ def all_to_all(
     """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
     along its first dimension, the result is one tensor."""
     parts, comm = _parts_of(group, "all_to_all", tensors)
-    results = list(_AllToAll.apply(comm, *parts))  # type: ignore[no-untyped-call]
+    results = list(_AllToAll.apply(comm, *_tracked(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
 
@@ -69,7 +72,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Te
     and gets a gradient of zero."""
     comm = _group_of(group, "broadcast", tensor)
     check_rank(comm, "broadcast", src)
-    return _Broadcast.apply(tensor, comm, src)  # type: ignore[no-any-return, no-untyped-call]
+    return _Broadcast.apply(*_tracked(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
@@ -77,6 +80,21 @@ def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
     if not isinstance(tensor, torch.Tensor):
         refuse_type(comm, operation, f"{type(tensor).__name__} is no torch tensor")
     return comm
+
+
+def _tracked(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, tracked by autograd on every rank if they are on one: else that one would
+    wait in its backward pass for ranks that have none."""
+    if comm.size == 1 or not torch.is_grad_enabled():
+        return tensors
+    wanted = any(tensor.requires_grad for tensor in tensors)
+    flags = all_gather_words(comm, (int(wanted),), tensors[0].device)
+    if wanted or [1] not in flags:
+        return tensors
+    first = tensors[0].detach()
+    if first.is_floating_point() or first.is_complex():
+        first.requires_grad_()
+    return [first, *tensors[1:]]
 
 
 def _smooth(op: Any, comm: Communicator, operation: str, tensor: torch.Tensor) -> Op:

@@ -26,6 +26,8 @@ from typing import Any
 import numpy
 import torch
 
+from unisono.collectives.raw import as_bytes
+
 _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
@@ -143,10 +145,8 @@ def _put_dict(out: Out, values: dict[Any, Any], path: tuple[str, ...], allow_pic
 def _put_tensor(out: Out, value: torch.Tensor, path: tuple[str, ...], allow_pickle: bool) -> None:
     if value.layout is not torch.strided or value.is_quantized:
         _refuse(value, path, "not dense")
-    dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw = dense.flatten().view(torch.uint8).numpy()
     name = str(value.dtype).removeprefix("torch.")
-    _put_elements(out, b"x", name, raw, tuple(value.shape))
+    _put_elements(out, b"x", name, as_bytes(value).cpu().numpy(), tuple(value.shape))
 
 
 def _put_array(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
+from unisono.collectives.words import device_of
 from unisono.comm.base import Communicator
 from unisono.world import resolve
 
@@ -58,7 +59,7 @@ def clip_grad_norm(
     comm = resolve(group)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [one.grad for one in given if one.grad is not None]
-    device = gradients[0].device if gradients else torch.device(getattr(comm, "device", "cpu"))
+    device = gradients[0].device if gradients else torch.device(device_of(comm))
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
         norms = torch.stack([_norm(one, norm_type) for one in gradients])

@@ -14,6 +14,7 @@ import torch
 
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.refusals import check_rank
+from unisono.collectives.words import all_gather_words, device_of
 from unisono.comm.base import Communicator
 from unisono.world import resolve
 
@@ -73,11 +74,8 @@ def _agree(
         except (TypeError, ValueError) as error:
             data = bytearray(str(error).encode("utf-8", "replace"))
             state = _WRONG_TYPE if isinstance(error, TypeError) else _WRONG_VALUE
-    device = getattr(comm, "device", "cpu")
-    words = torch.empty((comm.size, 3), dtype=torch.int64, device=device)
-    mine = torch.tensor([state, int(allow_pickle), len(data)], device=device)
-    comm.all_gather(words, mine)
-    states, allowing, lengths = zip(*words.tolist(), strict=True)
+    words = all_gather_words(comm, (state, int(allow_pickle), len(data)), device_of(comm))
+    states, allowing, lengths = zip(*words, strict=True)
     if any(state != _FINE for state in states):
         rank = next(rank for rank, state in enumerate(states) if state != _FINE)
         complaint = _bytes(comm, data if rank == comm.rank else bytearray(lengths[rank]))
@@ -95,7 +93,7 @@ def _agree(
 
 
 def _bytes(comm: Communicator, data: bytearray) -> torch.Tensor:
-    device = getattr(comm, "device", "cpu")
+    device = device_of(comm)
     if not data:
         return torch.empty(0, dtype=torch.uint8, device=device)
     return torch.frombuffer(data, dtype=torch.uint8).to(device)

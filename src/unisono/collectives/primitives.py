@@ -22,6 +22,7 @@ from unisono.collectives import ragged, structures
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.collectives.results import ResultWork, over
+from unisono.collectives.words import device_of
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world import resolve
 
@@ -147,7 +148,7 @@ def scatter(
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
         comm.refuse("scatter", f"only rank {src}, the source, passes tensors: pass None")
-    device = getattr(comm, "device", "cpu") if mine is None else mine[0].device
+    device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else _as_torch(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
     return _as_given(_first(tensors) if out is None else out, result)
@@ -307,7 +308,7 @@ def _as_torch(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
             refuse_type(comm, operation, str(error))
     if tensor.layout is not torch.strided:
         refuse_type(comm, operation, f"{tensor.layout} has no plain memory: pass a dense tensor")
-    return tensor
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _first(tensors: Any) -> Any:

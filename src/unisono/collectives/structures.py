@@ -6,6 +6,7 @@ raise, and the group goes on. Numbers travel as float64, int64, complex128 or bo
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from unisono.collectives import ragged
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.objects import all_gather_object
+from unisono.collectives.raw import as_bytes
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import refuse_type
 from unisono.collectives.results import over
@@ -27,7 +29,8 @@ from unisono.collectives.trees import (
     signature,
     take_apart,
 )
-from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning
+from unisono.collectives.words import all_gather_words, device_of
+from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
 
 _DTYPES: dict[type, torch.dtype] = {
     float: torch.float64,
@@ -72,11 +75,9 @@ def _agreed(comm: Communicator, operation: str, structure: Any, op: Op | None) -
     tree = _taken_apart(comm, operation, structure)
     if op is not None:
         _check_meaning(comm, operation, tree, op)
-    device = getattr(comm, "device", "cpu")
-    mine = torch.frombuffer(bytearray(signature(tree)), dtype=torch.int64).to(device)
-    everyone = torch.empty((comm.size, 2), dtype=torch.int64, device=device)
-    comm.all_gather(everyone, mine)
-    if not (everyone == mine).all():
+    mine = struct.unpack("=2q", signature(tree))
+    everyone = all_gather_words(comm, mine, device_of(comm))
+    if everyone.count(list(mine)) < comm.size:
         raise _different(comm, operation, all_gather_object(description(tree), comm))
     return tree
 
@@ -86,16 +87,17 @@ def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
         tree = take_apart(structure)
     except TypeError as error:
         refuse_type(comm, operation, str(error))
-    for number in tree.numbers:
-        if type(number) is int and not -(2**63) <= number < 2**63 and "reduce" in operation:
-            comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float or a tensor")
+    if operation in ("all_reduce", "broadcast"):
+        for number in tree.numbers:
+            if type(number) is int and not -(2**63) <= number < 2**63:
+                comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
     return tree
 
 
 def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> None:
     name = "premul_sum" if isinstance(op, PremulSum) else op
-    for one in {tensor.dtype for tensor in tree.tensors}:
-        dtype = str(one).removeprefix("torch.")
+    for one in {dtype for dtype, _ in tree.forms}:
+        dtype = name_of_dtype(one)
         if not has_meaning(name, dtype):
             where = paths_of(tree, [dtype])
             reduction(op, comm, operation, *tree.tensors, where=where)
@@ -121,10 +123,12 @@ def _in_place(
     call: Callable[[list[Any]], Any],
 ) -> Any:
     """Make the call on all leaves at once; the structure that it leads to."""
-    rows = list({id(tensor): tensor for tensor in tree.tensors}.values())  # each one once
+    rows = tree.tensors
+    if len(set(map(id, rows))) < len(rows):  # each one once
+        rows = list({id(tensor): tensor for tensor in rows}.values())
     if not tree.numbers:
         return over(call(rows) if rows else None, async_op, structure)
-    device = getattr(comm, "device", "cpu")
+    device = device_of(comm)
     packed = {
         kind: torch.tensor(
             [number for number in tree.numbers if type(number) is kind], dtype=dtype, device=device
@@ -151,7 +155,7 @@ def _gathered(
     """Two messages: what everybody has, then all tensors of a rank as one row of bytes."""
     tree = _taken_apart(comm, operation, structure)
     tensors = [_dense(comm, operation, one) for one in tree.tensors]
-    device = tensors[0].device if tensors else torch.device(getattr(comm, "device", "cpu"))
+    device = tensors[0].device if tensors else torch.device(device_of(comm))
     shapes = [[dtype_name(one), list(one.shape)] for one in tensors]
     skeleton = description(tree, shapes=False)
     card = bytearray(encode([skeleton, shapes, tree.numbers]))
@@ -160,7 +164,7 @@ def _gathered(
     skeletons = [one[0] for one in cards]
     if any(one != skeletons[0] for one in skeletons):
         raise _different(comm, operation, skeletons)
-    row = _row([ragged.as_bytes(one) for one in tensors], device)
+    row = _row([as_bytes(one) for one in tensors], device)
     lengths = [sum(_padded(_bytes_of(*one)) for one in card[1]) for card in cards]
     work, rows = None, None
     if dst is None or comm.rank == dst:

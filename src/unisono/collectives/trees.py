@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 import numpy
@@ -22,22 +23,26 @@ from unisono.comm.base import dtype_name
 
 _NUMBERS = frozenset((bool, int, float, complex))
 _BRACKETS = frozenset(("dict", "list", "tuple"))
+_form = attrgetter("dtype", "shape")
 _TENSORS = (torch.Tensor, numpy.ndarray)
 
 
 @dataclasses.dataclass(slots=True)
 class Tree:
-    """A structure taken apart: its tensors and arrays, its numbers, and its skeleton."""
+    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, and the dtype and
+    shape of each tensor."""
 
     tensors: list[Any]
     numbers: list[Any]
     skeleton: Any = None
+    forms: tuple[Any, ...] = ()
 
 
 def take_apart(structure: Any) -> Tree:
     """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
     tree = Tree([], [])
     tree.skeleton = _walk(structure, tree, ())
+    tree.forms = tuple(map(_form, tree.tensors))
     return tree
 
 
@@ -48,18 +53,17 @@ def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any])
 
 def signature(tree: Tree) -> bytes:
     """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
-    leaves = tuple([(tensor.dtype, tensor.shape) for tensor in tree.tensors])
-    return _digest(tree.skeleton, leaves)
+    return _digest(tree.skeleton, tree.forms)
 
 
 @lru_cache(maxsize=32)
-def _digest(skeleton: Any, leaves: tuple[Any, ...]) -> bytes:
-    return blake2b(repr(_described(skeleton, leaves)).encode(), digest_size=16).digest()
+def _digest(skeleton: Any, forms: tuple[Any, ...]) -> bytes:
+    return blake2b(repr(_described(skeleton, forms)).encode(), digest_size=16).digest()
 
 
 def description(tree: Tree, *, shapes: bool = True) -> list[list[str]]:
     """[path, what is there] for each node, outer ones first."""
-    return _described(tree.skeleton, tuple((one.dtype, one.shape) for one in tree.tensors), shapes)
+    return _described(tree.skeleton, tree.forms, shapes)
 
 
 def difference(descriptions: Sequence[Sequence[Sequence[str]]]) -> str | None:
@@ -82,15 +86,14 @@ def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
     if node is None:
         return "None"
     name, keys, values = _parts(node, path)
-    skeletons = []
-    append = tree.tensors.append
-    for key, value in zip(keys, values, strict=True):
-        if type(value) is torch.Tensor:  # as most are: saves a call for each
-            append(value)
-            skeletons.append("tensor")
-        else:
-            skeletons.append(_walk(value, tree, (*path, _step(name, key))))
-    return (name, keys, tuple(skeletons))
+    if set(map(type, values)) == {torch.Tensor}:  # often, and much faster than one by one
+        tree.tensors.extend(values)
+        return (name, keys, ("tensor",) * len(keys))
+    below = [
+        _walk(value, tree, (*path, _step(name, key)))
+        for key, value in zip(keys, values, strict=True)
+    ]
+    return (name, keys, tuple(below))
 
 
 def _parts(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]:
@@ -123,8 +126,8 @@ def _step(name: str, key: Any) -> str:
     return f"[{key!r}]" if name in _BRACKETS else f".{key}"
 
 
-def _described(skeleton: Any, leaves: tuple[Any, ...], shapes: bool = True) -> list[list[str]]:
-    rest = iter(leaves)
+def _described(skeleton: Any, forms: tuple[Any, ...], shapes: bool = True) -> list[list[str]]:
+    rest = iter(forms)
 
     def nodes(skeleton: Any, path: str) -> Iterator[list[str]]:
         if isinstance(skeleton, str):
