@@ -1,6 +1,7 @@
 """An algorithm of one's own: written as data, then proven, compared and drawn.
 
     python examples/own_algorithm.py
+    unisono run -n 4 examples/own_algorithm.py
 
 All-reduce in a star: everybody sends to rank 0, which adds and sends back. It needs two steps only,
 and everything passes one rank.
