@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,7 @@ from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+    from unisono.plan.schedule import Schedule
 
 
 class SoloCommunicator(Communicator):
@@ -43,7 +45,17 @@ class SoloCommunicator(Communicator):
         self._ending: GroupError | None = None
         self._splits = 0
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        algorithm = algorithm or os.environ.get("UNISONO_ALGO")
+        if algorithm:
+            self._check_algorithm(algorithm)
         self._reduce("all_reduce", tensor, op)
         return _over(async_op)
 
@@ -181,6 +193,14 @@ class SoloCommunicator(Communicator):
                 )
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
+
+    def _check_algorithm(self, algorithm: str | Schedule) -> None:
+        from unisono.comm.programs import program_of, schedule_for
+
+        try:
+            program_of(schedule_for("all_reduce", algorithm, 1), 0)
+        except ValueError as error:
+            self._refuse("all_reduce", str(error))
 
     def _check_op(self, what: str, tensors: list[Any], op: Op) -> str:
         name = "premul_sum" if isinstance(op, PremulSum) else op
