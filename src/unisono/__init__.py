@@ -28,6 +28,7 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono.comm.base import Communicator, Message, PremulSum, Work
+    from unisono.comm.execute import execute
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
@@ -68,6 +69,7 @@ __all__ = [
     "UnisonoError",
     "Work",
     "barrier",
+    "execute",
     "get_rank",
     "get_world",
     "get_world_size",
@@ -81,6 +83,7 @@ __all__ = [
 
 _HOMES = {
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
+    "unisono.comm.execute": ("execute",),
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),

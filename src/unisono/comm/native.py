@@ -234,8 +234,8 @@ class NativeCommunicator(Communicator):
                 self._programs[id(schedule)] = known
             return known[1:]
         except ScheduleError as error:
-            where = {"rank": error.rank, "chunk": error.chunk, "step": error.step}
-            self._refuse(Operation.ALL_REDUCE, str(error), partial(ScheduleError, **where))
+            kind = partial(ScheduleError, rank=error.rank, chunk=error.chunk, step=error.step)
+            self._refuse(Operation.ALL_REDUCE, str(error), kind)
         except ValueError as error:
             self._refuse(Operation.ALL_REDUCE, str(error))
 
