@@ -160,7 +160,7 @@ static void begin_slice(exchange *x, size_t slice) {
 static void end_slice(exchange *x, size_t slice) {
     span s = slice_of(x, slice);
     if (x->call->reduction == UN_AVG)
-        combine(x, find_reducer(x->call->dtype, DIVISION), x->call->output, s.offset, NULL,
+        combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset, NULL,
                 s.bytes, x->g->ranks);
 }
 
