@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -166,6 +166,7 @@ class _Arrival:
     """A message to us, how much of it has been taken, and whether it lies where it belongs."""
 
     row: Row
+    elements: int
     in_place: bool
     taken: int = 0
 
@@ -196,25 +197,24 @@ class _Execution:
         outgoing = [
             (peer, self._spans(moves, part))
             for part, one in active
-            for peer, moves in _by_peer(one.sends)
+            for peer, moves in one.sends_by_peer
         ]
         sent = [span for _, spans in outgoing for span in spans]
         arrivals = {
             (part, peer): self._expect(moves, self._spans(moves, part), sent)
             for part, one in active
-            for peer, moves in _by_peer(one.receives)
+            for peer, moves in one.receives_by_peer
         }
         messages = [
             Message("recv", arrival.row, peer, self._tag)
             for (_, peer), arrival in arrivals.items()
-            if len(arrival.row)
+            if arrival.elements
         ]
         receiving = len(messages)
         held = []
         for peer, spans in outgoing:
-            row = self._gathered(spans)
-            if len(row):
-                messages.append(Message("send", row, peer, self._tag))
+            if _length(spans):
+                messages.append(Message("send", self._gathered(spans), peer, self._tag))
                 held.append(spans[0] if len(spans) == 1 else (0, 0))
         works = self._comm.batch_isend_irecv(messages) if messages else []
         self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
@@ -225,7 +225,7 @@ class _Execution:
                 self._take(move, part, arrivals[part, move.peer])
         self._settle(_MOST_SENDS)
 
-    def _spans(self, moves: list[Move], part: int) -> list[tuple[int, int]]:
+    def _spans(self, moves: Sequence[Move], part: int) -> list[tuple[int, int]]:
         return [
             span
             for move in moves
@@ -238,7 +238,7 @@ class _Execution:
         return flat.joined([self._whole[begin:end] for begin, end in spans])
 
     def _expect(
-        self, moves: list[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
+        self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
     ) -> _Arrival:
         """A message may arrive where it belongs if it overwrites what lies there, in one piece,
         and that is not being sent meanwhile; else it arrives aside."""
@@ -246,9 +246,9 @@ class _Execution:
             begin, end = spans[0]
             if not any(begin < last and first < end for first, last in sent):
                 self._wait_for_sends_of(begin, end)
-                return _Arrival(self._whole[begin:end], True)
-        elements = sum(end - begin for begin, end in spans)
-        return _Arrival(flat.empty_like(self._whole, elements), False)
+                return _Arrival(self._whole[begin:end], end - begin, True)
+        elements = _length(spans)
+        return _Arrival(flat.empty_like(self._whole, elements), elements, False)
 
     def _take(self, move: Move, part: int, arrival: _Arrival) -> None:
         """Combine or copy what has come in."""
@@ -275,9 +275,5 @@ class _Execution:
             self._sends.pop(0).work.wait()
 
 
-def _by_peer(moves: tuple[Move, ...]) -> Iterable[tuple[int, list[Move]]]:
-    """What goes to or comes from each peer in one step: one message."""
-    peers: dict[int, list[Move]] = {}
-    for move in moves:
-        peers.setdefault(move.peer, []).append(move)
-    return peers.items()
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - begin for begin, end in spans)

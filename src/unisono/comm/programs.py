@@ -36,12 +36,20 @@ class Move:
     reduces: bool
 
 
+ByPeer = tuple[tuple[int, tuple[Move, ...]], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a rank sends and receives in one step, in the order in which the schedule lists it."""
+    """What a rank sends and receives in one step, in the order in which the schedule lists it.
+
+    What goes to one peer, or comes from one, is one message.
+    """
 
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
+    sends_by_peer: ByPeer
+    receives_by_peer: ByPeer
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ def _compile(schedule: Schedule, rank: int) -> Program:
         np.add.at(sent, step.source * schedule.ranks + step.destination, step.count)
         sends = _moves(step, step.destination, step.source == rank)
         receives = _moves(step, step.source, step.destination == rank)
-        rounds.append(Round(sends, receives))
+        rounds.append(Round(sends, receives, _by_peer(sends), _by_peer(receives)))
     digest = hashlib.blake2b(schedule.to_json().encode(), digest_size=8).digest()
     return Program(
         schedule.title(),
@@ -152,3 +160,10 @@ def _compile(schedule: Schedule, rank: int) -> Program:
 def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tuple[Move, ...]:
     columns = (peer, step.chunk, step.count, step.reduces)
     return tuple(Move(*row) for row in zip(*(one[which].tolist() for one in columns), strict=True))
+
+
+def _by_peer(moves: tuple[Move, ...]) -> ByPeer:
+    peers: dict[int, list[Move]] = {}
+    for move in moves:
+        peers.setdefault(move.peer, []).append(move)
+    return tuple((peer, tuple(of_peer)) for peer, of_peer in peers.items())

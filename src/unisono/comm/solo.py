@@ -44,6 +44,7 @@ class SoloCommunicator(Communicator):
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
         self._splits = 0
+        self._algorithm = os.environ.get("UNISONO_ALGO")
 
     def all_reduce(
         self,
@@ -53,7 +54,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = algorithm or os.environ.get("UNISONO_ALGO")
+        algorithm = algorithm or self._algorithm
         if algorithm:
             self._check_algorithm(algorithm)
         self._reduce("all_reduce", tensor, op)

@@ -37,6 +37,7 @@ class Workspace:
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
             self.whole = _signs(output, schedule.chunks)
+            self._elements = schedule.chunks
             return
         self._check()
         like = input if output is None else output
@@ -44,8 +45,9 @@ class Workspace:
             self.op = _checked(op, like)
             self._factor = float(op.factor) if isinstance(op, PremulSum) else 1.0
         self.whole = self._make_whole(receives)
+        self._elements = len(self.whole)  # torch takes its time to tell
         what = self.op if self.op != "premul_sum" else f"{self.op}({self._factor})"
-        counted = f"{len(self.whole)} elements of {dtype_name(like)}"
+        counted = f"{self._elements} elements of {dtype_name(like)}"
         self.text = counted + (f", {what}" if self._collective in _REDUCING else "")
 
     # -- before and after ------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class Workspace:
 
     def slices(self, slice_bytes: int, most: int) -> int:
         """In how many slices to cut the row, so that they have about so many bytes."""
-        size_bytes = len(self.whole) * int(self.whole.itemsize)
+        size_bytes = self._elements * int(self.whole.itemsize)
         return max(1, min(most, size_bytes // slice_bytes))
 
     def spans(self, chunk: int, count: int, part: int, slices: int) -> list[tuple[int, int]]:
@@ -110,7 +112,7 @@ class Workspace:
         Chunks of one block lie side by side; those of several blocks only if there is one slice.
         """
         share = self._chunks // self._blocks
-        length = len(self.whole) // self._blocks
+        length = self._elements // self._blocks
         first, last = _cut(length, slices, part), _cut(length, slices, part + 1)
         spans: list[tuple[int, int]] = []
         while count:
