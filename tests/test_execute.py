@@ -109,6 +109,15 @@ def test_the_same_over_gloo(process_group: Any) -> None:
         for schedule in schedules(collective, comm.size)[:4]:
             for seed, length in enumerate((0, 3, 1001)):
                 run_and_check(schedule, comm, length, seed)
+    tensor = torch.arange(1000) + comm.rank
+    by_engine(comm, tensor, "max", "double_tree")
+    assert_same(tensor, torch.arange(1000) + comm.size - 1)
+    with pytest.raises(ValueError, match="ring over messages has no async_op here"):
+        comm.all_reduce(tensor, algorithm="ring", async_op=True)
+    with pytest.raises(CollectiveMismatch, match="by tree"):
+        by_engine(comm, tensor, "sum", "ring" if comm.rank else "tree")
+    by_engine(comm, tensor, "max", "ring")
+    assert_same(tensor, torch.arange(1000) + comm.size - 1)
 
 
 def test_a_group_of_one() -> None:

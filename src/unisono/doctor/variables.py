@@ -29,6 +29,11 @@ UNISONO = (
     Variable("UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor"),
     Variable("UNISONO_BACKEND", "what init_process_group() takes where no backend is named"),
     Variable(
+        "UNISONO_ALGO",
+        "the algorithm of every all_reduce that names none, from unisono plan's catalog",
+        worth_knowing=True,
+    ),
+    Variable(
         "UNISONO_EAGER_SEND",
         "sends of at most so many bytes return before they are matched, as gloo's do",
         worth_knowing=True,
