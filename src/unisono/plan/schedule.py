@@ -332,19 +332,17 @@ class Schedule:
         lines = [self.title()]
         for number, step in enumerate(self.steps):
             lines.append(f"step {number}")
-            doings: dict[int, list[str]] = {}
+            sends: dict[int, list[str]] = {}
+            receives: dict[int, list[str]] = {}
             for transfer in step:
                 what = _chunks(transfer.chunk, transfer.count)
                 verb = "recv+reduce" if transfer.action == "reduce" else "recv"
-                doings.setdefault(transfer.source, []).append(
-                    f"send {what} -> {transfer.destination}"
-                )
-                doings.setdefault(transfer.destination, []).append(
-                    f"{verb} {what} <- {transfer.source}"
-                )
+                to, source = transfer.destination, transfer.source
+                sends.setdefault(source, []).append(f"send {what} -> {to}")
+                receives.setdefault(to, []).append(f"{verb} {what} <- {source}")
             lines += [
-                f"  rank {rank}: {', '.join(sorted(doings[rank], reverse=True))}"
-                for rank in sorted(doings)
+                f"  rank {rank}: {', '.join([*sends.get(rank, []), *receives.get(rank, [])])}"
+                for rank in sorted({*sends, *receives})
             ]
         return "\n".join(lines)
 

@@ -13,15 +13,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-# Hop latencies of NCCL 2.30's tuner in microseconds, by protocol: inside a node over NVLink and
-# over the network, for rings and for trees; and what a call costs before the first hop.
-# (src/graph/tuning.cc: baseLat and hwLat.)
-NCCL_HOPS_US = {
-    "LL": {"inside": (0.6, 0.6), "between": (2.7, 5.0), "call": (6.6, 6.8)},
-    "LL128": {"inside": (1.9, 1.25), "between": (4.0, 8.5), "call": (14.0, 14.0)},
-    "Simple": {"inside": (3.4, 4.0), "between": (14.0, 14.0), "call": (8.4, 8.4)},
-}
-
 
 @dataclass(frozen=True)
 class Topology:
