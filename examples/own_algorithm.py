@@ -1,4 +1,4 @@
-"""An algorithm of one's own: written as data, then proven, compared and drawn.
+"""An algorithm of one's own: written as data, then proven, run, compared and drawn.
 
     python examples/own_algorithm.py
 
@@ -8,6 +8,9 @@ and everything passes one rank.
 
 from __future__ import annotations
 
+import numpy as np
+
+import unisono
 from unisono.plan import (
     PRESETS,
     Schedule,
@@ -31,6 +34,14 @@ def star(ranks: int) -> Schedule:
     return Schedule.from_steps("all_reduce", "star", ranks, 1, [inward, outward])
 
 
+def on_a_rank() -> list[float]:
+    """Run it: here inside the engine, with `unisono.execute` on any backend."""
+    comm = unisono.init()
+    numbers = np.array([1.0, 10.0]) * (comm.rank + 1)
+    comm.all_reduce(numbers, algorithm=star(comm.size))
+    return [float(number) for number in numbers]
+
+
 def main() -> None:
     schedule = find("all_reduce", "star").schedule(4)
     verify(schedule)
@@ -44,6 +55,8 @@ def main() -> None:
         verify(forgetful)
     except ScheduleError as error:
         print(f"\nwithout rank 3: {error}")
+
+    print(f"\non four ranks of this machine: {unisono.launch(on_a_rank, 4)}")
 
     print("\nsimulated on 64 GPUs of H100 nodes:")
     for size in (8, 1 << 20):
