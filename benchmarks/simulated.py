@@ -3,9 +3,10 @@
     python benchmarks/simulated.py                    4 ranks, half a minute
     python benchmarks/simulated.py --ranks 4 8 --write    the table goes into docs/scale.md
 
-Two ranks running the ring give a hop's latency (8 bytes) and a bandwidth (16 MiB); NumPy adding on
-both at once gives the speed of reduction. With these three numbers the simulator says what other
-algorithms take on more ranks and at other sizes, and they are run. Medians of the slowest rank.
+Two ranks that toss 8 bytes back and forth, a few times and many, give what a call costs and what
+each hop adds; the ring with 16 MiB gives a bandwidth; NumPy adding on both at once the speed of
+reduction. With these four numbers the simulator says what other algorithms take on more ranks and
+at other sizes, and they are run. Medians of the slowest rank.
 """
 
 from __future__ import annotations
@@ -14,21 +15,30 @@ import argparse
 import platform
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 
 import unisono
-from unisono.plan import Topology, find, simulate
+from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 ALGORITHMS = ("ring", "tree", "double_tree", "recursive_doubling", "halving_doubling")
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
 LARGE = 16 << 20
+FEW, MANY = 2, 32  # tosses
 
 
-def times_s(calls: list[tuple[str, int]]) -> list[float]:
+def tosses(times: int) -> Schedule:
+    """Rank 1's part is added on rank 0, and the sum goes to and fro: `times` hops in all."""
+    steps = [[(1, 0, 0, "reduce")]]
+    steps += [[(number % 2, 1 - number % 2, 0, "copy")] for number in range(times - 1)]
+    return Schedule.from_steps("all_reduce", f"{times} tosses", 2, 1, steps)
+
+
+def times_s(calls: list[tuple[str | Schedule, int]]) -> list[float]:
     """On each rank: the median time of each (algorithm, bytes); each round takes all of them."""
     comm = unisono.init("unisono", with_torch=False)
     tensors = [numpy.zeros(size // 4, numpy.float32) for _, size in calls]
@@ -61,11 +71,14 @@ def adding_s() -> float:
 
 
 def calibrated() -> Topology:
-    small_s, large_s = unisono.launch(times_s, 2, ([("ring", 8), ("ring", LARGE)],))[0]
+    calls = [(tosses(FEW), 8), (tosses(MANY), 8), ("ring", LARGE)]
+    few_s, many_s, large_s = unisono.launch(times_s, 2, (calls,))[0]
     reduce_bytes_per_s = LARGE / max(unisono.launch(adding_s, 2))
-    hop_s = small_s / 2  # the ring has two steps on two ranks
-    moving_s = large_s - small_s - LARGE / 2 / reduce_bytes_per_s
-    return Topology.flat(hop_s, LARGE / moving_s, reduce_bytes_per_s=reduce_bytes_per_s)
+    hop_s = (many_s - few_s) / (MANY - FEW)
+    call_s = max(0.0, few_s - FEW * hop_s)
+    moving_s = large_s - call_s - 2 * hop_s - LARGE / 2 / reduce_bytes_per_s
+    flat = Topology.flat(hop_s, LARGE / moving_s, reduce_bytes_per_s=reduce_bytes_per_s)
+    return replace(flat, call_s=call_s)
 
 
 def main() -> None:
@@ -77,7 +90,8 @@ def main() -> None:
     options = parser.parse_args()
     here = calibrated()
     calibration = (
-        f"{platform.machine()}: {format_seconds(here.inside_latency_s)} a hop, "
+        f"{platform.machine()}: {format_seconds(here.call_s)} a call, "
+        f"{format_seconds(here.inside_latency_s)} a hop, "
         f"{here.inside_bytes_per_s / 1e9:.1f} GB/s, adds {here.reduce_bytes_per_s / 1e9:.1f} GB/s."
     )
     lines = [calibration, "", "| ranks | bytes | algorithm | simulated | measured | off by |"]
