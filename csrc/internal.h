@@ -107,6 +107,7 @@ typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
+    _Atomic uint32_t core; /* where we last fell asleep, and 1; 0: nowhere yet */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
@@ -148,6 +149,7 @@ struct un_group {
     flag_t calls;      /* number of the latest call; written with the turn, read by reports */
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
+    uint32_t short_spins; /* since the start, see wait.c */
     flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
     flag_t recorded;           /* records so far */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
