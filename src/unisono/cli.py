@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from unisono.bench.command import bench
 from unisono.errors import UnisonoError
 
 
@@ -20,6 +21,9 @@ class _Misuse(click.ClickException):
 @click.version_option(package_name="unisono")
 def main() -> None:
     """Collective communication for PyTorch on one machine."""
+
+
+main.add_command(bench)
 
 
 @main.command()
