@@ -102,6 +102,11 @@ class Measurer:
         self._clock = _Clock()
         self._buffers: dict[str, Buffers] = {}
 
+    def check(self, case: Case) -> dict[str, int]:
+        """How many elements each backend gets wrong, without measuring any time."""
+        contestants, _ = self._prepare(case)
+        return {one.name: one.wrong for one in contestants}
+
     def measure(self, case: Case) -> tuple[list[Row], list[Skipped]]:
         """One row a backend that can do this, and those that cannot."""
         contestants, skipped = self._prepare(case)
@@ -133,6 +138,7 @@ class Measurer:
 
     def _prepare(self, case: Case) -> tuple[list[_Contestant], list[Skipped]]:
         """Who takes part, each checked once."""
+        self._buffers = {}
         contestants: list[_Contestant] = []
         skipped: list[Skipped] = []
         for backend in self.backends:

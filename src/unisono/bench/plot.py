@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ def svg(run: Run) -> list[tuple[str, str]]:
     found = []
     for rows in _drawable(run):
         out = io.StringIO()
-        _figure([rows]).savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
-        found.append((text.title(rows), out.getvalue().partition("<svg")[1:]))
-    return [(title, "".join(parts)) for title, parts in found]
+        _figure([rows]).savefig(out, format="svg", bbox_inches="tight")
+        # From the element on, without the links to what metadata means.
+        _, tag, picture = out.getvalue().partition("<svg")
+        found.append(
+            (text.title(rows), tag + re.sub(r"<metadata>.*?</metadata>", "", picture, flags=re.S))
+        )
+    return found
 
 
 def _drawable(run: Run) -> list[list[Row]]:

@@ -13,7 +13,7 @@ from unisono.plan.predict import calibration_sizes
 from unisono.plan.sizes import format_size
 
 BUDGET_S = 2.0
-DEFAULT_RUN_S = 70.0
+DEFAULT_RUN_S = 55.0
 """All rows of a run without a budget get so long together, if that is less than the budget each."""
 LEAST_BUDGET_S = 0.15
 

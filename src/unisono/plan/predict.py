@@ -1,8 +1,8 @@
 """How long a collective should take: a model fitted to a few measured points, for all other sizes.
 
 t(S) = latency + S x cost(S). The cost of a byte (the inverse of the bandwidth) is not a constant,
-since it depends on the cache that the bytes lie in: between the sizes that were measured it changes
-evenly with the logarithm of the size. Collectives that reduce have a cost of their own; what it is
+since it depends on the cache that the bytes lie in: between the sizes that were measured it is
+taken to be a power of the size. Collectives that reduce have a cost of their own; what it is
 above that of a collective that only moves as many bytes is the cost of the reduction.
 
 The shape is the alpha-beta-gamma model of Thakur, Rabenseifner and Gropp (2005), with a beta for
@@ -35,7 +35,10 @@ class CostModel:
         if not self.sizes_bytes or size_bytes <= 0:
             return 0.0
         logarithms = [math.log(size) for size in self.sizes_bytes]
-        return float(numpy.interp(math.log(size_bytes), logarithms, self.costs_s_per_byte))
+        costs = numpy.asarray(self.costs_s_per_byte)
+        if costs.min() <= 0:
+            return float(numpy.interp(math.log(size_bytes), logarithms, costs))
+        return float(numpy.exp(numpy.interp(math.log(size_bytes), logarithms, numpy.log(costs))))
 
     def predict_s(self, size_bytes: int) -> float:
         """How long a call of this size should take."""
@@ -98,7 +101,8 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
     """Which of the sizes to measure first, so that the others can be predicted.
 
     The smallest and the largest; the one nearest to the size of each cache, where the cost of a
-    byte changes; and more wherever two of them would lie further apart than `WIDEST_GAP`.
+    byte changes, and the first one well behind the last cache; and more wherever two of them would
+    lie further apart than `WIDEST_GAP`.
     """
     ordered = sorted(set(sizes))
     if len(ordered) <= 2:
@@ -107,6 +111,8 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
     for cache in caches_bytes:
         if ordered[0] < cache < ordered[-1]:
             chosen.add(min(ordered, key=lambda size: abs(math.log(max(size, 1) / cache))))
+    # Behind the last cache comes memory, and the step down to it is the steepest.
+    chosen.update([size for size in ordered if size >= 2 * max(caches_bytes, default=0)][:1])
     while True:
         known = sorted(chosen)
         gaps = [
