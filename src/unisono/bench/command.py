@@ -95,6 +95,9 @@ def bench() -> None:
     metavar="SECONDS",
     help="Time for one row, all backends together.  [default: up to 2]",
 )
+@click.option(
+    "--mpi-spins", is_flag=True, help="Let MPI spin where it waits: faster on a quiet machine."
+)
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
@@ -113,6 +116,7 @@ def measure(
     place: str,
     over: str,
     budget_s: float | None,
+    mpi_spins: bool,
     no_floor: bool,
     json_path: Path | None,
     csv_path: Path | None,
@@ -152,6 +156,7 @@ def measure(
         place=place,
         over=over,
         floor=not no_floor,
+        mpi_spins=mpi_spins,
     )
     cases = settings.cases()
     if not cases:

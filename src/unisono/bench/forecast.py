@@ -82,10 +82,13 @@ class Forecast:
 
 
 def held_out_error(rows: Sequence[Row]) -> dict[str, float]:
-    """Backend -> mean absolute error of what was expected of rows that were not calibrated on."""
+    """Backend -> mean absolute error of what was expected of rows that were not calibrated on.
+
+    A row that other programs disturbed says nothing about the model and is left out.
+    """
     pairs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        if row.expected_us is not None and not row.calibrates:
+        if row.expected_us is not None and not row.disturbed:
             pairs[row.backend].append((row.expected_us, row.time_us.p50))
     errors = {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
     return {backend: error for backend, error in errors.items() if error is not None}

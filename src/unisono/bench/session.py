@@ -57,6 +57,10 @@ def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
         tell("next", what=case.where, collective=case.collective.name, done=number, of=len(cases))
         rows, skipped = measurer.measure(case)
         if calibrates:
+            if any(row.disturbed for row in rows):
+                # All expected times would suffer from it.
+                again, _ = measurer.measure(case)
+                rows = min(rows, again, key=lambda them: sum(row.disturbed_share for row in them))
             forecast.learn(rows)
         # The model knows calibration rows alone: what it says of others does not depend on them.
         rows = [forecast.expect(row, calibrates) for row in rows]

@@ -33,6 +33,7 @@ class Settings:
     place: str = "natural"
     over: str = "max"
     floor: bool = True
+    mpi_spins: bool = False
     budget_s: float = BUDGET_S
 
     def to_json(self) -> str:

@@ -21,7 +21,7 @@ from unisono.bench import meeting
 from unisono.bench.session import MARK, Event, Listener, go, go_in_folder
 from unisono.bench.settings import Settings
 from unisono.errors import UnisonoError
-from unisono.launcher import launch, share
+from unisono.launcher import launch
 
 GRACE_S = 5.0
 """How long mpirun has to end its ranks, once told to, before it is killed."""
@@ -104,7 +104,7 @@ def find_mpirun() -> Mpirun | None:
     return Mpirun(path, "Open MPI" in said or "prte" in said.lower())
 
 
-def _command(mpirun: Mpirun, ranks: int) -> list[str]:
+def _command(mpirun: Mpirun, ranks: int, spins: bool) -> list[str]:
     if not mpirun.is_open_mpi:
         return [mpirun.path, "-n", str(ranks)]
     return [
@@ -112,8 +112,8 @@ def _command(mpirun: Mpirun, ranks: int) -> list[str]:
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         # As many slots as ranks, whatever mpirun counts as a core.
         *("--host", f"localhost:{ranks}", "-n", str(ranks)),
-        # With a core for each rank MPI may spin in its own calls; it is never idle in others'.
-        *("--mca", "mpi_yield_when_idle", str(int(ranks > share.core_count()))),
+        # Where another program takes a core for a moment, a rank that spins keeps it from its peer.
+        *("--mca", "mpi_yield_when_idle", str(int(not spins))),
         # A rank bound to one core would share it with its own gloo threads, and would tell any
         # library which looks at its affinity that there is one core for all ranks.
         *("--bind-to", "none"),
@@ -124,7 +124,12 @@ def _run_mpi(mpirun: Mpirun, settings: Settings, folder: str, hear: Callable[[st
     (Path(folder) / "settings.json").write_text(settings.to_json())
     # mpirun keeps its session in TMPDIR: what a killed one leaves there goes with ours.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
-    command = [*_command(mpirun, settings.ranks), sys.executable, "-m", "unisono.bench.session"]
+    command = [
+        *_command(mpirun, settings.ranks, settings.mpi_spins),
+        sys.executable,
+        "-m",
+        "unisono.bench.session",
+    ]
     with subprocess.Popen(
         [*command, folder],
         env=environment,

@@ -134,7 +134,7 @@ def summary(run: Run) -> list[str]:
     lines = []
     if run.held_out_error:
         errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
-        held_out = sum(row.expected_us is not None for row in run.rows)
+        held_out = sum(row.expected_us is not None and not row.disturbed for row in run.rows)
         lines.append(
             f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
         )
