@@ -88,7 +88,7 @@ class Liar:
 
         def lie(*arguments: Any, **more: Any) -> Any:
             result = method(*arguments, **more)
-            if name == "irecv":
+            if name == "irecv" or more.get("async_op"):
                 result.wait()
             output = arguments[0] if arguments else None
             output = output[-1] if isinstance(output, list) else output

@@ -82,6 +82,7 @@ def test_bandwidths_are_those_of_nccl_tests(ranks: int) -> None:
         "reduce": 1.0,
         "ping_pong": 1.0,
         "stream": 1.0,
+        "all_reduce_async": 2 * (ranks - 1) / ranks,
         "gradients": 2 * (ranks - 1) / ranks,
     }
     assert set(factors) == set(COLLECTIVES) - {"barrier"}

@@ -89,6 +89,7 @@ _ALL = (
     Collective("barrier", "0", places=("in",), sized=False),
     Collective("ping_pong", "1", places=("out",), pairwise=True),
     Collective("stream", "1", places=("out",), pairwise=True),
+    Collective("all_reduce_async", "2(n-1)/n", reduces=True, places=("in",)),
     Collective("gradients", "2(n-1)/n", reduces=True, places=("in",)),
 )
 COLLECTIVES = {one.name: one for one in _ALL}

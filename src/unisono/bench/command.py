@@ -126,7 +126,8 @@ def measure(
     """Measure COLLECTIVES on every backend asked for, by turns in the same processes.
 
     COLLECTIVES are all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
-    all_to_all, barrier, ping_pong, stream (messages), gradients (a list of tensors).
+    all_to_all, barrier, ping_pong and stream (messages), all_reduce_async (begun and awaited),
+    gradients (a list of tensors); or all.
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
     were wrong, what a model fitted to other sizes of the same run expected, and a verdict. The

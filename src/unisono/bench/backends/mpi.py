@@ -45,6 +45,11 @@ class Mpi(Backend):
         output, input = self._sides(case, buffers)
         return partial(self.world.Allreduce, input, output, self._op(case))
 
+    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call:
+        output, op = self.native(buffers.output), self._op(case)
+        start, here = self.world.Iallreduce, self.mpi.IN_PLACE
+        return lambda: start(here, output, op).Wait()
+
     def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call:
         output, input = self._sides(case, buffers)
         return partial(self.world.Allgather, input, output)

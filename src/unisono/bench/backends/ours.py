@@ -36,6 +36,10 @@ class Direct(Backend):
     def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
         return after_copy(case, buffers, self._bound("all_reduce", buffers.output, case.op))
 
+    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call:
+        start = self._bound("all_reduce", buffers.output, case.op, async_op=True)
+        return lambda: start().wait()  # type: ignore[attr-defined]
+
     def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call:
         return self._bound("all_gather", buffers.output, buffers.input)
 

@@ -32,6 +32,12 @@ class ThroughTorch(Backend):
         call = partial(dist.all_reduce, buffers.output, self._op(case), self.group)
         return after_copy(case, buffers, call)
 
+    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call:
+        import torch.distributed as dist
+
+        output, op, group = buffers.output, self._op(case), self.group
+        return lambda: dist.all_reduce(output, op, group, async_op=True).wait()
+
     def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call:
         return partial(self._gather, buffers.output, buffers.input, group=self.group)
 
