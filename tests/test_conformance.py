@@ -1,7 +1,8 @@
 """What every make of the Communicator promises, at every size of group.
 
-One set of tests; the fixture `comm` has each run on solo and on native groups. A test runs on every
-rank and compares, bit for bit, with what it computes from all ranks' inputs.
+One set of tests; the fixture `comm` has each run on solo and on native groups, and, slowly, on the
+torch make over gloo, with two ranks: there is one order for these (test_makes.py has more). A test
+runs on every rank and compares, bit for bit, with what it computes from all ranks' inputs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from expected import (
 from ranks import attempt, connect
 from unisono import PremulSum
 from unisono.comm.base import Communicator
+from unisono.testing import place
+from unisono.world import resolve
 
-MAKES = [("solo", 1), *(("native", ranks) for ranks in (1, 2, 3, 4, 8))]
+MAKES = [("solo", 1), *(("native", ranks) for ranks in (1, 2, 3, 4, 8)), ("torch", 2)]
 COUNTS = (0, 1, 2, 7, 1001)
 # Around everything that the engine may treat differently: what fits a post, the cuts, a slot and
 # an even share of one, several slots, what bypasses the cache.
@@ -50,19 +53,33 @@ LARGE_COUNT = (8 << 20) // 4 + 1001
 
 @pytest.fixture(
     params=[
-        pytest.param(make, id=f"{make}-{ranks}", marks=pytest.mark.ranks(ranks))
+        pytest.param(
+            make,
+            id=f"{make}-{ranks}",
+            marks=[
+                pytest.mark.ranks(ranks, backend="gloo" if make == "torch" else "unisono"),
+                *([pytest.mark.slow] if make == "torch" else []),
+            ],
+        )
         for make, ranks in MAKES
     ]
 )
-def comm(
-    request: pytest.FixtureRequest, comm: Communicator, shared_tmp_path: Path
-) -> Iterator[Communicator]:
-    """The plugin's Communicator, and a native one of one rank."""
-    if request.param == "native" and comm.size == 1:
+def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Communicator]:
+    """The plugin's Communicator, a native one of one rank, and one over the plugin's gloo group."""
+    if request.param == "torch":
+        with resolve(request.getfixturevalue("process_group")) as made:
+            yield made
+    elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
         with connect(str(shared_tmp_path / "alone"), 0, 1) as native:
             yield native
     else:
-        yield comm
+        yield request.getfixturevalue("world_of_ours")
+
+
+@pytest.fixture
+def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
+    with place.world(request.config.stash[place.PLACE]) as made:
+        yield made
 
 
 def movable_dtypes() -> list[torch.dtype]:

@@ -273,7 +273,6 @@ def test_torch_sums_up_every_group(process_group: Any, backend: str, ranks: int)
 
 @pytest.mark.ranks(4, backend="gloo")
 def test_communicators_over_gloo(process_group: Any) -> None:
-    pytest.importorskip("unisono.comm.torch")
     rank = dist.get_rank()
     with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
         for name in NAMES:

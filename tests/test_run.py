@@ -74,7 +74,7 @@ def test_a_module_and_a_package(tmp_path: Path) -> None:
 
 TORCH = """
     import sys, torch, torch.distributed as dist, unisono
-    comm = unisono.init()  # needs no port: the store may start meanwhile
+    comm = unisono.init(with_torch=False)  # needs no port: the store may start meanwhile
     dist.init_process_group()
     tensor = torch.full((2,), dist.get_rank() + 1.0)
     dist.all_reduce(tensor)

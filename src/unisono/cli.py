@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from unisono.bench.command import bench
+from unisono.commands.bench import bench
+from unisono.commands.plan import plan
 from unisono.errors import UnisonoError
 
 
@@ -24,10 +25,16 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(plan)
 
 
 @main.command()
-@click.option("-n", "--ranks", default=4, show_default=True, type=click.IntRange(2, 16))
+@click.option("-n", "--ranks", default=4, show_default=True, type=click.IntRange(2, 8))
+@click.option(
+    "--only",
+    type=click.Choice(["pictures", "race"]),
+    help="One half of it: the primitives as pictures, or the race with gloo.",
+)
 @click.option(
     "--report",
     default="demo-report.md",
@@ -35,18 +42,19 @@ main.add_command(bench)
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Where to write what was shown.",
 )
-def demo(ranks: int, report: Path) -> None:
-    """Show every rank what a collective does, then race gloo.
+def demo(ranks: int, only: str | None, report: Path) -> None:
+    """Show what every primitive does, then race gloo.
 
-    Starts RANKS processes on this machine, runs the collectives on small numbers and prints what
-    each rank had and has; then measures all_reduce on two ranks, in turns with gloo.
+    Starts RANKS processes on this machine, runs the primitives on small numbers and draws what
+    each rank had, what moved and what each rank has, a deadlock and a mismatch included; then
+    measures all_reduce on two ranks, in turns with gloo.
     """
-    from unisono.demo import run_demo
+    from unisono.demo.tour import run_demo
 
     if not report.resolve().parent.is_dir():
         raise click.BadParameter(f"the folder of {report} does not exist", param_hint="--report")
     try:
-        run_demo(ranks, report, Console())
+        run_demo(ranks, report, Console(), pictures=only != "race", racing=only != "pictures")
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
 
@@ -130,6 +138,52 @@ def run(
     if outcome.error is not None:
         click.echo(f"\nunisono run: {outcome.error}", err=True)
     raise SystemExit(outcome.exit_code)
+
+
+@main.command()
+@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--backends",
+    default="unisono,gloo",
+    show_default=True,
+    metavar="NAMES",
+    help="What the self-test runs on; an empty list leaves it out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
+@click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
+@click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
+def doctor(ranks: int, backends: str, as_json: bool, variables: bool, markdown: bool) -> None:
+    """Check this machine, then every primitive on it.
+
+    Looks at versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
+    says in one sentence what to do about each that is not well. Then starts RANKS processes that
+    run every collective and message on each backend and compare the results with what they must
+    be. The exit code is 1 if anything is red. In a program of your own the same test is
+    unisono.debug_communication().
+    """
+    if markdown and not variables:
+        raise _Misuse("--markdown goes with --variables")
+    if variables:
+        _show_variables(markdown)
+        return
+    from unisono.doctor.command import print_json, run_doctor
+
+    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
+    try:
+        well = print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if well else 1)
+
+
+def _show_variables(markdown: bool) -> None:
+    from unisono.doctor import variables
+    from unisono.doctor.command import print_variables
+
+    if markdown:
+        click.echo(variables.markdown(), nl=False)
+    else:
+        print_variables(Console(), every=True)
 
 
 def _known_backend(name: str) -> str:

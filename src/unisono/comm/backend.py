@@ -89,11 +89,11 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
+ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
 @never_compiled
-class UnisonoProcessGroup(_ProcessGroup):  # type: ignore[misc]
+class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 
     supports_splitting = False

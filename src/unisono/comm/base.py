@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
@@ -63,7 +64,13 @@ def holds(dtype: str, factor: float) -> bool:
 
 def dtype_name(tensor: Any) -> str:
     """The dtype of a tensor or array by name, the same for torch and NumPy."""
-    return str(getattr(tensor, "dtype", "no dtype")).removeprefix("torch.")
+    return name_of_dtype(getattr(tensor, "dtype", "no dtype"))
+
+
+@lru_cache(maxsize=256)
+def name_of_dtype(dtype: Any) -> str:
+    """A dtype by name; remembered, since lists of tensors ask for many and torch is slow here."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,8 @@ class Communicator(ABC):
     global_ranks: tuple[int, ...] | None
     name: str
     timeout_s: float
+    backend: str = "unisono"
+    """What moves the data: "unisono", or the torch backend of that name."""
 
     @property
     def next(self) -> int:

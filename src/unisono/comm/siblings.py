@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
 import os
 import socket
@@ -17,22 +18,28 @@ _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, 
 
 
 @contextlib.contextmanager
-def meeting_of_siblings(rank: int) -> Iterator[Path]:
+def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
     """The rendezvous file of all children of this process's parent, while they need to meet.
 
     It lies in the user's runtime folder and is named after the parent: its number, the moment
-    it started and the namespace in which the number counts. The first rank takes it away again. A
-    rank holds its *seat* meanwhile, a socket without a file, so that two groups of ranks that one
-    parent starts at the same time are told so instead of being mixed up.
+    it started and the namespace in which the number counts; or after the `job`, where whoever
+    started the ranks has named one, for there may be a shell in between. The first rank takes it
+    away again. A rank holds its *seat* meanwhile, a socket without a file, so that two groups of
+    ranks that one parent starts at the same time are told so instead of being mixed up.
     """
-    parent = _parent_pid()
-    name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{_start_time(parent)}"
+    if job:
+        name = f"unisono-{os.geteuid()}-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
+        who = f"process of job {job}"
+    else:
+        parent = _parent_pid()
+        name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{_start_time(parent)}"
+        who = f"child of process {parent}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as seat:
         try:
             seat.bind(b"\0" + f"{name}-{rank}".encode())
         except OSError as error:
             raise RendezvousError(
-                f"another child of process {parent} is rank {rank} at this moment: for two groups "
+                f"another {who} is rank {rank} at this moment: for two groups "
                 f"of ranks at once {_INSTEAD}"
             ) from error
         yield _runtime_folder() / name

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
-    REDUCTIONS,
     Communicator,
     Op,
     PremulSum,
     Work,
     dtype_name,
-    has_meaning,
-    holds,
 )
 from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+
+_DEVICES = ("cpu", "cuda")
+"""A group of one stands for every make: for those of GPUs, too."""
 
 
 class SoloCommunicator(Communicator):
@@ -156,7 +157,7 @@ class SoloCommunicator(Communicator):
         self._check(what)
         many = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         for tensor in many:
-            kind, why = _complaint(tensor, writable)
+            kind, why = complaint(tensor, writable, _DEVICES)
             if kind is not None:
                 self._refuse(what, why, kind)
         return many
@@ -173,28 +174,19 @@ class SoloCommunicator(Communicator):
         for to, source in zip(outputs, inputs, strict=True):
             if dtype_name(to) != dtype_name(source):
                 self._refuse(what, "input and output have different dtypes", TypeError)
-            if _count(to) != _count(source):
+            if count(to) != count(source):
                 self._refuse(
                     what,
-                    f"this rank's part has {_count(source)} elements in the input and "
-                    f"{_count(to)} in the output",
+                    f"this rank's part has {count(source)} elements in the input and "
+                    f"{count(to)} in the output",
                 )
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
 
-    def _check_op(self, what: str, tensors: list[Any], op: Op) -> str:
-        name = "premul_sum" if isinstance(op, PremulSum) else op
-        if name not in (*REDUCTIONS, "mean", "premul_sum"):
-            self._refuse(
-                what, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
-            )
-        for tensor in tensors:
-            dtype = dtype_name(tensor)
-            if not has_meaning(name, dtype):
-                self._refuse(what, f"{name} has no meaning for {dtype}", TypeError)
-            if isinstance(op, PremulSum) and not holds(dtype, float(op.factor)):
-                self._refuse(what, f"{dtype} cannot be scaled by {op.factor}")
-        return name
+    def _check_op(self, what: str, tensors: list[Any], op: Op) -> None:
+        kind, why = reduction_complaint(op, tensors)
+        if kind is not None:
+            self._refuse(what, why, kind)
 
     def _reduce(self, what: str, tensor: Any, op: Op) -> None:
         tensors = self._tensors(what, tensor, True)
@@ -206,44 +198,6 @@ class SoloCommunicator(Communicator):
 
 def _over(async_op: bool) -> Work | None:
     return FinishedWork() if async_op else None
-
-
-def _complaint(tensor: Any, writable: bool) -> tuple[type[Exception] | None, str]:
-    """What is wrong with a tensor, if anything; csrc/tensors.c's rules."""
-    if hasattr(tensor, "layout") and hasattr(tensor, "device"):
-        return _torch_complaint(tensor, writable)
-    if not hasattr(tensor, "__array_interface__"):
-        return TypeError, f"{type(tensor).__name__} is neither a tensor nor an array"
-    if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
-        return TypeError, f"{tensor.dtype} elements are not plain numbers"
-    if writable and not tensor.flags.writeable:
-        return ValueError, "a read-only array cannot receive a result"
-    return (ValueError, _EXPANDED) if writable and _is_expanded(tensor) else (None, "")
-
-
-def _torch_complaint(tensor: Any, writable: bool) -> tuple[type[Exception] | None, str]:
-    import torch
-
-    dtype = dtype_name(tensor)
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not plain or tensor.is_quantized or dtype.startswith("bits") or tensor._is_zerotensor():
-        return TypeError, (
-            f"a tensor of {dtype}, {tensor.layout} on device {tensor.device} has no plain memory "
-            "to share: pass a dense CPU tensor"
-        )
-    if tensor.is_conj() or tensor.is_neg():
-        return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
-    strided = writable and _is_expanded(tensor)
-    return (ValueError, _EXPANDED) if strided else (None, "")
-
-
-_EXPANDED = "an expanded tensor (stride 0) cannot receive a result: pass a .clone()"
-
-
-def _is_expanded(tensor: Any) -> bool:
-    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
-    pairs = zip(tensor.shape, strides, strict=True)
-    return _count(tensor) > 0 and any(length > 1 and stride == 0 for length, stride in pairs)
 
 
 def _assign(to: Any, source: Any) -> None:
@@ -274,13 +228,14 @@ def _scale(tensor: Any, factor: float) -> None:
             wide = tensor.float() if dtype in ("float16", "bfloat16") else tensor
             tensor.copy_(wide * factor)
             return
+        if tensor.device.type != "cpu":  # torch itself cannot multiply all integers
+            copy_here = tensor.cpu()
+            _scale(copy_here, factor)
+            tensor.copy_(copy_here)
+            return
         tensor = tensor.numpy()
     if "int" in dtype:
         number = np.array(int(factor)).astype(tensor.dtype)
     else:
         number = np.array(factor, dtype="float32" if dtype == "float16" else tensor.dtype)
     np.multiply(tensor, number, out=tensor, casting="unsafe")
-
-
-def _count(tensor: Any) -> int:
-    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unisono.comm.backend import NAME, UnisonoProcessGroup
 from unisono.comm.base import Communicator
@@ -19,7 +21,8 @@ _OLDEST_TORCH = (2, 11)
 
 def create(options: Any, made: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
-    as the backend's options (`torch_groups.group_over`), the group is made over that one."""
+    as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
+    over that one."""
     _check_torch()
     if isinstance(made, Communicator):
         return UnisonoProcessGroup(made, options.store)
@@ -40,6 +43,18 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             join_timeout_s=timeout_s,
         )
     return UnisonoProcessGroup(comm, options.store)
+
+
+def make_default_group(comm: Communicator, store: Any) -> None:
+    """Make torch's default process group over a Communicator of ours that is there already."""
+    dist.init_process_group(
+        NAME,
+        store=store,
+        rank=comm.rank,
+        world_size=comm.size,
+        timeout=timedelta(seconds=comm.timeout_s),
+        pg_options=comm,
+    )
 
 
 def _check_torch() -> None:

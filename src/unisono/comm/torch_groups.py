@@ -57,16 +57,21 @@ def group_over(comm: Communicator) -> Any:
     return _made(NAME, ranks, comm.name, made=comm, timeout_s=comm.timeout_s)
 
 
-def new_group(like: Any, ranks: Sequence[int], name: str) -> Any:
+def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
     """A torch process group on the backend of the group `like`, of these global ranks in this
-    order. Its members alone call, and agree on the name, which no other group may have had."""
+    order. Its members alone call, and agree on the name, which no other group may have had.
+
+    Raises UnisonoError where torch would need all ranks for it, or does not know `like`.
+    """
+    if like not in _torch._world.pg_map:
+        raise UnisonoError("a group that torch.distributed does not know cannot be split")
     backend = _torch._world.pg_map[like][0]
     if backend == dist.Backend.MPI:
         raise UnisonoError(
             "torch's MPI groups are made by all ranks together: make this one by "
             "torch.distributed.new_group, or start torch.distributed with another backend"
         )
-    return _made(backend, ranks, name)
+    return _made(backend, ranks, name, timeout_s=timeout_s)
 
 
 def destroy(group: Any) -> None:

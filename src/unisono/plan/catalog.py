@@ -41,6 +41,8 @@ class Algorithm:
 
         Raises ValueError where the algorithm does not work for so many ranks.
         """
+        if ranks < 1:
+            raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
         if (schedule.collective, schedule.algorithm) != (self.collective, self.name):

@@ -282,30 +282,40 @@ class Schedule:
     def chunks_sent(self) -> NDArray[np.int64]:
         """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
-        for phase in self.phases:
-            np.add.at(sent, phase.step.source, phase.step.count * phase.times)
+        for step, times in self._counted():
+            np.add.at(sent, step.source, step.count * times)
         return sent
 
     def chunks_received(self) -> NDArray[np.int64]:
         """How many chunks each rank receives."""
         received = np.zeros(self.ranks, np.int64)
-        for phase in self.phases:
-            times = 1 if phase.turn else phase.times
-            for time in range(phase.times if phase.turn else 1):
-                step = self.at(phase, time)
-                np.add.at(received, step.destination, step.count * times)
+        for step, times in self._counted():
+            np.add.at(received, step.destination, step.count * times)
         return received
 
     def chunks_reduced(self) -> NDArray[np.int64]:
         """How many chunks each rank adds to its own."""
         reduced = np.zeros(self.ranks, np.int64)
-        for phase in self.phases:
-            times = 1 if phase.turn else phase.times
-            for time in range(phase.times if phase.turn else 1):
-                step = self.at(phase, time)
-                mine = step.reduces
-                np.add.at(reduced, step.destination[mine], step.count[mine] * times)
+        for step, times in self._counted():
+            np.add.at(reduced, step.destination, step.count * step.reduces * times)
         return reduced
+
+    def most_messages(self) -> int:
+        """How many messages the busiest rank sends or receives, whichever is more."""
+        sent, received = np.zeros(self.ranks, np.int64), np.zeros(self.ranks, np.int64)
+        for step, times in self._counted():
+            pairs = np.unique(step.source * self.ranks + step.destination)
+            np.add.at(sent, pairs // self.ranks, times)
+            np.add.at(received, pairs % self.ranks, times)
+        return int(max(sent.max(), received.max()))
+
+    def _counted(self) -> Iterator[tuple[Step, int]]:
+        """Steps, each with how often it happens with these sources and destinations."""
+        for phase in self.phases:
+            if phase.turn:
+                yield from ((self.at(phase, time), 1) for time in range(phase.times))
+            else:
+                yield phase.step, phase.times
 
     def bytes_sent(self, rank: int, total_bytes: float) -> float:
         """What `rank` sends where the whole tensor has `total_bytes`."""
@@ -322,19 +332,17 @@ class Schedule:
         lines = [self.title()]
         for number, step in enumerate(self.steps):
             lines.append(f"step {number}")
-            doings: dict[int, list[str]] = {}
+            sends: dict[int, list[str]] = {}
+            receives: dict[int, list[str]] = {}
             for transfer in step:
                 what = _chunks(transfer.chunk, transfer.count)
                 verb = "recv+reduce" if transfer.action == "reduce" else "recv"
-                doings.setdefault(transfer.source, []).append(
-                    f"send {what} -> {transfer.destination}"
-                )
-                doings.setdefault(transfer.destination, []).append(
-                    f"{verb} {what} <- {transfer.source}"
-                )
+                to, source = transfer.destination, transfer.source
+                sends.setdefault(source, []).append(f"send {what} -> {to}")
+                receives.setdefault(to, []).append(f"{verb} {what} <- {source}")
             lines += [
-                f"  rank {rank}: {', '.join(sorted(doings[rank], reverse=True))}"
-                for rank in sorted(doings)
+                f"  rank {rank}: {', '.join([*sends.get(rank, []), *receives.get(rank, [])])}"
+                for rank in sorted({*sends, *receives})
             ]
         return "\n".join(lines)
 

@@ -57,6 +57,8 @@ def world(place: Place) -> Iterator[Communicator]:
             size=place.size,
             rendezvous=place.meeting + "-comm",
             timeout_s=place.timeout_s * _PATIENCE,
+            backend="unisono",
+            with_torch=False,  # `process_group` is for that
         )
     finally:
         worlds.shutdown()

@@ -36,7 +36,9 @@ def all_gather(ranks: int) -> Schedule:
 )
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank r ends with chunk r, the sum of all."""
-    return backwards(all_gather(ranks), "direct")
+    source, destination = _pairs(ranks)
+    step = Step.of(source, destination, destination, "reduce")
+    return Schedule.from_steps("reduce_scatter", "direct", ranks, ranks, [step])
 
 
 @algorithm("scatter", "linear", steps="1", sends="(n-1)/n", source="folklore")

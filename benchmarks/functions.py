@@ -1,0 +1,183 @@
+"""What the plain functions cost above the Communicator.
+
+    python benchmarks/functions.py                  2 and 4 ranks, less than a minute
+    python benchmarks/functions.py --ranks 2 --json functions.json
+
+call: unisono.all_reduce of 8 bytes against comm.all_reduce. ragged: unisono.all_gather, which
+learns every rank's shape, against comm.all_gather of even parts with the same bytes altogether;
+both make a list of new tensors. structure: a dict of 1,000 tensors of 40 bytes in one
+unisono.all_reduce against torch.distributed.all_reduce of each, on unisono and on gloo. Every
+figure is the median over turns; a turn counts with the slowest rank's time, and the ways take
+turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import unisono
+
+KIB, MIB = 1024, 1024**2
+TURN_S = 0.02
+"""About how long one way goes on before another has its turn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was done on how many ranks, and the median time of our way and of the baseline."""
+
+    what: str
+    ranks: int
+    ours_us: float
+    baseline_us: float
+    goal: str = ""
+    met: bool = True
+
+    def __str__(self) -> str:
+        figures = (self.ours_us, self.baseline_us, self.ours_us - self.baseline_us)
+        times = "".join(f"{figure:12,.2f}" for figure in figures)
+        ratio = self.ours_us / self.baseline_us
+        goal = f"  {'met' if self.met else 'MISSED'}: {self.goal}" if self.goal else ""
+        return f"{self.what:<34}{self.ranks:>6}{times}{ratio:9.2f}{goal}"
+
+
+class Rank:
+    """One rank, and what is measured on it."""
+
+    def __init__(self, turns: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.turns = turns
+        self.comm = unisono.init()
+
+    def medians(self, ours: Callable[[], Any], baseline: Callable[[], Any]) -> tuple[float, float]:
+        """The median microseconds of both ways; every rank returns the same."""
+        ways = (ours, baseline)
+        counts = []
+        for way in ways:
+            for _ in range(3):
+                way()
+            took_s = self.timed(way, 1)
+            counts.append(max(1, min(5000, round(TURN_S / max(took_s, 1e-6)))))
+        count = min(counts)
+        times: tuple[list[float], list[float]] = ([], [])
+        gc.disable()
+        for turn in range(self.turns):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                times[which].append(self.timed(ways[which], count) / count * 1e6)
+        gc.enable()
+        return statistics.median(times[0]), statistics.median(times[1])
+
+    def timed(self, way: Callable[[], Any], count: int) -> float:
+        import numpy
+
+        way()
+        self.comm.barrier()
+        begin_s = time.perf_counter()
+        for _ in range(count):
+            way()
+        slowest = numpy.array([time.perf_counter() - begin_s])
+        self.comm.all_reduce(slowest, "max")
+        return float(slowest[0])
+
+    def call(self) -> list[Row]:
+        import torch
+
+        x, comm, function = torch.zeros(2), self.comm, unisono.all_reduce
+        method = comm.all_reduce
+        ours, baseline = self.medians(lambda: function(x), lambda: method(x))
+        goal = ours - baseline <= 1.0
+        return [Row("all_reduce, 8 B", comm.size, ours, baseline, "at most 1 us more", goal)]
+
+    def ragged(self) -> list[Row]:
+        import torch
+
+        comm, rows = self.comm, []
+        for nbytes in (64, 4 * KIB, 64 * KIB, MIB, 4 * MIB):
+            count = nbytes // 4
+            even = torch.zeros(count)
+            mine = torch.zeros(2 * count * (comm.rank + 1) // (comm.size + 1))
+
+            def gather_even(even: torch.Tensor = even) -> list[torch.Tensor]:
+                outputs = [torch.empty_like(even) for _ in range(comm.size)]
+                comm.all_gather(outputs, even)
+                return outputs
+
+            ours, baseline = self.medians(lambda mine=mine: unisono.all_gather(mine), gather_even)
+            what = f"ragged all_gather, {size_text(nbytes)} a rank"
+            goal = "at most 1.3 times" if comm.size == 4 else ""
+            rows.append(Row(what, comm.size, ours, baseline, goal, ours <= 1.3 * baseline))
+        return rows
+
+    def structure(self) -> list[Row]:
+        import torch
+
+        tree = {f"layer.{i}.weight": torch.zeros(10) for i in range(1000)}
+        tensors = list(tree.values())
+        rows = []
+        for name in ("unisono", "gloo"):
+            group = torch.distributed.new_group(backend=name)
+
+            def one_by_one(group: Any = group) -> None:
+                for tensor in tensors:
+                    torch.distributed.all_reduce(tensor, group=group)
+
+            def together(group: Any = group) -> None:
+                unisono.all_reduce(tree, group=group)
+
+            ours, baseline = self.medians(together, one_by_one)
+            what = f"1,000 tensors of 40 B, {name}"
+            met = 20 * ours <= baseline
+            rows.append(Row(what, self.comm.size, ours, baseline, "at least 20 times faster", met))
+        return rows
+
+
+def size_text(nbytes: int) -> str:
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def be_a_rank(turns: int) -> list[dict[str, Any]]:
+    rank = Rank(turns)
+    rows = [*rank.call(), *rank.ragged(), *rank.structure()]
+    return [asdict(row) for row in rows]
+
+
+def main(arguments: Sequence[str]) -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    options = parser.parse_args(arguments)
+    print(f"{os.cpu_count()} cores ({platform.machine()}), median us")
+    heads = "".join(f"{head:>12}" for head in ("ours", "baseline", "more"))
+    print(f"{'':34}{'ranks':>6}{heads}{'ratio':>9}", flush=True)
+    rows = []
+    for ranks in options.ranks:
+        made = unisono.launch(be_a_rank, ranks, (options.turns,), threads=1)[0]
+        rows += [Row(**row) for row in made]
+        print(*rows[-len(made) :], sep="\n", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

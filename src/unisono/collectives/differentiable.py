@@ -1,0 +1,241 @@
+"""Collectives with gradients: results are new tensors that autograd can go back through.
+
+The loss is the sum of all ranks' local losses. So where every rank gets a sum (all_reduce), the
+gradient of its input is the sum of all ranks' gradients; what is gathered forward is summed and
+scattered backward, and the other way round. A program that computes the same loss on every rank
+counts it once a rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
+
+Backward passes are collective, too: every rank must go backward through the same calls, in
+reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Ranks
+agree before each call whether gradients are wanted: where one rank's input requires a gradient,
+every rank's result does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unisono.collectives import primitives, ragged
+from unisono.collectives.reductions import reduction
+from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.words import all_gather_words
+from unisono.comm.base import Communicator, Op, PremulSum
+from unisono.world import resolve
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+
+
+def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torch.Tensor:
+    """The ranks' tensors combined, on every rank; `tensor` stays as it is.
+
+    Gradients flow through sum, mean, product, min, max and PremulSum. Of min and max, ranks that
+    share the extreme value share the gradient evenly, as torch.amax does.
+    """
+    comm = _group_of(group, "all_reduce", tensor)
+    known = _smooth(op, comm, "all_reduce", tensor)
+    apply: Any = {"min": _Extreme, "max": _Extreme, "product": _Product}.get(str(known), _Sum).apply
+    return apply(*_tracked(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
+
+
+def all_gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """A list of every rank's tensor, on every rank; shapes may differ."""
+    comm = _group_of(group, "all_gather", tensor)
+    return list(_Gather.apply(*_tracked(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
+
+
+def reduce_scatter(
+    tensors: torch.Tensor | Sequence[torch.Tensor], op: Any = "sum", group: Any = None
+) -> torch.Tensor:
+    """The ranks' tensors combined; rank r has part r. Sum, mean and PremulSum have gradients."""
+    parts, comm = _parts_of(group, "reduce_scatter", tensors)
+    known = _smooth(op, comm, "reduce_scatter", parts[0])
+    if known in ("min", "max", "product"):
+        comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
+    return _ReduceScatter.apply(comm, known, *_tracked(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_to_all(
+    tensors: torch.Tensor | Sequence[torch.Tensor], group: Any = None
+) -> torch.Tensor | list[torch.Tensor]:
+    """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
+    along its first dimension, the result is one tensor."""
+    parts, comm = _parts_of(group, "all_to_all", tensors)
+    results = list(_AllToAll.apply(comm, *_tracked(comm, parts)))  # type: ignore[no-untyped-call]
+    return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
+
+
+def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Tensor:
+    """Rank `src`'s tensor, on every rank; others pass one of the same shape, which stays as it is
+    and gets a gradient of zero."""
+    comm = _group_of(group, "broadcast", tensor)
+    check_rank(comm, "broadcast", src)
+    return _Broadcast.apply(*_tracked(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
+    comm = resolve(group)
+    if not isinstance(tensor, torch.Tensor):
+        refuse_type(comm, operation, f"{type(tensor).__name__} is no torch tensor")
+    return comm
+
+
+def _tracked(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, tracked by autograd on every rank if they are on one: else that one would
+    wait in its backward pass for ranks that have none."""
+    if comm.size == 1 or not torch.is_grad_enabled():
+        return tensors
+    wanted = any(tensor.requires_grad for tensor in tensors)
+    flags = all_gather_words(comm, (int(wanted),), tensors[0].device)
+    if wanted or [1] not in flags:
+        return tensors
+    first = tensors[0].detach()
+    if first.is_floating_point() or first.is_complex():
+        first.requires_grad_()
+    return [first, *tensors[1:]]
+
+
+def _smooth(op: Any, comm: Communicator, operation: str, tensor: torch.Tensor) -> Op:
+    known = reduction(op, comm, operation, tensor)
+    if known in ("band", "bor", "bxor"):
+        comm.refuse(operation, f"{known} has no gradient")
+    return known
+
+
+def _parts_of(group: Any, operation: str, tensors: Any) -> tuple[list[torch.Tensor], Communicator]:
+    """One tensor for each rank, cut so that autograd knows."""
+    comm = resolve(group)
+    return primitives.parts(comm, operation, tensors), comm
+
+
+def _scaled(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:
+    """The gradient before it is summed: op is a sum of inputs times a factor."""
+    if isinstance(op, PremulSum):
+        return gradient * op.factor
+    return gradient / size if op == "avg" else gradient
+
+
+# Each backward is made of differentiable functions, so that gradients have gradients, too.
+
+
+class _Sum(torch.autograd.Function):
+    """sum, avg and premul_sum: their gradient is the sum of the gradients, scaled alike."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+        ctx.comm, ctx.op = comm, op
+        result: torch.Tensor = primitives.copy_of(tensor)
+        comm.all_reduce(result, op)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return all_reduce(gradient, ctx.op, ctx.comm), None, None
+
+
+class _Extreme(torch.autograd.Function):
+    """min and max: the gradient goes to whoever had the extreme value."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+        ctx.comm = comm
+        result: torch.Tensor = primitives.copy_of(tensor)
+        comm.all_reduce(result, op)
+        ctx.save_for_backward(tensor == result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (is_mine,) = ctx.saved_tensors
+        holders = is_mine.to(gradient.dtype)
+        ctx.comm.all_reduce(holders)
+        total = all_reduce(gradient, "sum", ctx.comm)
+        return torch.where(is_mine, total / holders, torch.zeros_like(total)), None, None
+
+
+class _Product(torch.autograd.Function):
+    """product: the gradient is the product of the others, which zeros forbid to divide out."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+        ctx.comm = comm
+        ctx.save_for_backward(tensor)
+        result: torch.Tensor = primitives.copy_of(tensor)
+        comm.all_reduce(result, "product")
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (tensor,) = ctx.saved_tensors
+        others = all_gather(tensor, ctx.comm)
+        product = torch.ones_like(tensor)
+        for rank, other in enumerate(others):
+            if rank != ctx.comm.rank:
+                product = product * other
+        return all_reduce(gradient, "sum", ctx.comm) * product.conj(), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, ...]:
+        ctx.comm = comm
+        return tuple(ragged.all_gather(comm, tensor.detach()))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return reduce_scatter(gradients, "sum", ctx.comm), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, comm: Communicator, op: Op, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.comm, ctx.op = comm, op
+        result = torch.empty_like(parts[comm.rank], memory_format=torch.contiguous_format)
+        comm.reduce_scatter(result, [part.detach() for part in parts], op)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        scaled = _scaled(gradient, ctx.op, ctx.comm.size)
+        return None, None, *all_gather(scaled, ctx.comm)
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, comm: Communicator, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.comm = comm
+        return tuple(ragged.all_to_all(comm, [part.detach() for part in parts]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, *all_to_all(gradients, ctx.comm)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, src: int) -> torch.Tensor:
+        ctx.comm, ctx.src = comm, src
+        result: torch.Tensor = primitives.copy_of(tensor)
+        comm.broadcast(result, src)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _Reduce.apply(gradient, ctx.comm, ctx.src), None, None  # type: ignore[no-untyped-call]
+
+
+class _Reduce(torch.autograd.Function):
+    """The sum on one rank, zero on the others: what a broadcast is backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, dst: int) -> torch.Tensor:
+        ctx.comm, ctx.dst = comm, dst
+        result: torch.Tensor = primitives.copy_of(tensor)
+        comm.reduce(result, dst)
+        return result if comm.rank == dst else torch.zeros_like(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return broadcast(gradient, ctx.dst, ctx.comm), None, None

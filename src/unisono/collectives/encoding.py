@@ -1,0 +1,271 @@
+"""Plain data as bytes, without pickle: what comes from a peer can become data and nothing else.
+
+A value is a tag, one byte, and what belongs to it; lengths are 8 bytes, little-endian.
+
+    N T F            None, True, False
+    i LENGTH BYTES   int, two's complement, little-endian
+    f, c             float, complex: 8 or 16 bytes
+    s, b LENGTH ...  str (UTF-8), bytes
+    l, t, e COUNT .. list, tuple, set: the values
+    d COUNT ...      dict: key, value, key, value, ...
+    x, a, n          torch tensor, NumPy array, NumPy scalar: dtype as a str, COUNT of dimensions
+                     and each length, then the elements, row by row
+    p LENGTH BYTES   a pickle, read only by those who allow it
+
+Types are exact: a subclass of dict or int is none of these. Tensors come back on the CPU, without
+their gradients' history.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from unisono.collectives.raw import as_bytes
+
+_LENGTH = struct.Struct("<Q")
+_FLOAT = struct.Struct("<d")
+_COMPLEX = struct.Struct("<dd")
+_DEEPEST = 200
+"""How deep structures may be nested; one that contains itself is deeper."""
+
+Out = bytearray
+
+
+def encode(value: Any, allow_pickle: bool = False) -> bytearray:
+    """The bytes of a value.
+
+    Raises TypeError, with the path, for what is no plain data, unless it may be pickled, and
+    ValueError for what is nested too deeply.
+    """
+    out = bytearray()
+    _put(out, value, (), allow_pickle)
+    return out
+
+
+def decode(data: bytes | bytearray | memoryview, allow_pickle: bool = False) -> Any:
+    """The value of these bytes.
+
+    Raises ValueError if they are not what `encode` makes, or hold a pickle that is not allowed.
+    Never takes more memory than the bytes account for.
+    """
+    reader = _Reader(memoryview(data).cast("B"), allow_pickle)
+    try:
+        value = reader.value(0)
+    except (TypeError, UnicodeDecodeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"these bytes encode no value: {error}") from error
+    if reader.at != len(reader.data):
+        raise ValueError(f"{len(reader.data) - reader.at} bytes are left after the value")
+    return value
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _put(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
+    if len(path) > _DEEPEST:
+        raise ValueError(f"a value is nested deeper than {_DEEPEST}, or contains itself")
+    put = _WRITERS.get(type(value))
+    if put is not None:
+        put(out, value, path, allow_pickle)
+    elif isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+        _put_elements(out, b"n", value.dtype.str, numpy.asarray(value))
+    elif allow_pickle:
+        _put_bytes(out, b"p", pickle.dumps(value))
+    else:
+        _refuse(value, path)
+
+
+def _refuse(value: Any, path: tuple[str, ...], why: str = "no plain data") -> None:
+    kind = type(value)
+    raise TypeError(
+        f"{_where(path)}{kind.__module__}.{kind.__qualname__} is {why}: pass allow_pickle=True on "
+        "every rank, if you trust them all, or convert it"
+    )
+
+
+def _where(path: tuple[str, ...]) -> str:
+    return f"{''.join(path)}: " if path else ""
+
+
+def _put_constant(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
+    out += b"N" if value is None else b"T" if value else b"F"
+
+
+def _put_int(out: Out, value: int, path: tuple[str, ...], allow_pickle: bool) -> None:
+    _put_bytes(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def _put_float(out: Out, value: float, path: tuple[str, ...], allow_pickle: bool) -> None:
+    out += b"f" + _FLOAT.pack(value)
+
+
+def _put_complex(out: Out, value: complex, path: tuple[str, ...], allow_pickle: bool) -> None:
+    out += b"c" + _COMPLEX.pack(value.real, value.imag)
+
+
+def _put_str(out: Out, value: str, path: tuple[str, ...], allow_pickle: bool) -> None:
+    _put_bytes(out, b"s", value.encode("utf-8", "surrogatepass"))
+
+
+def _put_raw(out: Out, value: bytes, path: tuple[str, ...], allow_pickle: bool) -> None:
+    _put_bytes(out, b"b", value)
+
+
+def _put_bytes(out: Out, tag: bytes, data: bytes) -> None:
+    out += tag
+    out += _LENGTH.pack(len(data))
+    out += data
+
+
+def _put_many(tag: bytes) -> Callable[..., None]:
+    def put(out: Out, values: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
+        out += tag
+        out += _LENGTH.pack(len(values))
+        for index, value in enumerate(values):
+            _put(out, value, (*path, f"[{index}]"), allow_pickle)
+
+    return put
+
+
+def _put_dict(out: Out, values: dict[Any, Any], path: tuple[str, ...], allow_pickle: bool) -> None:
+    out += b"d"
+    out += _LENGTH.pack(len(values))
+    for key, value in values.items():
+        below = (*path, f"[{key!r}]")
+        _put(out, key, below, allow_pickle)
+        _put(out, value, below, allow_pickle)
+
+
+def _put_tensor(out: Out, value: torch.Tensor, path: tuple[str, ...], allow_pickle: bool) -> None:
+    if value.layout is not torch.strided or value.is_quantized:
+        _refuse(value, path, "not dense")
+    name = str(value.dtype).removeprefix("torch.")
+    _put_elements(out, b"x", name, as_bytes(value).cpu().numpy(), tuple(value.shape))
+
+
+def _put_array(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
+    if value.dtype.kind in "biufcSU" and not value.dtype.hasobject:
+        _put_elements(out, b"a", value.dtype.str, value)
+    elif allow_pickle:
+        _put_bytes(out, b"p", pickle.dumps(value))
+    else:
+        _refuse(value, path, f"an array of {value.dtype}")
+
+
+def _put_elements(
+    out: Out, tag: bytes, dtype: str, array: Any, shape: tuple[int, ...] | None = None
+) -> None:
+    shape = array.shape if shape is None else shape
+    _put_bytes(out, tag, dtype.encode())
+    out += _LENGTH.pack(len(shape))
+    for length in shape:
+        out += _LENGTH.pack(length)
+    out += numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
+
+
+_WRITERS: dict[type, Callable[..., None]] = {
+    type(None): _put_constant,
+    bool: _put_constant,
+    int: _put_int,
+    float: _put_float,
+    complex: _put_complex,
+    str: _put_str,
+    bytes: _put_raw,
+    list: _put_many(b"l"),
+    tuple: _put_many(b"t"),
+    set: _put_many(b"e"),
+    dict: _put_dict,
+    torch.Tensor: _put_tensor,
+    numpy.ndarray: _put_array,
+}
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """A place in the bytes. Whatever a length says is compared with what is left first."""
+
+    def __init__(self, data: memoryview, allow_pickle: bool) -> None:
+        self.data = data
+        self.at = 0
+        self.allow_pickle = allow_pickle
+
+    def take(self, count: int) -> memoryview:
+        left = len(self.data) - self.at
+        if count > left:
+            raise ValueError(f"{count} bytes should follow, and {left} do")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def length(self) -> int:
+        return int(_LENGTH.unpack(self.take(8))[0])
+
+    def count(self) -> int:
+        """How many values follow: each has a byte at least."""
+        count = self.length()
+        if count > len(self.data) - self.at:
+            raise ValueError(f"{count} values should follow in {len(self.data) - self.at} bytes")
+        return count
+
+    def value(self, depth: int) -> Any:
+        if depth > _DEEPEST + 1:
+            raise ValueError(f"values are nested deeper than {_DEEPEST}")
+        tag = bytes(self.take(1))
+        if tag in b"NTF":
+            return {b"N": None, b"T": True, b"F": False}[tag]
+        if tag == b"i":
+            return int.from_bytes(self.take(self.length()), "little", signed=True)
+        if tag == b"f":
+            return _FLOAT.unpack(self.take(8))[0]
+        if tag == b"c":
+            return complex(*_COMPLEX.unpack(self.take(16)))
+        if tag == b"s":
+            return str(self.take(self.length()), "utf-8", "surrogatepass")
+        if tag == b"b":
+            return bytes(self.take(self.length()))
+        if tag in b"lte":
+            make: Any = {b"l": list, b"t": tuple, b"e": set}[tag]
+            return make([self.value(depth + 1) for _ in range(self.count())])
+        if tag == b"d":
+            pairs = range(self.count())
+            return {self.value(depth + 1): self.value(depth + 1) for _ in pairs}
+        if tag in b"xan":
+            return self.elements(tag)
+        if tag == b"p":
+            data = self.take(self.length())
+            if not self.allow_pickle:
+                raise ValueError("a pickle, and this rank did not pass allow_pickle=True")
+            return pickle.loads(data)
+        raise ValueError(f"no value begins with {tag!r}")
+
+    def elements(self, tag: bytes) -> Any:
+        name = str(self.take(self.length()), "utf-8")
+        shape = [self.length() for _ in range(self.count())]
+        if len(shape) > 64 or any(length >= 2**63 for length in shape):
+            raise ValueError(f"no tensor has the shape {shape[:65]}")
+        dtype: Any
+        if tag == b"x":
+            dtype = getattr(torch, name, None)
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"torch has no dtype {name!r}")
+        else:
+            dtype = numpy.dtype(name)
+            if dtype.kind not in "biufcSU" or dtype.fields is not None:
+                raise ValueError(f"{name!r} is no dtype of plain elements")
+        count = 1
+        for length in shape:
+            count *= length
+        raw = bytearray(self.take(count * dtype.itemsize))
+        if tag == b"x":
+            if not raw:
+                return torch.empty(shape, dtype=dtype)
+            return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(shape)
+        array = numpy.ndarray(shape, dtype, raw)
+        return array[()] if tag == b"n" and not shape else array

@@ -1,0 +1,118 @@
+"""Sums, means and variances over tensors whose parts lie on different ranks.
+
+All have gradients, by the convention of `unisono.differentiable`. Shards may differ in length, and
+be empty: every element counts once, whoever has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from unisono.collectives import differentiable
+from unisono.collectives.refusals import refuse_type
+from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
+from unisono.comm.base import Communicator
+from unisono.world import resolve
+
+
+def weighted_sum(
+    x: torch.Tensor,
+    weight: torch.Tensor | float,
+    dim: int | None = None,
+    group: Any = None,
+    *,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """The sum of weight * x over `dim` and all ranks, on every rank. `weight` is this rank's own,
+    a number or a tensor that broadcasts with `x`.
+
+    With `dim=None` the sum is over the ranks, element by element.
+    """
+    comm = resolve(group)
+    if not isinstance(x, torch.Tensor):
+        refuse_type(comm, "all_reduce", f"weighted_sum takes a tensor, not {type(x).__name__}")
+    product = x * weight
+    local = wide(product)
+    if dim is not None:
+        local = local.sum(dim, keepdim=keepdim)
+    return differentiable.all_reduce(local, "sum", comm).to(product.dtype)
+
+
+def mean(
+    x: torch.Tensor, dim: int | None = None, group: Any = None, *, keepdim: bool = False
+) -> torch.Tensor:
+    """The mean of x over `dim` and all ranks, on every rank: of all elements, not of the ranks'
+    means. With `dim=None` it is the mean over the ranks, element by element."""
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "mean", x, dim, complexes=True)
+    if dim is None:
+        return differentiable.all_reduce(x, "mean", comm)
+    total = long(wide(shard).sum(axis, keepdim=True))
+    count = total.new_full((1,), shard.size(axis))
+    together = differentiable.all_reduce(torch.cat([total.flatten(), count]), "sum", comm)
+    result = (together[:-1] / together[-1]).view(total.shape).to(x.dtype)
+    return shown(result, axis, keepdim)
+
+
+def variance(
+    x: torch.Tensor,
+    dim: int | None = None,
+    group: Any = None,
+    *,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
+    from the mean, divided by the number of elements less `correction`.
+
+    With `dim=None` it is the variance over the ranks, element by element.
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "variance", x, dim)
+    result = _Variance.apply(shard, axis, comm, correction)  # type: ignore[no-untyped-call]
+    return shown(result, axis, keepdim and dim is not None)
+
+
+class _Variance(torch.autograd.Function):
+    """Ranks' means and sums of squares are combined as Chan, Golub and LeVeque do (1979), which
+    does not subtract large numbers from each other."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dim: int, comm: Communicator, correction: float
+    ) -> torch.Tensor:
+        length = x.size(dim)
+        if length:
+            spread, centre = torch.var_mean(wide(x), dim, correction=0, keepdim=True)
+            spread, centre = long(spread) * length, long(centre)
+        else:
+            shape = [1 if i == dim else n for i, n in enumerate(x.shape)]
+            spread = centre = torch.zeros(shape, dtype=torch.float64, device=x.device)
+        count = torch.full_like(centre, length)
+        if is_small(comm, centre, spread, count):
+            counts, centres, spreads = gathered(comm, count, centre, spread)
+            elements = counts.sum(0)
+            middle = (counts * centres).sum(0) / elements
+            squares = (spreads + counts * (centres - middle).square()).sum(0)
+        else:
+            total = torch.stack([centre * count, count])
+            comm.all_reduce(total)
+            sums, elements = total
+            middle = sums / elements
+            squares = spread + count * (centre - middle).square()
+            comm.all_reduce(squares)
+        freedom = (elements - correction).clamp_min(0)
+        ctx.comm = comm
+        ctx.save_for_backward(x, middle, freedom)
+        return (squares / freedom).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, middle, freedom = ctx.saved_tensors
+        total = long(gradient).clone(memory_format=torch.contiguous_format)
+        ctx.comm.all_reduce(total)
+        return (2 * (x - middle) / freedom * total).to(x.dtype), None, None, None

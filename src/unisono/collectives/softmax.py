@@ -1,0 +1,133 @@
+"""Softmax and its kin over tensors whose parts lie on different ranks.
+
+Each rank computes the maximum m and the sum s of exp(x - m) of its shard; together they give the
+maximum M and the sum S over all ranks, so that nothing overflows that would not in one process.
+All have gradients, by the convention of `unisono.differentiable`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from unisono.collectives.statistics import gathered, is_small, shard_of, shown, wide
+from unisono.comm.base import Communicator
+from unisono.world import resolve
+
+
+def softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:
+    """exp(x) divided by its sum over `dim` and all ranks; each rank has its shard's part.
+
+    With `dim=None` the sum is over the ranks, element by element.
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "softmax", x, dim)
+    result: torch.Tensor = _Softmax.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    return result.squeeze(0) if dim is None else result
+
+
+def log_softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:
+    """The logarithm of `softmax`, computed so that small probabilities stay exact."""
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "log_softmax", x, dim)
+    result: torch.Tensor = _LogSoftmax.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    return result.squeeze(0) if dim is None else result
+
+
+def logsumexp(
+    x: torch.Tensor, dim: int | None = None, group: Any = None, *, keepdim: bool = False
+) -> torch.Tensor:
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank."""
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "logsumexp", x, dim)
+    result = _LogSumExp.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    return shown(result, axis, keepdim and dim is not None)
+
+
+def _maximum_and_sum(
+    comm: Communicator, x: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """M, or 0 where it is infinite, and S relative to it, over all ranks."""
+    if x.size(dim):
+        maximum = x.amax(dim, keepdim=True)
+    else:
+        maximum = x.new_full([1 if i == dim else n for i, n in enumerate(x.shape)], -torch.inf)
+    finite = _finite(maximum)
+    if is_small(comm, maximum, maximum):
+        total = torch.exp(x - finite).sum(dim, keepdim=True)
+        maxima, totals = gathered(comm, maximum, total)
+        shift = _finite(maxima.amax(0))
+        # A shard of -inf alone has m = -inf and s = 0: exp(m - M) and not exp(0 - M), which may
+        # be infinite.
+        return shift, (totals * torch.exp(maxima - shift)).sum(0)
+    comm.all_reduce(maximum, "max")
+    shift = _finite(maximum)
+    total = torch.exp(x - shift).sum(dim, keepdim=True)
+    comm.all_reduce(total, "sum")
+    return shift, total
+
+
+def _finite(maximum: torch.Tensor) -> torch.Tensor:
+    return maximum.masked_fill(maximum.isinf(), 0)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+        x = wide(given)
+        shift, total = _maximum_and_sum(comm, x, dim)
+        # In one process +inf gives NaN everywhere along dim; so it does here.
+        y = torch.exp(x - shift) / total.masked_fill(total.isposinf(), torch.nan)
+        ctx.dim, ctx.comm = dim, comm
+        result = y.to(given.dtype)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        y, g = wide(ctx.saved_tensors[0]), wide(gradient)
+        weighted = (y * g).sum(ctx.dim, keepdim=True)
+        ctx.comm.all_reduce(weighted)
+        return (y * (g - weighted)).to(gradient.dtype), None, None
+
+
+class _LogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+        x = wide(given)
+        shift, total = _maximum_and_sum(comm, x, dim)
+        y = (x - shift) - total.masked_fill(total.isposinf(), torch.nan).log()
+        ctx.dim, ctx.comm = dim, comm
+        result = y.to(given.dtype)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        y, g = wide(ctx.saved_tensors[0]), wide(gradient)
+        total = g.sum(ctx.dim, keepdim=True)
+        ctx.comm.all_reduce(total)
+        return (g - y.exp() * total).to(gradient.dtype), None, None
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+        x = wide(given)
+        shift, total = _maximum_and_sum(comm, x, dim)
+        ctx.comm = comm
+        ctx.save_for_backward(given, shift, total)
+        return (total.log() + shift).to(given.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        given, shift, total = ctx.saved_tensors
+        sum_of_gradients = wide(gradient).clone(memory_format=torch.contiguous_format)
+        ctx.comm.all_reduce(sum_of_gradients)
+        share = torch.exp(wide(given) - shift) / total.masked_fill(total == 0, 1)
+        return (share * sum_of_gradients).to(given.dtype), None, None

@@ -1,0 +1,68 @@
+"""Combining what each rank has computed of its shard.
+
+A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors lie on top of each
+other and are combined element by element, which is the same with a new first dimension of which
+each rank has one row. Halves are computed in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unisono.collectives.refusals import refuse_type
+from unisono.comm.base import Communicator
+
+_GATHERED_BYTES = 64 * 1024
+"""Up to so many bytes over all ranks, one gathering is sooner over than two reductions."""
+
+_LONG = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def shard_of(
+    comm: Communicator, operation: str, x: Any, dim: int | None, complexes: bool = False
+) -> tuple[torch.Tensor, int]:
+    """The shard and the dimension along which it is one. Refuses what has no fractions."""
+    if not isinstance(x, torch.Tensor):
+        refuse_type(comm, "all_reduce", f"{operation} takes a torch tensor, not {type(x).__name__}")
+    if not x.is_floating_point() and not (complexes and x.is_complex()):
+        why = f"{operation} of {x.dtype}: pass a floating tensor (x.float())"
+        refuse_type(comm, "all_reduce", why)
+    if dim is None:
+        return x.unsqueeze(0), 0
+    if not -x.dim() <= dim < x.dim():
+        comm.refuse("all_reduce", f"{operation}: a tensor of shape {tuple(x.shape)} has no {dim=}")
+    return x, dim % x.dim()
+
+
+def shown(result: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+    """What is left of a dimension that has been reduced to one element."""
+    return result if keepdim else result.squeeze(dim)
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a type to compute in."""
+    return x.float() if x.dtype in _HALVES else x
+
+
+def long(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in 64 bits, in which sums of shards lose nothing that matters."""
+    return x.to(_LONG.get(x.dtype, torch.float64))
+
+
+def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
+    """Whether to gather these from all ranks rather than reduce them."""
+    return (
+        comm.size * sum(one.numel() * one.element_size() for one in statistics) <= _GATHERED_BYTES
+    )
+
+
+def gathered(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Every rank's statistics, of one shape and dtype, in one message: for each, a tensor whose
+    first dimension is the rank."""
+    mine = torch.stack(statistics)
+    everyone = torch.empty((comm.size, *mine.shape), dtype=mine.dtype, device=mine.device)
+    comm.all_gather(everyone, mine)
+    return everyone.unbind(1)

@@ -1,0 +1,237 @@
+"""Collectives on structures: many tensors and numbers in few messages.
+
+Every rank says first, in 16 bytes, what its structure looks like. Where two differ, all ranks
+raise, and the group goes on. Numbers travel as float64, int64, complex128 or bool.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from unisono.collectives import ragged
+from unisono.collectives.encoding import decode, encode
+from unisono.collectives.objects import all_gather_object
+from unisono.collectives.raw import as_bytes
+from unisono.collectives.reductions import reduction
+from unisono.collectives.refusals import refuse_type
+from unisono.collectives.results import over
+from unisono.collectives.trees import (
+    Tree,
+    description,
+    difference,
+    paths_of,
+    put_together,
+    signature,
+    take_apart,
+)
+from unisono.collectives.words import all_gather_words, device_of
+from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
+
+_DTYPES: dict[type, torch.dtype] = {
+    float: torch.float64,
+    int: torch.int64,
+    complex: torch.complex128,
+    bool: torch.bool,
+}
+
+
+def all_reduce(comm: Communicator, structure: Any, op: Any, async_op: bool) -> Any:
+    """Reduce every leaf over all ranks."""
+    known = reduction(op, comm, "all_reduce")
+    tree = _agreed(comm, "all_reduce", structure, known)
+    return _in_place(
+        comm, structure, tree, async_op, lambda row: comm.all_reduce(row, known, async_op=async_op)
+    )
+
+
+def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> Any:
+    """Copy every leaf of rank `src` to all ranks."""
+    tree = _agreed(comm, "broadcast", structure, None)
+    return _in_place(
+        comm, structure, tree, async_op, lambda row: comm.broadcast(row, src, async_op=async_op)
+    )
+
+
+def all_gather(comm: Communicator, structure: Any, async_op: bool) -> Any:
+    """Every rank's structure."""
+    return _gathered(comm, "all_gather", structure, None, async_op)
+
+
+def gather(comm: Communicator, structure: Any, dst: int, async_op: bool) -> Any:
+    """Every rank's structure, on rank `dst`."""
+    return _gathered(comm, "gather", structure, dst, async_op)
+
+
+# -- in place ------------------------------------------------------------------------------------
+
+
+def _agreed(comm: Communicator, operation: str, structure: Any, op: Op | None) -> Tree:
+    """The structure taken apart, once it is known that all ranks have one like it."""
+    tree = _taken_apart(comm, operation, structure)
+    if op is not None:
+        _check_meaning(comm, operation, tree, op)
+    mine = struct.unpack("=2q", signature(tree))
+    everyone = all_gather_words(comm, mine, device_of(comm))
+    if everyone.count(list(mine)) < comm.size:
+        raise _different(comm, operation, all_gather_object(description(tree), comm))
+    return tree
+
+
+def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
+    try:
+        tree = take_apart(structure)
+    except TypeError as error:
+        refuse_type(comm, operation, str(error))
+    if operation in ("all_reduce", "broadcast"):
+        for number in tree.numbers:
+            if type(number) is int and not -(2**63) <= number < 2**63:
+                comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
+    return tree
+
+
+def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> None:
+    name = "premul_sum" if isinstance(op, PremulSum) else op
+    for one in {dtype for dtype, _ in tree.forms}:
+        dtype = name_of_dtype(one)
+        if not has_meaning(name, dtype):
+            where = paths_of(tree, [dtype])
+            reduction(op, comm, operation, *tree.tensors, where=where)
+    for kind in {type(number) for number in tree.numbers}:
+        sample = torch.empty(0, dtype=_DTYPES[kind])
+        if not has_meaning(name, dtype_name(sample)):
+            where = paths_of(tree, [kind.__name__])
+            reduction(op, comm, operation, sample, where=where)
+
+
+def _different(comm: Communicator, operation: str, descriptions: Any) -> ValueError:
+    return ValueError(
+        f"{operation} on group {comm.name}: the ranks' structures differ: "
+        f"{difference(descriptions)}"
+    )
+
+
+def _in_place(
+    comm: Communicator,
+    structure: Any,
+    tree: Tree,
+    async_op: bool,
+    call: Callable[[list[Any]], Any],
+) -> Any:
+    """Make the call on all leaves at once; the structure that it leads to."""
+    rows = tree.tensors
+    if len(set(map(id, rows))) < len(rows):  # each one once
+        rows = list({id(tensor): tensor for tensor in rows}.values())
+    if not tree.numbers:
+        return over(call(rows) if rows else None, async_op, structure)
+    device = device_of(comm)
+    packed = {
+        kind: torch.tensor(
+            [number for number in tree.numbers if type(number) is kind], dtype=dtype, device=device
+        )
+        for kind, dtype in _DTYPES.items()
+        if kind in map(type, tree.numbers)
+    }
+    work = call([*rows, *packed.values()])
+
+    def finish() -> Any:
+        queues = {kind: iter(row.tolist()) for kind, row in packed.items()}
+        numbers = [next(queues[type(number)]) for number in tree.numbers]
+        return put_together(structure, tree.tensors, numbers)
+
+    return over(work, async_op, None, finish)
+
+
+# -- gathering -----------------------------------------------------------------------------------
+
+
+def _gathered(
+    comm: Communicator, operation: str, structure: Any, dst: int | None, async_op: bool
+) -> Any:
+    """Two messages: what everybody has, then all tensors of a rank as one row of bytes."""
+    tree = _taken_apart(comm, operation, structure)
+    tensors = [_dense(comm, operation, one) for one in tree.tensors]
+    device = tensors[0].device if tensors else torch.device(device_of(comm))
+    shapes = [[dtype_name(one), list(one.shape)] for one in tensors]
+    skeleton = description(tree, shapes=False)
+    card = bytearray(encode([skeleton, shapes, tree.numbers]))
+    raw = torch.frombuffer(card, dtype=torch.uint8).to(device)
+    cards = [decode(one.cpu().numpy()) for one in ragged.all_gather(comm, raw)]
+    skeletons = [one[0] for one in cards]
+    if any(one != skeletons[0] for one in skeletons):
+        raise _different(comm, operation, skeletons)
+    row = _row([as_bytes(one) for one in tensors], device)
+    lengths = [sum(_padded(_bytes_of(*one)) for one in card[1]) for card in cards]
+    work, rows = None, None
+    if dst is None or comm.rank == dst:
+        rows = [torch.empty(length, dtype=torch.uint8, device=device) for length in lengths]
+    if not any(lengths):
+        pass
+    elif dst is None:
+        work = comm.all_gather(rows or [], row, async_op=async_op)
+    else:
+        work = comm.gather(rows, row, dst, async_op=async_op)
+
+    def finish() -> Any:
+        if rows is None:
+            return None
+        arrays = [isinstance(one, numpy.ndarray) for one in tree.tensors]
+        return [
+            put_together(structure, _cut(row, card[1], arrays), card[2])
+            for row, card in zip(rows, cards, strict=True)
+        ]
+
+    return over(work, async_op, None, finish)
+
+
+def _dense(comm: Communicator, operation: str, leaf: Any) -> torch.Tensor:
+    if isinstance(leaf, numpy.ndarray):
+        try:
+            return torch.from_numpy(leaf)
+        except (TypeError, ValueError) as error:
+            refuse_type(comm, operation, str(error))
+    if leaf.layout is not torch.strided:
+        refuse_type(comm, operation, f"{leaf.layout} has no plain memory: pass dense tensors")
+    return leaf  # type: ignore[no-any-return]
+
+
+_ALIGNMENT = 16
+"""Every tensor begins where an element of any dtype may."""
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def _bytes_of(dtype: str, shape: list[int]) -> int:
+    count: int = getattr(torch, dtype).itemsize
+    for length in shape:
+        count *= length
+    return count
+
+
+def _row(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    pieces: list[torch.Tensor] = []
+    padding = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=device)
+    for part in parts:
+        count = part.numel()
+        pieces.append(part.to(device))
+        if _padded(count) != count:
+            pieces.append(padding[: _padded(count) - count])
+    return torch.cat(pieces) if pieces else padding[:0]
+
+
+def _cut(row: torch.Tensor, shapes: list[Any], arrays: list[bool]) -> list[Any]:
+    """The tensors in a row of bytes, each with memory of its own."""
+    leaves: list[Any] = []
+    at = 0
+    for (dtype, shape), is_array in zip(shapes, arrays, strict=True):
+        count = _bytes_of(dtype, shape)
+        leaf = row[at : at + count].view(getattr(torch, dtype)).view(shape).clone()
+        leaves.append(leaf.numpy() if is_array else leaf)
+        at += _padded(count)
+    return leaves

@@ -1,0 +1,182 @@
+"""Taking structures apart and putting them together again.
+
+A structure is made of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
+plain numbers and None at its ends, the *leaves*. Dicts are taken in the order of their keys, so
+that ranks which filled theirs in different orders agree. A *skeleton* says how leaves hang
+together; equal skeletons are equal tuples.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any
+
+import numpy
+import torch
+
+from unisono.comm.base import dtype_name
+
+_NUMBERS = frozenset((bool, int, float, complex))
+_BRACKETS = frozenset(("dict", "list", "tuple"))
+_form = attrgetter("dtype", "shape")
+_TENSORS = (torch.Tensor, numpy.ndarray)
+
+
+@dataclasses.dataclass(slots=True)
+class Tree:
+    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, and the dtype and
+    shape of each tensor."""
+
+    tensors: list[Any]
+    numbers: list[Any]
+    skeleton: Any = None
+    forms: tuple[Any, ...] = ()
+
+
+def take_apart(structure: Any) -> Tree:
+    """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
+    tree = Tree([], [])
+    tree.skeleton = _walk(structure, tree, ())
+    tree.forms = tuple(map(_form, tree.tensors))
+    return tree
+
+
+def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    """A structure like this one, with other leaves in the places of its own."""
+    return _rebuilt(structure, iter(tensors), iter(numbers))
+
+
+def signature(tree: Tree) -> bytes:
+    """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
+    return _digest(tree.skeleton, tree.forms)
+
+
+@lru_cache(maxsize=32)
+def _digest(skeleton: Any, forms: tuple[Any, ...]) -> bytes:
+    return blake2b(repr(_described(skeleton, forms)).encode(), digest_size=16).digest()
+
+
+def description(tree: Tree, *, shapes: bool = True) -> list[list[str]]:
+    """[path, what is there] for each node, outer ones first."""
+    return _described(tree.skeleton, tree.forms, shapes)
+
+
+def difference(descriptions: Sequence[Sequence[Sequence[str]]]) -> str | None:
+    """The first place where ranks have different things, in words; None where there is none."""
+    for rank, theirs in enumerate(descriptions):
+        for (path, first), (_, other) in zip(descriptions[0], theirs, strict=False):
+            if first != other:
+                return f"{path or 'the structure'}: {first} on rank 0, {other} on rank {rank}"
+    return None
+
+
+def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
+    kind = type(node)
+    if kind is torch.Tensor or isinstance(node, _TENSORS):
+        tree.tensors.append(node)
+        return "array" if isinstance(node, numpy.ndarray) else "tensor"
+    if kind in _NUMBERS:
+        tree.numbers.append(node)
+        return kind.__name__
+    if node is None:
+        return "None"
+    name, keys, values = _parts(node, path)
+    if set(map(type, values)) == {torch.Tensor}:  # often, and much faster than one by one
+        tree.tensors.extend(values)
+        return (name, keys, ("tensor",) * len(keys))
+    below = [
+        _walk(value, tree, (*path, _step(name, key)))
+        for key, value in zip(keys, values, strict=True)
+    ]
+    return (name, keys, tuple(below))
+
+
+def _parts(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]:
+    """What a node is, its keys and its values."""
+    if isinstance(node, dict):
+        keys = _in_order(node)
+        return "dict", keys, [node[key] for key in keys]
+    if isinstance(node, (list, tuple)):
+        if hasattr(node, "_fields"):
+            return type(node).__name__, node._fields, node
+        return "list" if isinstance(node, list) else "tuple", tuple(range(len(node))), node
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        names = tuple(one.name for one in dataclasses.fields(node))
+        return type(node).__name__, names, [getattr(node, name) for name in names]
+    where = "".join(path)
+    raise TypeError(
+        f"{f'{where}: ' if where else ''}{type(node).__name__} is neither a tensor, a number, None "
+        "nor a structure of them"
+    )
+
+
+def _in_order(keys: dict[Any, Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        return tuple(sorted(keys, key=lambda key: (type(key).__name__, repr(key))))
+
+
+def _step(name: str, key: Any) -> str:
+    return f"[{key!r}]" if name in _BRACKETS else f".{key}"
+
+
+def _described(skeleton: Any, forms: tuple[Any, ...], shapes: bool = True) -> list[list[str]]:
+    rest = iter(forms)
+
+    def nodes(skeleton: Any, path: str) -> Iterator[list[str]]:
+        if isinstance(skeleton, str):
+            what = skeleton
+            if skeleton in ("tensor", "array") and shapes:
+                dtype, shape = next(rest)
+                what = f"{skeleton} of {str(dtype).removeprefix('torch.')} {tuple(shape)}"
+            yield [path, what]
+            return
+        name, keys, below = skeleton
+        if name in ("list", "tuple"):
+            yield [path, f"{name} of {len(keys)}"]
+        else:
+            yield [path, f"{name} with {', '.join(map(repr, keys)) or 'nothing'}"]
+        for key, one in zip(keys, below, strict=True):
+            yield from nodes(one, path + _step(name, key))
+
+    return list(nodes(skeleton, ""))
+
+
+def _rebuilt(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    if isinstance(node, _TENSORS):
+        return next(tensors)
+    if type(node) in _NUMBERS:
+        return next(numbers)
+    if node is None:
+        return None
+    name, keys, values = _parts(node, ())
+    made = [_rebuilt(value, tensors, numbers) for value in values]
+    if name in ("list", "tuple"):
+        return made if name == "list" else tuple(made)
+    if isinstance(node, tuple):
+        return type(node)(*made)
+    twin = copy.copy(node)
+    for key, value in zip(keys, made, strict=True):
+        if isinstance(node, dict):
+            twin[key] = value
+        else:
+            object.__setattr__(twin, key, value)  # it may be frozen
+    return twin
+
+
+def paths_of(tree: Tree, dtypes: Sequence[str]) -> str:
+    """Where a structure has tensors or numbers of these dtypes, for a message."""
+    leaves = iter(tree.tensors)
+    found = []
+    for path, what in description(tree, shapes=False):
+        if what in ("tensor", "array"):
+            what = dtype_name(next(leaves))
+        if what in dtypes:
+            found.append(path or "the structure")
+    return ", ".join(found[:3]) + (" and others" if len(found) > 3 else "")

@@ -1,0 +1,82 @@
+"""What makes no sense as an argument, said in one sentence: for the makes without an engine.
+
+The rules are csrc/tensors.c's and csrc/reduce.c's, which the native make goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+
+Complaint = tuple[type[Exception] | None, str]
+"""The kind of exception and its text; no kind where all is well."""
+
+
+def reduction_complaint(op: Op, tensors: list[Any]) -> Complaint:
+    """What is wrong with reducing these tensors by `op`, if anything."""
+    name = "premul_sum" if isinstance(op, PremulSum) else op
+    if name not in (*REDUCTIONS, "mean", "premul_sum"):
+        return ValueError, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
+    for tensor in tensors:
+        dtype = dtype_name(tensor)
+        if not has_meaning(name, dtype):
+            return TypeError, f"{name} has no meaning for {dtype}"
+        if isinstance(op, PremulSum):
+            try:
+                factor = float(op.factor)
+            except (TypeError, ValueError):
+                return ValueError, f"the factor {op.factor!r} is no number"
+            if not holds(dtype, factor):
+                return ValueError, f"{dtype} cannot be scaled by {factor}"
+    return None, ""
+
+
+def complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
+    """What is wrong with a tensor that shall lie on one of these devices, if anything."""
+    if hasattr(tensor, "layout") and hasattr(tensor, "device"):
+        return _torch_complaint(tensor, writable, devices)
+    if not hasattr(tensor, "__array_interface__"):
+        return TypeError, f"{type(tensor).__name__} is neither a tensor nor an array"
+    if "cpu" not in devices:
+        return TypeError, f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}"
+    if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
+        return TypeError, f"{tensor.dtype} elements are not plain numbers"
+    if writable and not tensor.flags.writeable:
+        return ValueError, "a read-only array cannot receive a result"
+    return (ValueError, _EXPANDED) if writable and _is_expanded(tensor) else (None, "")
+
+
+def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
+    import torch
+
+    dtype = dtype_name(tensor)
+    plain = tensor.layout is torch.strided and tensor.device.type in devices
+    if not plain or tensor.is_quantized or dtype.startswith("bits") or tensor._is_zerotensor():
+        return TypeError, (
+            f"a tensor of {dtype}, {tensor.layout} on device {tensor.device} has no plain memory "
+            f"to share: pass a dense tensor on {_either(devices)}"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
+    strided = writable and _is_expanded(tensor)
+    return (ValueError, _EXPANDED) if strided else (None, "")
+
+
+_EXPANDED = "an expanded tensor (stride 0) cannot receive a result: pass a .clone()"
+
+
+def _is_expanded(tensor: Any) -> bool:
+    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
+    pairs = zip(tensor.shape, strides, strict=True)
+    return count(tensor) > 0 and any(length > 1 and stride == 0 for length, stride in pairs)
+
+
+def count(tensor: Any) -> int:
+    """How many elements a tensor or array has."""
+    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
+
+
+def _either(devices: Collection[str]) -> str:
+    return " or ".join(devices)

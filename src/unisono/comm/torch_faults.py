@@ -1,0 +1,120 @@
+"""How a group of the torch make ends: one cause for all members, told through the group's store.
+
+A torch backend says what it saw, an address or a time limit, and says something else on every
+rank: one that gave up closes its connections, and its peers see somebody leave. So whoever fails
+first leaves the cause in the store that the group was made with, and the others raise that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import re
+import time
+from typing import Any
+
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    GroupClosed,
+    GroupError,
+    PeerLost,
+)
+
+_KINDS: dict[str, type[GroupError]] = {
+    kind.__name__: kind
+    for kind in (CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost, GroupError)
+}
+_KEY = "unisono/ending"
+_TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+_LOST = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection (was )?(closed|refused|aborted)|"
+    r"remote process|peer.*(exited|died)",
+    re.IGNORECASE,
+)
+_CAUSE_COMES_S = 0.3
+
+
+class Faults:
+    """Why a group ended, for one of its members; `cause` is None while all is well."""
+
+    def __init__(self, name: str, rank: int, store: Any) -> None:
+        self._name = name
+        self._rank = rank
+        self._store = store
+        self._pid = os.getpid()
+        self.cause: GroupError | None = None
+
+    def check(self) -> None:
+        """Raise the cause, if the group has ended."""
+        if self.cause is not None:
+            raise copy.copy(self.cause) from self.cause.__cause__
+        if os.getpid() != self._pid:
+            raise GroupClosed(
+                f"group {self._name} belongs to the parent process (pid {self._pid}): a forked "
+                "child cannot use it",
+                rank=self._rank,
+                group=self._name,
+            )
+
+    def closed(self, *, tell: bool) -> None:
+        """The group was closed here; with `tell` the others learn who has left."""
+        if tell and self.cause is None:
+            self._tell(PeerLost(f"rank {self._rank} closed group {self._name}"))
+        text = f"group {self._name} is closed"
+        self.cause = GroupClosed(text, rank=self._rank, group=self._name)
+
+    def end(self, error: GroupError, *, tell: bool = True) -> GroupError:
+        """The group ends by this error, unless it has ended before: then by that one."""
+        if self.cause is None:
+            self.cause = error
+            if tell:
+                self._tell(error)
+        return self.cause
+
+    def translated(self, error: Exception, doing: str) -> GroupError:
+        """What a member raises for an exception of the backend. It ends the group."""
+        if self.cause is not None:
+            return self.cause
+        text = str(error).strip()
+        told = self._first_told() if _LOST.search(text) or "pair closure" in text else None
+        if told is None:
+            told = self._described(text, doing)
+        told.__cause__ = error
+        return self.end(told)
+
+    def _described(self, text: str, doing: str) -> GroupError:
+        where = f"{doing} on group {self._name}"
+        said = text.split("\n", 1)[0]
+        ours = {"rank": self._rank, "group": self._name}
+        if _LOST.search(text):
+            return PeerLost(f"a peer has left while this rank was in {where}: {said}", **ours)  # type: ignore[arg-type]
+        if _TIMED_OUT.search(text):
+            return CollectiveTimeout(f"{where} did not finish by its deadline: {said}", **ours)  # type: ignore[arg-type]
+        return GroupError(f"{where} failed: {said}", **ours)  # type: ignore[arg-type]
+
+    # -- through the store -----------------------------------------------------------------------
+
+    def _tell(self, error: GroupError) -> None:
+        word = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
+        with contextlib.suppress(Exception):  # its host may have gone with the group
+            self._store.compare_set(_KEY, "", json.dumps(word))
+
+    def _first_told(self) -> GroupError | None:
+        """What another member has told, or tells in a moment."""
+        end = time.monotonic() + _CAUSE_COMES_S
+        with contextlib.suppress(Exception):
+            while not self._store.check([_KEY]):
+                if time.monotonic() > end:
+                    return None
+                time.sleep(0.01)
+            word = json.loads(self._store.get(_KEY))
+            if word["rank"] == self._rank:
+                return None
+            kind = _KINDS.get(word["kind"], GroupError)
+            text = f"{word['text']} (told by rank {word['rank']})"
+            return kind(text, rank=self._rank, group=self._name)
+        return None

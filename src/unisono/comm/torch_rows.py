@@ -1,0 +1,79 @@
+"""Tensors and arrays of any layout as rows: what a torch backend can move without harm.
+
+gloo writes a strided tensor as if it lay in one piece, and so over its neighbours. A row is one
+contiguous line of elements: the tensor's own memory where it lies so, else a copy, which
+`give_back` writes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+
+def row_of(tensor: Any) -> torch.Tensor:
+    """The elements of a tensor or array in order, in one piece."""
+    if isinstance(tensor, torch.Tensor):
+        plain = tensor.detach()
+        if not plain.is_contiguous():
+            try:
+                plain = plain.contiguous()
+            except NotImplementedError:  # a type of less than a byte, which torch cannot copy
+                plain = plain.view(torch.uint8).contiguous().view(tensor.dtype)
+        return plain.as_strided((plain.numel(),), (1,))
+    array = numpy.ascontiguousarray(tensor).reshape(-1)
+    if not array.flags.writeable:
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # a type that torch does not know can still be moved
+        return torch.from_numpy(array.view(numpy.uint8))
+
+
+def give_back(tensor: Any, row: torch.Tensor) -> None:
+    """Write what a tensor's row has become into the tensor, if the row was a copy."""
+    if isinstance(tensor, torch.Tensor):
+        if tensor.is_contiguous():
+            return
+        plain = tensor.detach()
+        try:
+            plain.copy_(row.view(tensor.shape))
+        except NotImplementedError:
+            plain.view(torch.uint8).copy_(row.view(torch.uint8).view(tensor.shape))
+    elif not tensor.flags.c_contiguous:
+        tensor[...] = row.numpy().view(tensor.dtype).reshape(tensor.shape)
+
+
+def bytes_of(row: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, which every backend can move."""
+    return row.view(torch.uint8) if row.numel() else row.new_empty(0, dtype=torch.uint8)
+
+
+def in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of one dtype behind each other; a single one is itself."""
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+def deal_out(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+    """The reverse of `in_one`: fill the rows, one after the other."""
+    if len(rows) == 1 and rows[0].data_ptr() == whole.data_ptr():
+        return
+    begin = 0
+    for row in rows:
+        row.copy_(whole[begin : begin + row.numel()])
+        begin += row.numel()
+
+
+def cut(row: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Even parts of a row."""
+    length = row.numel() // parts
+    return [row[part * length : (part + 1) * length] for part in range(parts)]
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two rows of bytes share memory."""
+    begin, other_begin = one.data_ptr(), other.data_ptr()
+    return begin < other_begin + other.numel() and other_begin < begin + one.numel()

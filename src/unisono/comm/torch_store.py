@@ -1,0 +1,83 @@
+"""A torch Store for the ranks of one machine: in a file without a name, behind no port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+
+from unisono.comm.base import Communicator
+from unisono.errors import RendezvousError
+
+_idle: list[int] = []
+
+
+@contextlib.contextmanager
+def store_of(comm: Communicator) -> Iterator[Any]:
+    """A store that the members of a native group share; all of them call this.
+
+    torch's FileStore opens its file by name, again and again: each rank gives it the name of its
+    own descriptor, of a nameless file that rank 0 has made. Raises RendezvousError where the ranks
+    cannot see each other's processes.
+    """
+    import torch.distributed as dist
+
+    if comm.size == 1:
+        yield dist.HashStore()  # type: ignore[attr-defined]
+        return
+    descriptor = _keep(_shared_file(comm))
+    try:
+        yield dist.FileStore(f"/proc/self/fd/{descriptor}", comm.size)  # type: ignore[attr-defined]
+    finally:
+        _put_aside(descriptor)
+
+
+def _shared_file(comm: Communicator) -> int:
+    descriptor = os.memfd_create("unisono store") if comm.rank == 0 else -1
+    where = numpy.array([os.getpid(), descriptor, _namespace()], numpy.int64)
+    comm.broadcast(where)
+    pid, number, namespace = where.tolist()
+    problem = numpy.zeros(1, numpy.int64)
+    if comm.rank != 0:
+        try:
+            if namespace != _namespace():
+                raise OSError("another PID namespace")
+            descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            problem[0] = 1
+    comm.all_reduce(problem, "max")
+    if problem[0]:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise RendezvousError(
+            "the ranks cannot see each other's processes (other PID namespaces?), by which torch's "
+            "process group would start: set MASTER_ADDR and MASTER_PORT, or call "
+            "unisono.init(with_torch=False)"
+        )
+    return descriptor
+
+
+def _keep(descriptor: int) -> int:
+    """The same file under the number of a descriptor that lies idle, if there is one."""
+    if not _idle:
+        return descriptor
+    number = _idle.pop()
+    os.dup2(descriptor, number, inheritable=False)
+    os.close(descriptor)
+    return number
+
+
+def _put_aside(descriptor: int) -> None:
+    """Give the file back, but not its number: a store that somebody still holds writes there when
+    it goes, and must not find another file."""
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nowhere, descriptor, inheritable=False)
+    os.close(nowhere)
+    _idle.append(descriptor)
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

@@ -1,0 +1,1 @@
+"""`unisono demo`: the primitives as pictures, faults explained, a race with gloo."""

@@ -1,0 +1,275 @@
+"""The primitives on real ranks, on numbers that a reader can follow, each result checked.
+
+A rank only reports what its tensors held before and after. What they must hold is computed from
+all ranks' reports by plain arithmetic on lists, in the process that draws the pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from unisono.comm.base import Communicator
+from unisono.comm.exchange import FileExchange
+from unisono.comm.native import NativeCommunicator
+from unisono.demo.faults import Moment, deadlock, meet, mismatch
+from unisono.errors import GroupError, UnisonoError
+
+Array = numpy.ndarray[Any, Any]
+Numbers = tuple[float, ...]
+Rows = Sequence[Numbers]
+Sight = tuple[Array | None, Array | None]
+OWNER = 10
+"""Where data only moves, a number's tens say whose it was: 23 is number 3 of rank 2."""
+
+
+class WrongResult(UnisonoError):
+    """A rank has another value than arithmetic says."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One primitive. `flow` says how data moves: "from 0", "to 0", "all", "ring"; `adds` whether
+    it is added up on the way; `play` makes the call, `expected` says what must come out."""
+
+    title: str
+    sentence: str
+    flow: str
+    adds: bool
+    play: Callable[[Communicator], Sight]
+    expected: Callable[[Rows], list[Numbers]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one rank saw: before and after of each scene, the barrier, and the faults' reports."""
+
+    rows: tuple[tuple[Numbers, Numbers], ...]
+    barrier: Moment
+    deadlock: GroupError | None
+    mismatch: GroupError | None
+
+
+def play_all() -> Played:
+    """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
+    place = os.environ
+    meeting = FileExchange(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
+    rank, size = int(place["UNISONO_RANK"]), int(place["UNISONO_SIZE"])
+    with NativeCommunicator.connect(meeting, rank, size) as comm:
+        return play_on(comm)
+
+
+def play_on(comm: Communicator) -> Played:
+    """All of it on this group."""
+    rows = [tuple(map(_numbers, scene.play(comm))) for scene in SCENES]
+    return Played(
+        rows=tuple((before, after) for before, after in rows),
+        barrier=meet(comm),
+        deadlock=deadlock(comm),
+        mismatch=mismatch(comm),
+    )
+
+
+def check(played: Sequence[Played]) -> None:
+    """Raise WrongResult unless every rank has what arithmetic says, and every fault was found."""
+    for number, scene in enumerate(SCENES):
+        expected = scene.expected([one.rows[number][0] for one in played])
+        for rank, (one, right) in enumerate(zip(played, expected, strict=True)):
+            if one.rows[number][1] != right:
+                raise WrongResult(
+                    f"{scene.title}: rank {rank} has {list(one.rows[number][1])} and should have "
+                    f"{list(right)}"
+                )
+    last = max(one.barrier.came_s for one in played)
+    for rank, one in enumerate(played):
+        if one.barrier.left_s < last:
+            raise WrongResult(f"barrier: rank {rank} left before the last rank came")
+        if (one.deadlock is None) == (rank < 2):
+            raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have been told")
+        if one.mismatch is None:
+            raise WrongResult(f"mismatch: rank {rank} should have been told")
+
+
+# -- the scenes ------------------------------------------------------------------------------------
+
+
+def _moved(comm: Communicator, count: int) -> Array:
+    """This rank's numbers 0, 1, ... under its own tens."""
+    return numpy.arange(count, dtype=numpy.float32) + OWNER * comm.rank
+
+
+def _counted(comm: Communicator) -> Array:
+    """[0, 1, 2, ...] + rank: on four ranks the sum is [6, 10, 14, 18]."""
+    return numpy.arange(comm.size, dtype=numpy.float32) + comm.rank
+
+
+def _empty(count: int) -> Array:
+    return numpy.full(count, -1, numpy.float32)
+
+
+def _broadcast(comm: Communicator) -> Sight:
+    before = _moved(comm, 3)
+    after = before.copy()
+    comm.broadcast(after, root=0)
+    return before, after
+
+
+def _scatter(comm: Communicator) -> Sight:
+    before = _moved(comm, comm.size) if comm.rank == 0 else None
+    after = _empty(1)
+    comm.scatter(after, before, root=0)
+    return before, after
+
+
+def _gather(comm: Communicator) -> Sight:
+    before = _moved(comm, 1)
+    after = _empty(comm.size) if comm.rank == 0 else None
+    comm.gather(after, before, root=0)
+    return before, after
+
+
+def _reduce(comm: Communicator) -> Sight:
+    before = _counted(comm)
+    after = before.copy()
+    comm.reduce(after, root=0)
+    return before, after
+
+
+def _all_gather(comm: Communicator) -> Sight:
+    before, after = _moved(comm, 1), _empty(comm.size)
+    comm.all_gather(after, before)
+    return before, after
+
+
+def _all_reduce(comm: Communicator) -> Sight:
+    before = _counted(comm)
+    after = before.copy()
+    comm.all_reduce(after)
+    return before, after
+
+
+def _reduce_scatter(comm: Communicator) -> Sight:
+    before, after = _counted(comm), _empty(1)
+    comm.reduce_scatter(after, before)
+    return before, after
+
+
+def _gather_again(comm: Communicator) -> Sight:
+    before, after = _empty(1), _empty(comm.size)
+    comm.reduce_scatter(before, _counted(comm))
+    comm.all_gather(after, before)
+    return before, after
+
+
+def _all_to_all(comm: Communicator) -> Sight:
+    before, after = _moved(comm, comm.size), _empty(comm.size)
+    comm.all_to_all(after, before)
+    return before, after
+
+
+def _ring(comm: Communicator) -> Sight:
+    before, after = _moved(comm, 2), _empty(2)
+    sent = comm.isend(before, (comm.rank + 1) % comm.size)
+    comm.recv(after, (comm.rank - 1) % comm.size)
+    sent.wait()
+    return before, after
+
+
+def _sums(had: Rows) -> Numbers:
+    return tuple(sum(column) for column in zip(*had, strict=True))
+
+
+def _joined(had: Rows) -> Numbers:
+    return tuple(number for row in had for number in row)
+
+
+SCENES = (
+    Scene(
+        "broadcast",
+        "rank 0's numbers go to every rank",
+        "from 0",
+        False,
+        _broadcast,
+        lambda had: [had[0] for _ in had],
+    ),
+    Scene(
+        "scatter",
+        "part r of rank 0's numbers goes to rank r",
+        "from 0",
+        False,
+        _scatter,
+        lambda had: [(number,) for number in had[0]],
+    ),
+    Scene(
+        "gather",
+        "every rank's number goes to rank 0, in rank order",
+        "to 0",
+        False,
+        _gather,
+        lambda had: [_joined(had), *(() for _ in had[1:])],
+    ),
+    Scene(
+        "reduce (sum)",
+        "the numbers are added up on rank 0; the others keep theirs",
+        "to 0",
+        True,
+        _reduce,
+        lambda had: [_sums(had), *had[1:]],
+    ),
+    Scene(
+        "all_gather",
+        "every rank has every rank's number",
+        "all",
+        False,
+        _all_gather,
+        lambda had: [_joined(had) for _ in had],
+    ),
+    Scene(
+        "all_reduce (sum)",
+        "every rank has the sums",
+        "all",
+        True,
+        _all_reduce,
+        lambda had: [_sums(had) for _ in had],
+    ),
+    Scene(
+        "reduce_scatter (sum)",
+        "the first half of an all_reduce: rank r has sum r",
+        "all",
+        True,
+        _reduce_scatter,
+        lambda had: [(number,) for number in _sums(had)],
+    ),
+    Scene(
+        "all_gather of these sums",
+        "the second half: the all_reduce again",
+        "all",
+        False,
+        _gather_again,
+        lambda had: [_joined(had) for _ in had],
+    ),
+    Scene(
+        "all_to_all",
+        "part j of rank i becomes part i of rank j",
+        "all",
+        False,
+        _all_to_all,
+        lambda had: list(zip(*had, strict=True)),
+    ),
+    Scene(
+        "send and recv around a ring",
+        "every rank to the next, the last to the first",
+        "ring",
+        False,
+        _ring,
+        lambda had: [had[rank - 1] for rank in range(len(had))],
+    ),
+)
+
+
+def _numbers(tensor: Array | None) -> Numbers:
+    return () if tensor is None else tuple(tensor.tolist())

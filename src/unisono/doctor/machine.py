@@ -1,0 +1,250 @@
+"""What the machine gives: kernel features, memory, limits, cores, the way to oneself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.comm import engine
+from unisono.doctor.findings import Finding, fail, ok, warn
+from unisono.errors import EngineUnavailable
+from unisono.launcher import share
+
+FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
+FUTEX_WAKE_PRIVATE = 129
+DOCKER_SHM_BYTES = 64 << 20
+FEW_FILES = 256
+FILES_A_RANK = 8
+"""Pipes, a pidfd and a socket for each rank that a process starts or knows."""
+RANK_BYTES = 150 << 20
+"""Private memory of a rank that has imported torch: measured, 2.13 on Linux."""
+
+
+def findings(ranks: int) -> Iterator[Finding]:
+    """Everything about this machine that matters to `ranks` ranks."""
+    yield from _kernel()
+    yield _memory(ranks)
+    yield _shared_folder()
+    yield from _limits(ranks)
+    yield from _cores(ranks)
+    yield from _network()
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+def _kernel() -> Iterator[Finding]:
+    if sys.platform != "linux":
+        yield fail("kernel", sys.platform, "Use Linux: shared memory, pidfd and futex are its own.")
+        return
+    have: list[str] = []
+    lack: list[str] = []
+    for name, works in (("memfd", _has_memfd), ("pidfd", _has_pidfd), ("futex", _has_futex)):
+        (have if works() else lack).append(name)
+    text = f"Linux {platform.release()}: {', '.join(have) or 'nothing'}"
+    if not lack:
+        yield ok("kernel", text)
+    if "memfd" in lack:
+        advice = "Allow memfd_create in the sandbox; until then a file in /dev/shm is used."
+        if _has_nameless_file():
+            yield warn("kernel", f"{text}; memfd is refused", advice)
+        else:
+            yield fail("kernel", f"{text}; neither memfd nor /dev/shm", "Allow memfd_create.")
+    if "pidfd" in lack:
+        yield warn(
+            "kernel",
+            f"{text}; pidfd is refused",
+            "Allow pidfd_open (Linux 5.3): without it a peer's death shows only as a timeout.",
+        )
+    if "futex" in lack:
+        yield fail("kernel", f"{text}; futex is refused", "Allow futex in the sandbox.")
+
+
+def _has_memfd() -> bool:
+    try:
+        os.close(os.memfd_create("unisono-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _has_nameless_file() -> bool:
+    try:
+        os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def _has_pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _has_futex() -> bool:
+    """Wake nobody: the kernel answers 0 where it knows the call, and -1 where it is refused."""
+    number = FUTEX_CALLS.get(platform.machine())
+    if number is None:
+        return True  # the self-test will tell
+    word = ctypes.c_uint32(0)
+    called = ctypes.CDLL(None, use_errno=True).syscall
+    return bool(called(number, ctypes.byref(word), FUTEX_WAKE_PRIVATE, 1, None, None, 0) == 0)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _memory(ranks: int) -> Finding:
+    try:
+        room = engine.memory_room()
+    except EngineUnavailable:
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fitting = room // RANK_BYTES
+    text = f"{size(room)} free below all limits: room for about {fitting} ranks with torch"
+    if fitting < ranks:
+        return fail("memory", text, "Raise the container's memory limit or start fewer ranks.")
+    if fitting < 2 * ranks:
+        return warn("memory", text, f"{ranks} ranks leave little for models: raise the limit.")
+    return ok("memory", text)
+
+
+def _shared_folder() -> Finding:
+    """unisono's own memory has no name and is not bounded by /dev/shm; that of others is."""
+    try:
+        stats = os.statvfs("/dev/shm")
+    except OSError as error:
+        return warn(
+            "/dev/shm",
+            f"not there ({error.strerror}); unisono does not need it",
+            "Mount a tmpfs on it: NCCL and torch's data loaders use it.",
+        )
+    total, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
+    text = f"{size(free)} of {size(total)} free; unisono does not need it"
+    if free <= DOCKER_SHM_BYTES:
+        return warn(
+            "/dev/shm",
+            text,
+            "NCCL and data loaders do: start the container with --shm-size=1g or --ipc=host.",
+        )
+    return ok("/dev/shm", text)
+
+
+def _limits(ranks: int) -> Iterator[Finding]:
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(FEW_FILES, FILES_A_RANK * ranks + 64)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        yield warn(
+            "open files",
+            f"{files} allowed, {bound(most)} possible",
+            f"Run `ulimit -n {wanted}` or more before starting many ranks.",
+        )
+    else:
+        yield ok("open files", f"{bound(files)} allowed")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = bound(locked, size)
+    if locked != resource.RLIM_INFINITY and Path("/sys/class/infiniband").is_dir():
+        yield warn("locked memory", text, "Run `ulimit -l unlimited`: InfiniBand pins memory.")
+    else:
+        yield ok("locked memory", f"{text}; only InfiniBand needs more")
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        yield warn(
+            "address space",
+            f"limited to {size(space)}",
+            "Run `ulimit -v unlimited`: every rank maps the memory of all ranks of its groups.",
+        )
+
+
+# -- cores and threads -----------------------------------------------------------------------------
+
+
+def _cores(ranks: int) -> Iterator[Finding]:
+    usable, allowed = share.core_count(), len(share.cores())
+    text = f"{usable} usable: {os.cpu_count()} in the machine, {allowed} by affinity"
+    if usable < allowed:
+        text += f", {usable} by the CPU quota"
+    if ranks > usable:
+        yield warn(
+            "cores", f"{text}, {ranks} ranks", "Ranks will share cores: fewer of them run faster."
+        )
+    else:
+        yield ok("cores", text)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        each, why = int(threads), f"OMP_NUM_THREADS={threads}"
+    elif threads:
+        yield warn("threads", f"OMP_NUM_THREADS={threads}", "Give it a whole number.")
+        return
+    else:
+        yield ok(
+            "threads",
+            f"OMP_NUM_THREADS is not set: unisono gives each of {ranks} ranks "
+            f"{max(1, usable // ranks)}, mp.spawn would give each {usable}",
+        )
+        return
+    if each * ranks > max(usable, ranks):
+        yield warn(
+            "threads",
+            f"{why}, times {ranks} ranks, on {usable} cores",
+            f"Set OMP_NUM_THREADS={max(1, usable // ranks)} or leave it to unisono: threads that "
+            "wait for a core slow every collective down.",
+        )
+    else:
+        yield ok("threads", f"{why}, times {ranks} ranks, on {usable} cores")
+
+
+# -- the way to oneself ----------------------------------------------------------------------------
+
+
+def _network() -> Iterator[Finding]:
+    """unisono needs no network; gloo, NCCL and torch's stores do, even on one machine."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        yield warn(
+            "loopback",
+            f"127.0.0.1 cannot be reached: {error.strerror or error}",
+            "Run `ip link set lo up`: torch's store and gloo need it, unisono does not.",
+        )
+    else:
+        yield ok("loopback", "127.0.0.1 answers; unisono needs no network, gloo and stores do")
+    host = socket.gethostname()
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        yield warn(
+            "host name",
+            f"{host} does not resolve",
+            "Add it to /etc/hosts or set GLOO_SOCKET_IFNAME=lo: gloo looks for its address so.",
+        )
+    else:
+        yield ok("host name", f"{host} resolves")
+
+
+def size(count: int) -> str:
+    """Bytes for a reader."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
+def bound(value: int, show: object = str) -> str:
+    """A limit for a reader."""
+    if value == resource.RLIM_INFINITY:
+        return "unlimited"
+    return size(value) if show is size else str(value)

@@ -1,0 +1,130 @@
+"""What is installed: Python, torch, our engine, GPUs and NCCL."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import unisono
+from unisono.comm import engine
+from unisono.doctor.findings import Finding, fail, ok, warn
+from unisono.errors import EngineUnavailable
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 11)
+
+
+def findings() -> Iterator[Finding]:
+    """Versions, the engine, what torch can do, GPUs."""
+    yield _python()
+    yield from _torch()
+    yield _unisono()
+    yield _engine()
+    yield from _gpus()
+
+
+def _python() -> Finding:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return fail("python", text, "Install Python 3.11 or later.")
+    return ok("python", text)
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        yield fail("torch", f"torch cannot be imported: {error}", "Run `pip install torch`.")
+        return
+    version = torch.__version__
+    if torch_version(version) < OLDEST_TORCH:
+        yield fail("torch", f"torch {version}", "Install torch 2.11 or later.")
+    elif not dist.is_available():
+        yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
+    else:
+        from unisono.autoload import known_backends
+
+        names = ", ".join(known_backends())
+        yield ok("torch", f"torch {version}, torch.distributed with {names}")
+        if "unisono" not in known_backends():
+            yield fail(
+                "backend",
+                "torch does not know the backend unisono",
+                "Reinstall the package: its entry point torch.backends is missing.",
+            )
+
+
+def torch_version(text: str) -> tuple[int, int]:
+    """The first two numbers of a version like "2.13.0+cpu"."""
+    numbers = re.findall(r"\d+", text)[:2]
+    return int(numbers[0]), int(numbers[1])
+
+
+def _unisono() -> Finding:
+    try:
+        installed = importlib.metadata.version("unisono")
+    except importlib.metadata.PackageNotFoundError:
+        return warn(
+            "unisono",
+            f"unisono {unisono.__version__}, not installed",
+            "Run `pip install` on it, so that `import torch` finds the backend.",
+        )
+    if installed != unisono.__version__:
+        return warn(
+            "unisono",
+            f"unisono {unisono.__version__}, installed as {installed}",
+            "Reinstall the package: sources and installation are of different versions.",
+        )
+    return ok("unisono", f"unisono {installed}")
+
+
+def _engine() -> Finding:
+    try:
+        layout = engine.layout_version()
+    except EngineUnavailable as error:
+        return fail("engine", str(error), "Install a wheel for this machine, or run `make native`.")
+    return ok("engine", f"native engine, memory layout {layout}; no compiler is needed to run it")
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError:
+        return
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+        counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+        try:
+            nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            yield ok("gpu", f"{counted}; NCCL {nccl}")
+        except (AttributeError, RuntimeError, ImportError):
+            yield warn("gpu", f"{counted}, no NCCL", "Install a torch build that brings NCCL.")
+        return
+    seen = _nvidia_smi()
+    if seen:
+        yield warn(
+            "gpu",
+            f"{seen}, which this torch cannot use",
+            "Install a CUDA build of torch that fits the driver; until then CPU tensors work.",
+        )
+    else:
+        yield ok("gpu", "no GPU: CPU tensors travel by unisono or gloo")
+
+
+def _nvidia_smi() -> str:
+    """What the driver's tool says about GPUs; nothing where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return f"{count} GPU(s)" if count else ""

@@ -1,0 +1,223 @@
+"""The environment variables that change how ranks communicate: what they mean, how they stand."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from unisono.doctor.findings import Finding, warn
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable. `values` are all that it may be, where that is known; `renamed` is the name
+    that took its place; `worth_knowing` ones are shown even where they are not set."""
+
+    name: str
+    meaning: str
+    values: tuple[str, ...] = ()
+    renamed: str = ""
+    worth_knowing: bool = False
+
+
+_SWITCH = ("0", "1")
+
+UNISONO = (
+    Variable("UNISONO_RANK", "this process's rank; set by unisono.launch and unisono run"),
+    Variable("UNISONO_SIZE", "how many ranks there are; set with it"),
+    Variable("UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor"),
+    Variable(
+        "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named"
+    ),
+    Variable(
+        "UNISONO_EAGER_SEND",
+        "sends of at most so many bytes return before they are matched, as gloo's do",
+        worth_knowing=True,
+    ),
+    Variable(
+        "UNISONO_SITES",
+        "1: every call notes its source line, blocking ones too (about 0.3 us)",
+        _SWITCH,
+        worth_knowing=True,
+    ),
+    Variable(
+        "UNISONO_CHECK",
+        "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+        _SWITCH,
+    ),
+    Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
+)
+
+STARTING = (
+    Variable("RANK", "this process's rank, as torchrun sets it"),
+    Variable("WORLD_SIZE", "how many ranks there are, on all machines"),
+    Variable("LOCAL_RANK", "the rank among those of this machine: which GPU to take"),
+    Variable("LOCAL_WORLD_SIZE", "how many ranks this machine has"),
+    Variable("MASTER_ADDR", "where rank 0 hosts torch's store"),
+    Variable("MASTER_PORT", "its port"),
+    Variable(
+        "OMP_NUM_THREADS",
+        "threads a rank; times ranks it should not exceed the cores",
+        worth_knowing=True,
+    ),
+    Variable("MKL_NUM_THREADS", "the same for MKL alone"),
+    Variable("OPENBLAS_NUM_THREADS", "the same for OpenBLAS alone"),
+    Variable("CUDA_VISIBLE_DEVICES", "the GPUs that a process sees, in this order"),
+    Variable(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "hardware queues a GPU; 1 keeps kernels in the order of their launch, for overlap",
+    ),
+    Variable("CUDA_LAUNCH_BLOCKING", "1: every kernel is waited for; for debugging only", _SWITCH),
+)
+
+TORCH = (
+    Variable(
+        "TORCH_DISTRIBUTED_DEBUG",
+        "INFO: more is logged; DETAIL: every collective is compared between ranks, slowly "
+        "(on unisono that is always on)",
+        ("OFF", "INFO", "DETAIL"),
+        worth_knowing=True,
+    ),
+    Variable("TORCH_CPP_LOG_LEVEL", "INFO shows what torch's C++ side says"),
+    Variable("TORCH_SHOW_CPP_STACKTRACES", "1: errors show the C++ stack as well", _SWITCH),
+    Variable(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "what happens after an NCCL error or timeout; 3, the default, ends the process",
+        ("0", "1", "2", "3"),
+    ),
+    Variable("TORCH_NCCL_BLOCKING_WAIT", "1: wait() blocks until the collective is over"),
+    Variable(
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "so many calls are kept by the flight recorder; 0 turns it off",
+        worth_knowing=True,
+    ),
+    Variable("TORCH_FR_BUFFER_SIZE", "the same, by its newer name"),
+    Variable(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "1: the flight recorder is written to files when a collective times out",
+        worth_knowing=True,
+    ),
+    Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "where those files go; the rank is appended"),
+    Variable("TORCH_NCCL_DESYNC_DEBUG", "1: a timeout says which ranks were out of step"),
+    Variable("TORCH_NCCL_ENABLE_MONITORING", "0: no thread looks after the watchdog"),
+    Variable("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "how long the watchdog may be stuck"),
+    Variable("TORCH_NCCL_ENABLE_TIMING", "1: the flight recorder has durations"),
+    Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "1: tensors in flight are kept by reference"),
+    Variable("TORCH_NCCL_HIGH_PRIORITY", "1: NCCL's streams have high priority"),
+    Variable("TORCH_NCCL_NAN_CHECK", "1: NaN in what is sent is an error; slow"),
+    Variable("NCCL_ASYNC_ERROR_HANDLING", "an old name", renamed="TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    Variable("NCCL_BLOCKING_WAIT", "an old name", renamed="TORCH_NCCL_BLOCKING_WAIT"),
+    Variable("NCCL_DESYNC_DEBUG", "an old name", renamed="TORCH_NCCL_DESYNC_DEBUG"),
+    Variable("NCCL_ENABLE_TIMING", "an old name", renamed="TORCH_NCCL_ENABLE_TIMING"),
+)
+
+GLOO = (
+    Variable(
+        "GLOO_SOCKET_IFNAME",
+        "the network interface of gloo; lo on one machine",
+        worth_knowing=True,
+    ),
+    Variable("TP_SOCKET_IFNAME", "the same for torch's RPC"),
+    Variable("TORCH_GLOO_LAZY_INIT", "1: gloo connects two ranks when they first talk"),
+)
+
+NCCL = (
+    Variable(
+        "NCCL_DEBUG",
+        "how much NCCL says: INFO shows version, topology and transports",
+        ("VERSION", "WARN", "INFO", "TRACE"),
+        worth_knowing=True,
+    ),
+    Variable(
+        "NCCL_DEBUG_SUBSYS",
+        "what INFO is about: INIT,ENV,TUNING shows a table of latency and bandwidth by algorithm",
+        worth_knowing=True,
+    ),
+    Variable("NCCL_DEBUG_FILE", "where that goes; %h is the host, %p the process"),
+    Variable(
+        "NCCL_ALGO",
+        "the algorithms that NCCL may choose from: Ring, Tree, CollnetDirect, CollnetChain, NVLS, "
+        "NVLSTree, PAT",
+        worth_knowing=True,
+    ),
+    Variable(
+        "NCCL_PROTO", "the protocols that it may choose from: LL, LL128, Simple", worth_knowing=True
+    ),
+    Variable(
+        "NCCL_MAX_NCHANNELS",
+        "at most so many channels, a CUDA block each; 1 leaves the GPU to computation",
+        worth_knowing=True,
+    ),
+    Variable("NCCL_MIN_NCHANNELS", "at least so many channels"),
+    Variable("NCCL_MAX_CTAS", "the newer name of that bound, from NCCL 2.17"),
+    Variable("NCCL_MIN_CTAS", "the newer name of that bound, from NCCL 2.17"),
+    Variable("NCCL_NTHREADS", "threads a CUDA block"),
+    Variable("NCCL_BUFFSIZE", "bytes of buffer between two GPUs"),
+    Variable(
+        "NCCL_SOCKET_IFNAME",
+        "the network interfaces of NCCL, by prefix; ^ excludes, = is exact",
+        worth_knowing=True,
+    ),
+    Variable("NCCL_IB_HCA", "the InfiniBand adapters to use, as mlx5_0:1"),
+    Variable("NCCL_IB_DISABLE", "1: TCP instead of InfiniBand or RoCE", _SWITCH),
+    Variable("NCCL_IB_TIMEOUT", "the InfiniBand timeout, as a power of two"),
+    Variable("NCCL_NET_GDR_LEVEL", "how far a network card may be from a GPU it writes to"),
+    Variable("NCCL_P2P_DISABLE", "1: GPUs do not write to each other directly; slow", _SWITCH),
+    Variable("NCCL_P2P_LEVEL", "how far apart GPUs may be that do"),
+    Variable("NCCL_SHM_DISABLE", "1: no shared memory between GPUs of one machine; slow", _SWITCH),
+    Variable("NCCL_NVLS_ENABLE", "0: no reductions inside NVSwitch"),
+    Variable("NCCL_CROSS_NIC", "whether a ring may use different cards on different machines"),
+    Variable("NCCL_TOPO_FILE", "a topology to assume instead of the detected one"),
+    Variable("NCCL_TOPO_DUMP_FILE", "where to write the detected topology"),
+    Variable("NCCL_TUNER_PLUGIN", "a library that chooses algorithms instead of NCCL"),
+    Variable("NCCL_CONF_FILE", "a file with more of these settings; /etc/nccl.conf is another"),
+)
+
+FAMILIES: dict[str, tuple[Variable, ...]] = {
+    "unisono": UNISONO,
+    "starting": STARTING,
+    "torch": TORCH,
+    "gloo": GLOO,
+    "nccl": NCCL,
+}
+SLOW = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "CUDA_LAUNCH_BLOCKING")
+KNOWN = {variable.name: variable for family in FAMILIES.values() for variable in family}
+
+
+def shown(environment: Mapping[str, str], every: bool = False) -> list[tuple[Variable, str | None]]:
+    """The variables that are set or worth knowing, or every known one, with their values."""
+    return [
+        (variable, environment.get(variable.name))
+        for variable in KNOWN.values()
+        if every or variable.name in environment or variable.worth_knowing
+    ]
+
+
+def findings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that do nothing, or not what was meant."""
+    for name, value in sorted(environment.items()):
+        variable = KNOWN.get(name)
+        if variable is None:
+            if name.startswith("UNISONO_"):
+                likely = difflib.get_close_matches(name, [one.name for one in UNISONO], 1)
+                advice = f"Did you mean {likely[0]}?" if likely else "Unset it."
+                yield warn(name, "no variable of that name has an effect", advice)
+        elif variable.renamed:
+            yield warn(name, f"={value}: an old name", f"Set {variable.renamed} instead.")
+        elif variable.values and value.upper() not in variable.values:
+            may_be = ", ".join(variable.values)
+            yield warn(name, f"={value} means nothing", f"Set it to one of {may_be}.")
+        elif name in SLOW and value == "1":
+            yield warn(name, "=1 makes communication slow", "Unset it after debugging.")
+
+
+def markdown() -> str:
+    """The table of every known variable, as docs/doctor.md has it."""
+    lines = ["| variable | meaning |", "|---|---|"]
+    for variable in KNOWN.values():
+        meaning = f"use `{variable.renamed}`" if variable.renamed else variable.meaning
+        if variable.values and not variable.renamed:
+            meaning += f" ({', '.join(variable.values)})"
+        lines.append(f"| `{variable.name}` | {meaning} |")
+    return "\n".join(lines) + "\n"

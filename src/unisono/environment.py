@@ -1,0 +1,127 @@
+"""Which rank of how many this process is, as whoever started it has said in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among those of its program. `local_size` is how many of them its machine has, 0
+    where nobody said; `job` names the program on this machine, "" where nobody did."""
+
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 0
+    launcher: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Names of variables; of several the first that is set counts."""
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
+
+
+# mpirun stands before srun: inside an allocation of Slurm both have set theirs.
+_LAUNCHERS = (
+    _Launcher("unisono", "UNISONO_RANK", ("UNISONO_SIZE",), ("UNISONO_RANK",), ("UNISONO_SIZE",)),
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    _Launcher(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
+    _Launcher(
+        "srun",
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_LOCALID",),
+        (),
+        ("SLURM_JOB_ID",),
+    ),
+)
+
+
+def place_here(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place; None where nobody has started several.
+
+    Raises ValueError where a variable is no number.
+    """
+    for launcher in _LAUNCHERS:
+        size = _first(environment, launcher.size)
+        if launcher.rank in environment and size:
+            rank = _number(environment, launcher.rank)
+            return Place(
+                rank,
+                _number(environment, size),
+                _number(environment, _first(environment, launcher.local_rank), rank),
+                _local_size(environment, launcher, _number(environment, size)),
+                launcher.name,
+                _job(environment, launcher),
+            )
+    return None
+
+
+def size_here(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks this process was started as one of, also where it is not told which."""
+    place = place_here(environment)
+    return (
+        _number(environment, _first(environment, ("WORLD_SIZE",)), 1)
+        if place is None
+        else place.size
+    )
+
+
+def local_rank_here(environment: Mapping[str, str] = os.environ) -> int:
+    """This process's number on its machine; 0 where nobody has started several."""
+    if "LOCAL_RANK" in environment:
+        return _number(environment, "LOCAL_RANK")
+    place = place_here(environment)
+    return 0 if place is None else place.local_rank
+
+
+def master_is_known(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is an address for a torch store."""
+    return bool(environment.get("MASTER_ADDR") and environment.get("MASTER_PORT"))
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((name for name in names if name in environment), "")
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int = 0) -> int:
+    if not name:
+        return otherwise
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ValueError(f"{name} is {environment[name]!r}, which is no number") from None
+
+
+def _local_size(environment: Mapping[str, str], launcher: _Launcher, size: int) -> int:
+    if launcher.name == "srun":  # it says how many machines there are
+        nodes = _first(environment, ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
+        return size if _number(environment, nodes, 1) == 1 else 0
+    return _number(environment, _first(environment, launcher.local_size))
+
+
+def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
+    name = _first(environment, launcher.job)
+    if not name:
+        return ""
+    step = environment.get("SLURM_STEP_ID", "") if launcher.name == "srun" else ""
+    return f"{launcher.name}-{environment[name]}-{step}"

@@ -1,0 +1,101 @@
+"""Time against size or against ranks, for several algorithms: in the terminal, as PNG, as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from unisono.plan.choose import Ranking
+from unisono.plan.sizes import format_seconds, format_size
+
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
+
+
+def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
+    """The fastest algorithm from one size to another: (first size, last size, name)."""
+    spans: list[tuple[int, int, str]] = []
+    for ranking in rankings:
+        name = ranking.best.algorithm.name
+        if spans and spans[-1][2] == name:
+            spans[-1] = (spans[-1][0], ranking.total_bytes, name)
+        else:
+            spans.append((ranking.total_bytes, ranking.total_bytes, name))
+    return spans
+
+
+def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
+    """The times of each algorithm, one for each ranking."""
+    names = [choice.algorithm.name for choice in rankings[0].choices]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for ranking in rankings:
+        for choice in ranking.choices:
+            times[choice.algorithm.name].append(choice.time_s)
+    return times
+
+
+def text_chart(sizes: Sequence[int], times: Series, width: int = 72, height: int = 20) -> str:
+    """Both axes logarithmic; each algorithm is a letter, `*` where several meet."""
+    low = math.log(min(min(values) for values in times.values()))
+    high = math.log(max(max(values) for values in times.values()))
+    first, last = math.log(sizes[0]), math.log(sizes[-1])
+    grid = [[" "] * width for _ in range(height)]
+    for mark, values in zip(_MARKS, times.values(), strict=False):
+        for x in range(width):
+            log_size = first + (last - first) * x / (width - 1)
+            log_time = _between(log_size, sizes, values)
+            y = round((high - log_time) / ((high - low) or 1.0) * (height - 1))
+            grid[y][x] = mark if grid[y][x] in (" ", mark) else "*"
+    lines = []
+    for number, row in enumerate(grid):
+        at = high - (high - low) * number / (height - 1)
+        label = format_seconds(math.exp(at)) if number % 4 == 0 or number == height - 1 else ""
+        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
+    lines.append(" " * 10 + "+" + "-" * width)
+    left, right = format_size(sizes[0]), format_size(sizes[-1])
+    lines.append(" " * 11 + left + right.rjust(width - len(left)))
+    lines += [f"{' ' * 11}{mark} {name}" for mark, name in zip(_MARKS, times, strict=False)]
+    return "\n".join(lines)
+
+
+def save_chart(
+    path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
+) -> None:
+    """The same as a PNG or SVG file, by the ending of `path`.
+
+    Raises ValueError for another ending, and RuntimeError if matplotlib is not there.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeError("charts need matplotlib: pip install 'unisono[plot]'") from error
+    # Text stays text, and the file is the same every time that it is made.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "unisono"}):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        for marker, (name, values) in zip("osD^vP*Xdh" * 3, times.items(), strict=False):
+            axes.plot(x, values, marker=marker, markersize=4, label=name)
+        axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel="seconds", title=title)
+        if x_label == "bytes":
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(x[:: max(1, len(x) // 10)])
+            axes.set_xticklabels([format_size(size) for size in x[:: max(1, len(x) // 10)]])
+        axes.grid(alpha=0.3)
+        axes.legend()
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=120, metadata=metadata)
+
+
+def _between(log_size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
+    """The logarithm of the time, on a line between the two nearest sizes."""
+    for place in range(len(sizes) - 1):
+        left, right = math.log(sizes[place]), math.log(sizes[place + 1])
+        if log_size <= right + 1e-9:
+            share = (log_size - left) / ((right - left) or 1.0)
+            return math.log(values[place]) * (1 - share) + math.log(values[place + 1]) * share
+    return math.log(values[-1])

@@ -1,0 +1,183 @@
+"""Which algorithm is fastest for a collective, ranks, size and topology; and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+from unisono.plan.catalog import Algorithm, catalog
+from unisono.plan.schedule import Schedule
+from unisono.plan.simulate import simulate
+from unisono.plan.sizes import format_seconds
+from unisono.plan.topology import Topology
+
+# Into how many pieces the pipelined algorithms are cut, to find out how many are best.
+PIECES = (1, 8, 64)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, as it would be run, and how long the simulation says that takes."""
+
+    algorithm: Algorithm
+    schedule: Schedule = field(repr=False)
+    time_s: float
+    pieces: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The algorithm's name, and its pieces if it has any."""
+        return self.algorithm.name + (
+            f" ({self.pieces} pieces)" if self.pieces and self.pieces > 1 else ""
+        )
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The algorithms of a collective, the fastest first, and why some were left out."""
+
+    collective: str
+    ranks: int
+    total_bytes: int
+    topology: Topology
+    choices: tuple[Choice, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    @property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+
+def schedules(
+    collective: str, ranks: int, node_size: int
+) -> tuple[list[tuple[Algorithm, Schedule, int | None]], tuple[tuple[str, str], ...]]:
+    """Every algorithm's schedule for `ranks` ranks, and which were left out, each with a reason."""
+    found: list[tuple[Algorithm, Schedule, int | None]] = []
+    left_out = []
+    for entry in catalog(collective):
+        if entry.most_ranks is not None and ranks > entry.most_ranks:
+            reason = f"too large to write down beyond {entry.most_ranks:,} ranks"
+            left_out.append((entry.name, reason))
+            continue
+        try:
+            for pieces in PIECES if "pieces" in entry.options else (None,):
+                options = {"node_size": min(node_size, ranks)}
+                options |= {"pieces": pieces} if pieces else {}
+                found.append((entry, entry.schedule(ranks, **options), pieces))
+        except ValueError as error:
+            left_out.append((entry.name, str(error)))
+    return found, tuple(left_out)
+
+
+def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
+    """The algorithms of `collective`, ranked by simulated time.
+
+    Of a pipelined algorithm only the best number of pieces is shown. Raises ValueError for an
+    unknown collective or no ranks.
+    """
+    return rank_sizes(collective, ranks, (total_bytes,), topology)[0]
+
+
+def rank_sizes(
+    collective: str, ranks: int, sizes: tuple[int, ...], topology: Topology
+) -> list[Ranking]:
+    """`rank_algorithms` for several sizes; schedules are made once."""
+    if ranks < 1:
+        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    found, left_out = schedules(collective, ranks, topology.node_size)
+    rankings = []
+    for size in sizes:
+        best: dict[str, Choice] = {}
+        for entry, schedule, pieces in found:
+            time_s = simulate(schedule, topology, size).time_s
+            if entry.name not in best or time_s < best[entry.name].time_s:
+                best[entry.name] = Choice(entry, schedule, time_s, pieces)
+        choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
+        rankings.append(Ranking(collective, ranks, size, topology, choices, left_out))
+    return rankings
+
+
+def explain(ranking: Ranking) -> str:
+    """Why the fastest algorithm is: what its time consists of, and what the next one does worse.
+
+    Each cause is measured by taking it away: how much faster would it be without latency, with
+    ports or cards of unlimited bandwidth, with free addition?
+    """
+    best, topology = ranking.best, ranking.topology
+    if not best.schedule.rounds:
+        return "One rank has nothing to move."
+    shares = {
+        cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
+        for cause, without in _without(topology, best.schedule.ranks).items()
+        if best.time_s
+    }
+    cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
+    name = best.algorithm.name
+    if cause == "latency":
+        why = (
+            f"{name} is latency-bound: {share:.0%} of its time goes away without latency and "
+            f"overhead, which {_many(best.schedule.rounds, 'step')} cost"
+        )
+    else:
+        kind = "bandwidth" if "bandwidth" in cause else "computing"
+        why = (
+            f"{name} is {kind}-bound: {share:.0%} of its time goes away with an unlimited {cause}, "
+            f"{shares['latency']:.0%} without latency and overhead"
+        )
+    if len(ranking.choices) > 1:
+        why += f". {_against(ranking, cause)}"
+    return why + "."
+
+
+def _without(topology: Topology, ranks: int) -> dict[str, Topology]:
+    """The topology with one cause of time taken away."""
+    free = dataclasses.replace(
+        topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
+    )
+    causes = {
+        "latency": free,
+        "bandwidth of the ranks' ports": dataclasses.replace(topology, inside_bytes_per_s=math.inf),
+        "speed of reduction": dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
+    }
+    if topology.nodes(ranks) > 1:
+        causes["bandwidth of the network cards"] = dataclasses.replace(
+            topology, card_bytes_per_s=math.inf
+        )
+    return causes
+
+
+def _against(ranking: Ranking, cause: str) -> str:
+    """What the second does more of than the first, where they differ most in what counts."""
+    best, second = (_effort(ranking, choice, cause) for choice in ranking.choices[:2])
+    runner_up = ranking.choices[1]
+    says = f"{runner_up.algorithm.name}, next with {format_seconds(runner_up.time_s)},"
+    ratios = {what: second[what] / best[what] for what in best if best[what]}
+    what = max(ratios, key=lambda key: ratios[key], default=None)
+    if what is None or ratios[what] < 1.01:
+        return f"{says} does no more of anything, but in another order"
+    return f"{says} has {second[what]:,.4g} {what} against {best[what]:,.4g}"
+
+
+def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
+    """What costs time in a schedule where `cause` is what limits the fastest one."""
+    schedule, topology = choice.schedule, ranking.topology
+    timeline = simulate(schedule, topology, ranking.total_bytes)
+    if cause == "latency":
+        size = topology.node_size
+        far = sum(hop.source // size != hop.destination // size for hop in timeline.critical_path)
+        return {
+            "steps": schedule.rounds,
+            "messages at its busiest rank": schedule.most_messages(),
+            "hops between nodes, one after the other,": far,
+        }
+    kind = "node" if "cards" in cause else "rank"
+    most = max(link.bytes for link in timeline.links if link.name.startswith(kind))
+    return {
+        f"MB through its busiest {'card' if kind == 'node' else 'port'}": most / 1e6,
+        "steps": schedule.rounds,
+    }
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,194 @@
+"""What ranks are connected by: nodes, links with latency and bandwidth, cards that ranks share.
+
+The picture is the same for all: the ranks of a node each have a port, in and out, on a switch
+inside the node; a node has a few network cards, each shared by an equal part of its ranks; the
+network between the cards is never the bottleneck. Where it is one, give the cards its bandwidth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks in nodes of `node_size`, rank r in node r // node_size.
+
+    `inside_*` is what connects the ranks of a node: the latency of a hop, and the bandwidth of
+    each rank's port in each direction. `between_latency_s` is the latency of a hop to another
+    node, which goes through one of the node's `cards`, each with `card_bytes_per_s` in each
+    direction. A message keeps its sender's and its receiver's port busy for `overhead_s` beside
+    its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
+
+    Raises ValueError for values that make no sense.
+    """
+
+    name: str
+    node_size: int
+    inside_latency_s: float
+    inside_bytes_per_s: float
+    between_latency_s: float = 0.0
+    card_bytes_per_s: float = math.inf
+    cards: int = 1
+    overhead_s: float = 0.0
+    reduce_bytes_per_s: float = math.inf
+    call_s: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("name", "source"):
+                fits, wanted = isinstance(value, str), "a text"
+            elif field.name in ("node_size", "cards"):
+                fits, wanted = type(value) is int and value >= 1, "a whole number from 1"
+            elif type(value) not in (int, float):
+                fits, wanted = False, "a number"
+            elif field.name.endswith("_per_s"):
+                fits, wanted = value > 0, "more than 0"
+            else:
+                fits, wanted = 0 <= value < math.inf, "0 or more"
+            if not fits:
+                raise ValueError(
+                    f"{field.name} of topology {self.name!r} must be {wanted}, not {value!r}"
+                )
+
+    @classmethod
+    def flat(
+        cls,
+        latency_s: float,
+        bytes_per_s: float,
+        overhead_s: float = 0.0,
+        reduce_bytes_per_s: float = math.inf,
+    ) -> Topology:
+        """All ranks on one switch: the alpha-beta-gamma model."""
+        return cls(
+            "flat",
+            1 << 40,
+            latency_s,
+            bytes_per_s,
+            overhead_s=overhead_s,
+            reduce_bytes_per_s=reduce_bytes_per_s,
+        )
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Topology:
+        """A topology from a small file; its keys are the names of the fields.
+
+        Raises ValueError, in a sentence, where the file does not describe a topology.
+        """
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ValueError(f"cannot read topology file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"topology file {path} is not TOML: {error}") from error
+        values.setdefault("name", Path(path).stem)
+        fields = dataclasses.fields(cls)
+        unknown = set(values) - {field.name for field in fields}
+        if unknown:
+            raise ValueError(
+                f"topology file {path} has {', '.join(sorted(unknown))}, which no topology has; "
+                f"it may have {', '.join(field.name for field in fields)}"
+            )
+        missing = [
+            field.name
+            for field in fields
+            if field.default is dataclasses.MISSING and field.name not in values
+        ]
+        if missing:
+            raise ValueError(f"topology file {path} lacks {', '.join(missing)}")
+        return cls(**values)
+
+    def to_toml(self) -> str:
+        """The text of a file that `from_toml` reads."""
+        lines = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            text = '"' + value.replace('"', "'") + '"' if isinstance(value, str) else repr(value)
+            lines.append(f"{field.name} = {text}")
+        return "\n".join(lines) + "\n"
+
+    def with_nodes_of(self, node_size: int) -> Topology:
+        """The same with another number of ranks a node."""
+        return dataclasses.replace(self, node_size=node_size)
+
+    def nodes(self, ranks: int) -> int:
+        """How many nodes `ranks` ranks need."""
+        return -(-ranks // self.node_size)
+
+
+_HOP = "hop latencies: NCCL 2.30's tuner, LL128; reduction: a third of the memory's bandwidth"
+
+PRESETS = {
+    "h100": Topology(
+        "h100",
+        node_size=8,
+        inside_latency_s=1.9e-6,
+        inside_bytes_per_s=450e9,
+        between_latency_s=8.5e-6,
+        card_bytes_per_s=50e9,
+        cards=8,
+        overhead_s=0.5e-6,
+        reduce_bytes_per_s=1100e9,
+        call_s=14e-6,
+        source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways; 8 cards of 400 Gb/s InfiniBand NDR; "
+        f"{_HOP} (HBM3, 3.35 TB/s); overhead assumed",
+    ),
+    "a100": Topology(
+        "a100",
+        node_size=8,
+        inside_latency_s=1.9e-6,
+        inside_bytes_per_s=300e9,
+        between_latency_s=8.5e-6,
+        card_bytes_per_s=25e9,
+        cards=8,
+        overhead_s=0.5e-6,
+        reduce_bytes_per_s=650e9,
+        call_s=14e-6,
+        source="NVIDIA DGX A100: NVLink 3, 600 GB/s both ways; 8 cards of 200 Gb/s InfiniBand HDR; "
+        f"{_HOP} (HBM2e, 2 TB/s); overhead assumed",
+    ),
+    "summit": Topology(
+        "summit",
+        node_size=6,
+        inside_latency_s=1.9e-6,
+        inside_bytes_per_s=50e9,
+        between_latency_s=8.5e-6,
+        card_bytes_per_s=12.5e9,
+        cards=2,
+        overhead_s=0.5e-6,
+        reduce_bytes_per_s=300e9,
+        call_s=14e-6,
+        source="Summit (ORNL, 2018): 6 V100 a node, NVLink 2, 50 GB/s each way between two; "
+        f"2 ports of 100 Gb/s InfiniBand EDR; {_HOP} (HBM2, 0.9 TB/s); overhead assumed",
+    ),
+    "ethernet": Topology(
+        "ethernet",
+        node_size=8,
+        inside_latency_s=1e-6,
+        inside_bytes_per_s=10e9,
+        between_latency_s=30e-6,
+        card_bytes_per_s=3.125e9,
+        cards=1,
+        overhead_s=2e-6,
+        reduce_bytes_per_s=10e9,
+        source="assumed: 8 processes a node on shared memory, one 25 Gb/s Ethernet card, TCP",
+    ),
+}
+
+
+def find_topology(name: str) -> Topology:
+    """A preset by its name, or the topology in the TOML file of that name.
+
+    Raises ValueError with the names that there are.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if name.endswith(".toml") or Path(name).is_file():
+        return Topology.from_toml(name)
+    raise ValueError(f"there is no topology {name!r}: {', '.join(PRESETS)}, or a .toml file")

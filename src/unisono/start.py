@@ -1,0 +1,260 @@
+"""How a world starts: what the ranks know of each other, the choice of a backend, the meeting."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import FileExchange, StoreExchange
+from unisono.comm.siblings import meeting_of_siblings
+from unisono.comm.solo import SoloCommunicator
+from unisono.comm.torch_store import store_of
+from unisono.environment import Place, master_is_known
+from unisono.errors import RendezvousError, UnisonoError
+
+JOIN_TIMEOUT_S = 300.0
+"""How long ranks wait for each other at the start."""
+
+_WORD_BYTES = 1024
+_log = logging.getLogger("unisono")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A world that has started: what moves its data, why, and how it ends."""
+
+    comm: Communicator
+    reason: str
+    end: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank tells the others of itself. `gpu` is the one that it would take, "" for none."""
+
+    host: str
+    boot: str
+    has_torch: bool
+    gpu: str
+
+
+def choose(everyone: Sequence[Facts]) -> tuple[str, str]:
+    """The backend for these ranks, and why."""
+    gpus = [one.gpu for one in everyone]
+    if all(gpus) and len(set(gpus)) == len(gpus):
+        return "nccl", "every rank has a GPU of its own"
+    lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
+    hosts = sorted({one.host for one in everyone if one.boot != everyone[0].boot})
+    if hosts:
+        return "gloo", f"{lack}, and they are on several machines"
+    return "unisono", f"{lack}, and all are on one machine"
+
+
+def start(
+    place: Place, rendezvous: Any, backend: str, timeout_s: float, with_torch: bool | None
+) -> Start:
+    """Meet the other ranks and make the world's Communicator, on every rank by the same backend."""
+    with _meeting(place, rendezvous) as where:
+        store = where if hasattr(where, "get") and hasattr(where, "set") else None
+        mine = facts_here(place)
+        comm: Communicator | None = None
+        everyone = [mine]
+        if place.size > 1 and (store is None or backend == "unisono"):
+            comm = _connect(where, store, place, timeout_s)
+            everyone = _told_over(comm, mine)
+        elif place.size > 1:
+            everyone = _told_in(store, mine, place)
+    reason = "it was asked for"
+    if backend == "auto":
+        backend, reason = choose(everyone)
+    if place.rank == 0:
+        _log.info("backend %s for %d rank(s): %s", backend, place.size, reason)
+    if backend == "unisono":
+        if comm is None and place.size == 1:
+            comm = SoloCommunicator(timeout_s=timeout_s)
+        comm = comm or _connect(store, store, place, timeout_s)
+        wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
+        return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
+    return _on_torch(backend, comm, store, place, timeout_s, reason)
+
+
+def facts_here(place: Place) -> Facts:
+    """The facts about this process."""
+    boot = ""
+    with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    torch = sys.modules.get("torch")
+    return Facts(socket.gethostname(), boot, torch is not None, _gpu(torch, place.local_rank))
+
+
+def device_index(torch: Any, local_rank: int) -> int:
+    """The GPU for a rank: the one of its number, or of those that it can see."""
+    return int(local_rank % torch.cuda.device_count())
+
+
+def _gpu(torch: Any, local_rank: int) -> str:
+    if torch is None or not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    properties = torch.cuda.get_device_properties(device_index(torch, local_rank))
+    return str(properties.uuid)
+
+
+# -- meeting -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _meeting(place: Place, rendezvous: Any) -> Iterator[Any]:
+    """Where the ranks meet: what was given, a store at MASTER_ADDR, or by who started them."""
+    if rendezvous is not None or place.size == 1:
+        yield rendezvous
+    elif place.launcher == "torchrun" or master_is_known():
+        yield _store_at_master(place)
+    elif place.launcher in ("srun", "mpirun") and place.local_size != place.size:
+        raise RendezvousError(
+            f"{place.launcher} has started {place.size} ranks, not all of them on this machine: "
+            "set MASTER_ADDR and MASTER_PORT to a free port of rank 0's machine"
+        )
+    elif place.launcher == "unisono":
+        raise ValueError(
+            f"{place.size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+        )
+    else:
+        with meeting_of_siblings(place.rank, place.job) as path:
+            yield path
+
+
+_starts = itertools.count()
+
+
+def _store_at_master(place: Place) -> Any:
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
+    it for each start of a world, which all ranks count."""
+    import torch.distributed as dist
+
+    where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    store = _kept_store(*where, place.rank, place.size)
+    return dist.PrefixStore(f"unisono/start/{next(_starts)}", store)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _kept_store(address: str, port: str, rank: int, size: int) -> Any:
+    """Kept as long as the process lives: a rank that starts again while rank 0 still ends the world
+    before must not find a store that is about to go."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(iter(rendezvous("env://", rank, size)))
+    return store
+
+
+def _connect(where: Any, store: Any, place: Place, timeout_s: float) -> NativeCommunicator:
+    exchange = FileExchange(where) if store is None else StoreExchange(store)
+    return NativeCommunicator.connect(
+        exchange, place.rank, place.size, timeout_s=timeout_s, join_timeout_s=JOIN_TIMEOUT_S
+    )
+
+
+def _told_over(comm: Communicator, mine: Facts) -> list[Facts]:
+    word = json.dumps(vars(mine)).encode().ljust(_WORD_BYTES)
+    rows = numpy.zeros((comm.size, _WORD_BYTES), numpy.uint8)
+    comm.all_gather(rows, numpy.frombuffer(word, numpy.uint8))
+    return [Facts(**json.loads(row.tobytes())) for row in rows]
+
+
+def _told_in(store: Any, mine: Facts, place: Place) -> list[Facts]:
+    """The same through a store, in which each start of a world has a number."""
+    serial = store.add(f"unisono/starts/{place.rank}", 1)
+    store.set(f"unisono/facts/{serial}/{place.rank}", json.dumps(vars(mine)))
+    everyone = []
+    for rank in range(place.size):
+        key = f"unisono/facts/{serial}/{rank}"
+        try:
+            store.wait([key], timedelta(seconds=JOIN_TIMEOUT_S))
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"rank {rank} of {place.size} did not come within {JOIN_TIMEOUT_S:g} s"
+            ) from error
+        everyone.append(Facts(**json.loads(store.get(key))))
+    return everyone
+
+
+# -- torch.distributed ---------------------------------------------------------------------------
+
+
+def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
+    """The world, and torch's default process group over it."""
+    import torch.distributed as dist
+
+    from unisono.autoload import register
+    from unisono.comm.torch_creation import make_default_group
+
+    register()
+    with contextlib.ExitStack() as stack:
+        stack.callback(comm.close)
+        if store is None:
+            store = stack.enter_context(store_of(comm))
+        stack.callback(_destroy, dist)
+        make_default_group(comm, dist.PrefixStore("unisono/torch", store))  # type: ignore[attr-defined]
+        return Start(comm, reason, stack.pop_all().close)
+
+
+def _on_torch(
+    backend: str,
+    native: Communicator | None,
+    store: Any,
+    place: Place,
+    timeout_s: float,
+    reason: str,
+) -> Start:
+    """A world on a backend of torch's own."""
+    import torch
+    import torch.distributed as dist
+
+    from unisono.comm.torch import TorchCommunicator
+
+    with contextlib.ExitStack() as stack:
+        if backend == "nccl":
+            torch.cuda.set_device(device_index(torch, place.local_rank))
+        if backend not in dist.Backend.backend_list or not _is_available(dist, backend):
+            raise UnisonoError(f"this torch has no backend {backend!r}")
+        native = native or SoloCommunicator()
+        stack.callback(native.close)
+        if store is None:
+            store = stack.enter_context(store_of(native))
+        native.close()
+        both = "cpu:gloo,cuda:nccl"  # tensors of the CPU are served, too
+        dist.init_process_group(
+            both if backend == "nccl" and dist.is_gloo_available() else backend,
+            store=dist.PrefixStore("unisono/torch", store),  # type: ignore[attr-defined]
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        stack.callback(_destroy, dist)
+        comm = TorchCommunicator(dist.group.WORLD)
+        stack.callback(comm.close)
+        return Start(comm, reason, stack.pop_all().close)
+
+
+def _is_available(dist: Any, backend: str) -> bool:
+    return bool(getattr(dist, f"is_{backend}_available", lambda: True)())
+
+
+def _destroy(dist: Any) -> None:
+    """Destroy torch's groups, if the program has not done so itself."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
