@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,7 +77,9 @@ class Settings:
         return found
 
     def _case(self, collective: Collective, size: int, place: Place) -> Case:
-        return Case(collective, size, place, self.dtype, self.op, self.roots(), self.ranks)
+        # Interned, as the name in a program's source is: the engine knows such names by address.
+        op = sys.intern(self.op)
+        return Case(collective, size, place, self.dtype, op, self.roots(), self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
         """What the largest row needs on all ranks together, and what that row is.

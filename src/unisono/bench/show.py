@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -15,7 +16,7 @@ from unisono.bench import text
 from unisono.bench.results import Row, Run
 from unisono.bench.session import Event, take_in
 
-WIDE = 120
+WIDE = 112
 PLAIN_WIDTH = 150
 """Columns where nobody looks: a pipe, a file, a log."""
 
@@ -101,7 +102,13 @@ class Show:
 def table(rows: Sequence[Row], width: int) -> Table:
     """One collective's rows."""
     kept = [not column.wide_only or width >= WIDE for column in text.COLUMNS]
-    shown = Table(title=text.title(rows), title_justify="left", title_style="bold")
+    shown = Table(
+        title=text.title(rows),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for column, keep in zip(text.COLUMNS, kept, strict=True):
         if keep:
             left = column.heading in ("backend", "verdict")
