@@ -29,6 +29,7 @@ from unisono.bench.machine import machine_name
 from unisono.bench.results import read
 
 COLLECTIVES = ("all_reduce", *figures.MOVERS, "barrier", "ping_pong", "all_reduce_async")
+SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 RESULTS = peers.REPOSITORY / "benchmarks" / "results"
 NATIVE_PROGRAM = peers.REPOSITORY / "build" / "native" / "native_latency"
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-setup", action="store_true", help="use what is here or fail")
     parser.add_argument("bench", nargs="*", help="what `unisono bench` is asked for")
     options = parser.parse_args(arguments)
-    asked = options.bench or [*COLLECTIVES, "--sizes", "8:256M"]
+    asked = options.bench or [*COLLECTIVES, "--sizes", SIZES]
     asked = [*asked, "--budget", "0.5" if options.quick else "2.5"]
     try:
         found = peers.find()
