@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,8 +24,11 @@ from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.collectives import COLLECTIVES
 from unisono.bench.control import OneMachine
 from unisono.bench.measure import Measurer
+from unisono.bench.meeting import InFolder
 from unisono.bench.results import read
+from unisono.bench.session import Event, go, take_in
 from unisono.bench.settings import Settings
+from unisono.bench.start import find_mpirun
 from unisono.cli import main
 
 BENCH = (sys.executable, "-m", "unisono", "bench")
@@ -128,6 +132,39 @@ def test_a_measured_row(comm: Communicator) -> None:
     assert right.floor_us is not None
     everywhere = takes.control.gather(torch.tensor([times.p50], dtype=torch.float64).numpy())
     assert (everywhere == times.p50).all()  # every rank has the same figures
+
+
+class Apart(InFolder):
+    """Ranks that take themselves to be on two machines."""
+
+    def hosts(self) -> list[str]:
+        return [f"machine {rank}" for rank in range(self.size)]
+
+
+@pytest.mark.ranks(2)
+def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = Settings(2, ("broadcast",), (64,), ("unisono", "gloo"), budget_s=0.01)
+    go(Apart(*rank_of_two, str(shared_tmp_path)), settings, events.append)
+    if rank_of_two[0] != 0:
+        assert events == []
+        return
+    run = None
+    for event in events:
+        run = run if event["event"] == "next" else take_in(run, event)
+    assert run is not None
+    assert run.finished
+    assert [str(one) for one in run.skipped] == [
+        "unisono is left out: the ranks are on 2 machines, and it works on one"
+    ]
+    (row,) = run.rows
+    assert (row.backend, row.wrong, row.skew_us, row.transfer_us) == ("gloo", 0, None, None)
+
+
+@pytest.fixture
+def rank_of_two() -> tuple[int, int]:
+    """This rank and the size, without a Communicator."""
+    return int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -242,6 +279,22 @@ def test_under_torchrun_rank_0_prints() -> None:
     assert done.stdout.count("barrier, 2 ranks") == 1
     for backend in ("unisono", "unisono-torch", "gloo"):
         assert backend in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_mpirun() is None, reason="needs mpi4py and mpirun")
+def test_every_collective_of_mpi_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    command = [*BENCH, "all", "-n", "3", "--sizes", "8,4100", "--place", "both"]
+    done = subprocess.run(
+        [*command, "--backends", "mpi", "--budget", "0.01", "--json", str(path)],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row.collective for row in read(path).rows} == set(COLLECTIVES)
 
 
 # -- bad input ---------------------------------------------------------------------------------
