@@ -31,6 +31,11 @@ UNISONO = (
         "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named"
     ),
     Variable(
+        "UNISONO_ALGO",
+        "the algorithm of every all_reduce that names none, from unisono plan's catalog",
+        worth_knowing=True,
+    ),
+    Variable(
         "UNISONO_EAGER_SEND",
         "sends of at most so many bytes return before they are matched, as gloo's do",
         worth_knowing=True,
