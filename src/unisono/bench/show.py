@@ -16,7 +16,6 @@ from unisono.bench import text
 from unisono.bench.results import Row, Run
 from unisono.bench.session import Event, take_in
 
-WIDE = 112
 PLAIN_WIDTH = 150
 """Columns where nobody looks: a pipe, a file, a log."""
 
@@ -101,13 +100,14 @@ class Show:
 
 def table(rows: Sequence[Row], width: int) -> Table:
     """One collective's rows."""
-    kept = [not column.wide_only or width >= WIDE for column in text.COLUMNS]
+    kept = [width >= column.least_width for column in text.COLUMNS]
     shown = Table(
         title=text.title(rows),
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for column, keep in zip(text.COLUMNS, kept, strict=True):
         if keep:

@@ -8,30 +8,36 @@ from dataclasses import dataclass
 from unisono.bench.results import Row, Run, Skipped
 from unisono.plan.sizes import format_size
 
+MIDDLE, WIDE = 105, 130
+
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, what it means, and whether narrow tables leave it out."""
+    """One column: its heading, what it means, and how wide a terminal must be to show it."""
 
     heading: str
     meaning: str
-    wide_only: bool = False
+    least_width: int = 0
 
 
 COLUMNS = (
     Column("size", "nccl-tests' size: the tensor, or the wide side where there is one"),
-    Column("count", "as many elements", True),
+    Column("count", "as many elements", WIDE),
     Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
     Column("time us", "median of the slowest rank's time of one call"),
-    Column("p95", "95% of the samples took at most so many us", True),
-    Column("spread", "the middle half of the samples lies in a range so wide, beside the median"),
-    Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", True),
-    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9"),
+    Column("p95", "95% of the samples took at most so many us", WIDE),
+    Column(
+        "spread",
+        "the middle half of the samples lies in a range so wide, beside the median",
+        MIDDLE,
+    ),
+    Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", WIDE),
+    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", MIDDLE),
     Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
     Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
-    Column("expected", "us by the model that was fitted to the rows marked calibrates"),
+    Column("expected", "us by the model that was fitted to the rows marked calibrates", MIDDLE),
     Column("verdict", "the measured time beside the expected one"),
-    Column("x floor", "times a local add or copy of the same bytes on all ranks at once", True),
+    Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
     Column("x first", "times the first backend's time"),
 )
 
