@@ -73,6 +73,15 @@ def test_inputs_are_exact_in_every_dtype(comm: Communicator, dtype: str) -> None
             assert takes.check(case) == {"unisono": 0}, (op, case)
 
 
+@pytest.mark.ranks(4)
+def test_algorithms_of_choice(comm: Communicator) -> None:
+    names = ("direct", "ring", "tree", "double_tree")
+    takes = measurer(comm, *(Direct(comm, name) for name in names))
+    settings = Settings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
+    for case, _ in settings.cases():
+        assert takes.check(case) == {f"unisono:{name}": 0 for name in names}
+
+
 @pytest.mark.ranks(2, backend="gloo")
 def test_every_collective_of_gloo_is_right(comm: Communicator, process_group: Any) -> None:
     takes = measurer(comm, ThroughTorch("gloo", process_group))
@@ -305,6 +314,7 @@ def test_every_collective_of_mpi_is_right(tmp_path: Path) -> None:
     [
         (["all_redcue"], "there is no collective all_redcue: choose of all_reduce, all_gather"),
         (["--backends", "glue"], "there is no backend glue: choose of unisono, unisono-torch"),
+        (["--algo", "spiral"], "there is no algorithm spiral: choose of direct, double_tree"),
         (["--dtype", "float8"], "there is no dtype float8: choose of float32"),
         (["--op", "median"], "there is no reduction median: choose of sum"),
         (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),

@@ -129,6 +129,7 @@ class Run:
         """The rows as a reader wants them: by collective, place, size and backend."""
         names: list[str] = list(self.settings.get("collectives", []))
         backends: list[str] = list(self.settings.get("backends", []))
+        algorithms: list[str] = list(self.settings.get("algorithms", []))
 
         def place(value: str, known: list[str]) -> int:
             return known.index(value) if value in known else len(known)
@@ -140,7 +141,7 @@ class Run:
                 row.place,
                 row.size_bytes,
                 place(row.backend.partition(":")[0], backends),
-                row.backend,
+                place(row.backend.partition(":")[2], algorithms),
             ),
         )
 

@@ -264,14 +264,14 @@ def _known_backends(text: str | None) -> tuple[str, ...]:
 def _known_algorithms(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    from unisono.bench.backends.ours import knows_algorithms
+    from unisono.bench.backends.ours import ENGINES_OWN, knows_algorithms
 
     if not knows_algorithms():
         raise Misuse("--algo: the Communicator of this version chooses its algorithm by itself")
     from unisono.plan import catalog
 
-    known = sorted({one.name for one in catalog()} | {"direct"})
-    return _names("algorithm", text, known)
+    known = sorted({one.name for one in catalog("all_reduce")} - {ENGINES_OWN})
+    return _names("algorithm", text, [ENGINES_OWN, *known])
 
 
 def _dtypes() -> Sequence[str]:

@@ -11,6 +11,10 @@ from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupporte
 from unisono.comm.base import Communicator
 
 
+ENGINES_OWN = "direct"
+"""The name of what the engine does where nobody chooses."""
+
+
 def knows_algorithms() -> bool:
     """Whether the Communicator lets its caller choose an algorithm."""
     return "algorithm" in inspect.signature(Communicator.all_reduce).parameters
@@ -20,7 +24,8 @@ class Direct(Backend):
     """The methods of a Communicator, by an algorithm of the caller's choice or the engine's own."""
 
     def __init__(self, comm: Communicator, algorithm: str | None = None) -> None:
-        self.comm, self.algorithm = comm, algorithm
+        self.comm = comm
+        self.algorithm = None if algorithm == ENGINES_OWN else algorithm
         self.rank, self.size = comm.rank, comm.size
         self.name = "unisono" if algorithm is None else f"unisono:{algorithm}"
 
