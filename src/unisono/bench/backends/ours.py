@@ -10,7 +10,6 @@ from typing import Any
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
 from unisono.comm.base import Communicator
 
-
 ENGINES_OWN = "direct"
 """The name of what the engine does where nobody chooses."""
 
