@@ -249,10 +249,12 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 /* Say who we are, for those who read the segment from outside. */
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
-/* Where the records lie in a segment of `ranks`, for those readers. */
+/* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
+ * for its place: a word to write, a number of which the rank writes before the text as it answers. */
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
+    size_t asked, answer;
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 
@@ -261,6 +263,14 @@ typedef struct un_moment {
     uint64_t ticks, ns;
 } un_moment;
 un_moment un_now(void);
+
+/* A call that another library carries out: leave its record, with its number (a message: its tag),
+ * and say when it is over. */
+uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
+void un_record_end(un_group *group, uint64_t record, un_status status);
+
+/* Compare such a call with the peers' before it begins: all ranks meet here. */
+un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_t record);
 
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);

@@ -29,6 +29,7 @@ from unisono.launcher.orders import (
     open_orders,
     pack,
 )
+from unisono.watch.settings import watch_if_wanted
 
 _PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
@@ -51,6 +52,7 @@ def main() -> None:
             os.sched_setaffinity(0, orders.pins[rank])
         _write_in_lines()
         _look_like_the_parent(orders)
+        watch_if_wanted()
         if orders.script is None:
             sys.exit(_call_function(file, report))
     sys.exit(_run_script(orders.script, report))

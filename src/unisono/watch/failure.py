@@ -1,0 +1,79 @@
+"""From an exception of a group to the report that it carries."""
+
+from __future__ import annotations
+
+import os
+
+from unisono.comm.records import read_process
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DeadlockError,
+    GroupError,
+    PeerLost,
+    UnisonoError,
+)
+from unisono.watch.calls import last_finished, line_of, named
+from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.report import RankReport, Report
+
+_LAST = 16
+
+
+def report_of_error(error: GroupError, ask: Ask) -> Report:
+    """What the exception says, and where every rank of its group is."""
+    kind, culprits = _kind_of(error)
+    verdict, *details = str(error).splitlines()
+    try:
+        groups = [g for g in read_process(os.getpid(), _LAST) if g.name == error.group]
+    except UnisonoError:
+        groups = []
+    ranks = []
+    operation, site = "", ""
+    for one in groups[0].ranks if groups else ():
+        here = one.pid == os.getpid()
+        where = Whereabouts() if here or kind == "mismatch" else ask(one.pid)
+        newest, last = one.records[-1] if one.records else None, last_finished(one)
+        if here and newest is not None:
+            operation = newest.operation
+        if one.rank in culprits:
+            site = line_of(where.place) or line_of(newest.site if newest else "")
+        ranks.append(
+            RankReport(
+                rank=one.rank,
+                global_rank=one.global_rank,
+                pid=one.pid,
+                arrived=one.rank not in culprits,
+                state=where.state,
+                place=where.place,
+                doing=where.doing,
+                last=named(last) if last is not None else "",
+                stack=where.stack,
+            )
+        )
+    if isinstance(error, CollectiveMismatch) and culprits:
+        site = line_of(error.sites[culprits[0]])
+    return Report(
+        kind=kind,
+        verdict=verdict,
+        group=error.group,
+        backend="unisono",
+        operation=operation,
+        call=error.call or None,
+        culprits=culprits,
+        site=site,
+        details=tuple(line.strip() for line in details),
+        ranks=tuple(ranks),
+    )
+
+
+def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
+    if isinstance(error, CollectiveMismatch):
+        return "mismatch", tuple(error.culprits)
+    if isinstance(error, CollectiveTimeout):
+        return "hang", tuple(error.missing)
+    if isinstance(error, DeadlockError):
+        return "cycle", tuple(error.cycle)
+    if isinstance(error, PeerLost):
+        return "lost", (error.peer,)
+    return "failed", ()
