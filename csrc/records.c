@@ -177,5 +177,6 @@ un_layout_of_records un_records_layout(int ranks) {
                                   .site_bytes = sizeof(site_text),
                                   .site_count = SITES,
                                   .asked = offsetof(control, asked),
-                                  .answer = offsetof(control, notes[UN_ANSWER])};
+                                  .answer = offsetof(control, notes[UN_ANSWER]),
+                                  .reason = offsetof(control, notes[UN_REASON])};
 }

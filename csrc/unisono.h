@@ -254,7 +254,7 @@ void un_group_introduce(un_group *group, const char *name, int global_rank);
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
-    size_t asked, answer;
+    size_t asked, answer, reason;
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 

@@ -211,6 +211,7 @@ class RecordsLayout(NamedTuple):
     site_count: int
     asked: int
     answer: int
+    reason: int
 
 
 def records_layout(ranks: int) -> RecordsLayout:

@@ -6,6 +6,7 @@ same user finds that memory through /proc and reads it; the job does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import (
+    ABOUT_MESSAGES,
     Operation,
     RecordsLayout,
     Status,
@@ -30,6 +32,7 @@ _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
 _NUMBER = struct.Struct("<Q56x")
 _SITE = struct.Struct("<Q120s")
+_NOTE = struct.Struct("<Q248s")
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
@@ -66,12 +69,13 @@ class Record:
 
 @dataclass(frozen=True)
 class RankRecords:
-    """What one rank of a group did, oldest first."""
+    """What one rank of a group did, oldest first. `reason` is why it left, where it said so."""
 
     rank: int
     global_rank: int
     pid: int
     records: tuple[Record, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,26 @@ def _read_rank(
     records = sorted(
         _read_ring(first, second, layout, clock, sites, last), key=lambda record: record.number
     )
-    return RankRecords(rank, global_rank, pid, tuple(records))
+    about, reason = _NOTE.unpack_from(memory, base + layout.reason)
+    text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
+    return RankRecords(rank, global_rank, pid, tuple(records), text)
+
+
+def leave_reason(text: str) -> None:
+    """Say in every group of this process why it ends, for those who read its records later."""
+    for path in segments_of(os.getpid()):
+        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
+            magic, version, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC or version != layout_version():
+                continue
+            layout = records_layout(size)
+            length = layout.first_control + size * layout.control_bytes
+            with mmap.mmap(file.fileno(), length) as memory:
+                for rank in range(size):
+                    base = layout.first_control + rank * layout.control_bytes
+                    if _IDENTITY.unpack_from(memory, base + layout.identity)[2] == os.getpid():
+                        note = text.encode()[: _NOTE.size - 9]
+                        _NOTE.pack_into(memory, base + layout.reason, ABOUT_MESSAGES, note)
 
 
 def _read_ring(

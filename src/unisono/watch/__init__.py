@@ -7,16 +7,34 @@ nccl and mpi are watched from then on.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 from unisono.comm import blame
-from unisono.errors import GroupError
-from unisono.watch.failure import report_of_error
+from unisono.comm.records import leave_reason, read_process
+from unisono.errors import GroupError, UnisonoError
+from unisono.watch.failure import last_words, report_of_error
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import settings_of
+from unisono.watch.settings import is_wanted, settings_of
+from unisono.watch.summaries import Summary, summarise
 
-__all__ = ["RankReport", "Report", "is_on", "load", "reports", "start", "stop"]
+__all__ = [
+    "RankReport",
+    "Report",
+    "Summary",
+    "is_on",
+    "load",
+    "reports",
+    "start",
+    "stop",
+    "summary",
+    "trace",
+]
 
 _monitor: Monitor | None = None
 
@@ -40,15 +58,34 @@ def start(
     stop()
     _monitor = Monitor(settings)
     blame.diagnose = _report_of_failure
+    atexit.register(_at_exit)
+    if "torch" in sys.modules:
+        torch_is_here()
+    if "UNISONO_TRACE" in os.environ:
+        _monitor.begin_trace(os.environ["UNISONO_TRACE"])
 
 
 def stop() -> None:
-    """Watch no more. Does nothing where nobody watches."""
+    """Watch no more; groups of other backends that are watched stay so. Does nothing where nobody
+    watches."""
     global _monitor
     monitor, _monitor = _monitor, None
     blame.diagnose = None
+    atexit.unregister(_at_exit)
     if monitor is not None:
+        if "unisono.watch.attach" in sys.modules:
+            sys.modules["unisono.watch.attach"].detach()
         monitor.stop()
+
+
+def torch_is_here() -> None:
+    """torch has been imported: watch its groups, if the watch is on or the environment asks."""
+    if _monitor is None and is_wanted():
+        start()
+    elif _monitor is not None:
+        from unisono.watch.attach import attach
+
+        attach(_monitor.settings.check, _explain)
 
 
 def is_on() -> bool:
@@ -61,8 +98,47 @@ def reports() -> list[Report]:
     return list(_monitor.reports) if _monitor is not None else []
 
 
+def summary(pid: int | None = None) -> Summary:
+    """What the groups of this process (or of another one of this user) called, over all their
+    ranks: how often, how long, how fast, and who came late. Of each rank the last thousand calls
+    count. Any rank may ask, and no other one has to."""
+    return summarise(read_process(os.getpid() if pid is None else pid))
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write what is called inside the `with` to a file that chrome://tracing and
+    ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
+    time by which each rank came after the first. All ranks enter; rank 0 of each group writes.
+
+    Raises UnisonoError if the file's folder does not exist.
+    """
+    if _monitor is None:
+        start()
+    assert _monitor is not None
+    _monitor.begin_trace(path)
+    try:
+        yield
+    finally:
+        _monitor.end_trace()
+
+
 def _report_of_failure(error: GroupError) -> Report | None:
     return report_of_error(error, _monitor.where) if _monitor is not None else None
+
+
+def _explain(group: Any) -> Report | None:
+    """Why a call of a watched group failed, from the records."""
+    return _monitor.explain(group) if _monitor is not None else None
+
+
+def _at_exit() -> None:
+    """Say why this process ends, and what it knows of calls that failed and told nobody."""
+    if _monitor is not None:
+        with contextlib.suppress(UnisonoError, OSError):
+            leave_reason(last_words())
+        _monitor.tell_failures(getattr(sys, "last_value", None))
+        stop()
 
 
 def _forget() -> None:

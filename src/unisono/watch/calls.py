@@ -10,6 +10,7 @@ from unisono.comm.records import GroupRecords, RankRecords, Record
 from unisono.comm.reports import PAIRED, REDUCING, ROOTED
 
 IN_FLIGHT = ("waiting", "moving")
+_UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 
 
@@ -64,6 +65,16 @@ def waits(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
+def newest(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
+    """The newest call of a process in each of its groups, over or not."""
+    return [
+        Wait(group, one, one.records[-1])
+        for group in groups
+        for one in group.ranks
+        if one.pid == pid and one.records
+    ]
+
+
 def member(group: GroupRecords, rank: int | None) -> RankRecords | None:
     """A rank of a group, if it has joined."""
     return next((one for one in group.ranks if one.rank == rank), None)
@@ -89,13 +100,13 @@ def named(record: Record) -> str:
     return f"{record.operation} {way} {end} (tag {record.tag})"
 
 
-def described(record: Record) -> str:
+def described(record: Record, backend: str) -> str:
     """What a call does, all that must be equal on every rank."""
     operation = _OPERATIONS[record.operation]
     if operation is Operation.BARRIER:
         return record.operation
     details = [record.dtype]
-    if operation not in PAIRED:
+    if operation not in PAIRED and not (backend == "nccl" and operation in _UNEVEN_ON_NCCL):
         details.append(f"{record.count} elements")
     if operation in REDUCING and record.reduction:
         details.append(record.reduction)

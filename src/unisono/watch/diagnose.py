@@ -51,10 +51,20 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
     """The first call for which records show that ranks called different things."""
     for group in groups:
         for number, records in by_number(group).items():
-            calls = [described(records[r]) if r in records else None for r in range(group.size)]
+            if group.backend == "unisono" and not _engine_refused(records):
+                continue
+            calls = [
+                described(records[r], group.backend) if r in records else None
+                for r in range(group.size)
+            ]
             if len({call for call in calls if call is not None}) > 1:
                 return _mismatch(group, number, calls, records)
     return None
+
+
+def _engine_refused(records: dict[int, Record]) -> bool:
+    """Whether our own engine found a difference: it knows more of a call than its record."""
+    return any(record.status == "MISMATCH" for record in records.values())
 
 
 def _mismatch(
@@ -68,8 +78,8 @@ def _mismatch(
         at = f" at {line_of(odd.site)}" if odd.site else ""
         others = majority([call for call in calls if call is not None])
         verdict = (
-            f"{ranks_named(culprits)} called {described(odd)}{at} where the others called "
-            f"{others}: call #{number} of group {group.name}"
+            f"{ranks_named(culprits)} called {described(odd, group.backend)}{at} where the others "
+            f"called {others}: call #{number} of group {group.name}"
         )
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     return Report(
@@ -148,7 +158,7 @@ def _follow(
     nobody. Where there is none, the waits that form a circle; nothing if all are there."""
     path = [*before, wait]
     circle: list[Wait] = []
-    for rank in wait.missing():
+    for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
         other = member(wait.group, rank)
         if other is None:
             return path, rank
@@ -166,6 +176,12 @@ def _follow(
                 return found, culprit
             circle = circle or found
     return circle, None
+
+
+def _is_victim(group: GroupRecords, rank: int) -> bool:
+    """Whether a rank that does not come has itself seen a call fail: others are to blame first."""
+    one = member(group, rank)
+    return one is not None and any(record.state == "failed" for record in one.records[-2:])
 
 
 def _cycle(circle: Sequence[Wait], stuck: Wait, told: _Asked) -> Report:
@@ -272,8 +288,8 @@ def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankRepo
         global_rank=one.global_rank,
         pid=one.pid,
         arrived=arrived,
-        state=where.state,
-        place=where.place,
+        state=(where.state and one.reason) or where.state,
+        place=where.place or one.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,
         last=text,

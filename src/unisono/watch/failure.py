@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 
 from unisono.comm.records import read_process
 from unisono.errors import (
@@ -16,6 +18,7 @@ from unisono.errors import (
 from unisono.watch.calls import last_finished, line_of, named
 from unisono.watch.diagnose import Ask, Whereabouts
 from unisono.watch.report import RankReport, Report
+from unisono.watch.stacks import is_users, short_path
 
 _LAST = 16
 
@@ -77,3 +80,15 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     if isinstance(error, PeerLost):
         return "lost", (error.peer,)
     return "failed", ()
+
+
+def last_words() -> str:
+    """How this process ends, for a sentence that begins with its rank."""
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException):
+        return "has ended"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
+    at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    text = str(error).strip().partition("\n")[0][:100]
+    return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"

@@ -38,14 +38,9 @@ def settings_of(
     return Settings(hang_s, check, stack_signal)
 
 
-def watch_if_wanted() -> None:
-    """Start the watch where the environment asks for it and nobody has."""
-    if os.environ.get("UNISONO_WATCH", "0") in ("", "0"):
-        return
-    from unisono import watch
-
-    if not watch.is_on():
-        watch.start()
+def is_wanted() -> bool:
+    """Whether the environment asks for the watch."""
+    return os.environ.get("UNISONO_WATCH", "0") not in ("", "0")
 
 
 def _number(variable: str, default: float) -> float:

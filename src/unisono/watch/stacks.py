@@ -16,7 +16,7 @@ from types import FrameType
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_MOST_FRAMES = 64
+_MOST_FRAMES = 500
 
 
 @dataclass(frozen=True)
