@@ -124,6 +124,7 @@ def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> in
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     torch.set_num_threads(1)
+    os.environ["UNISONO_SITES"] = "1"
     if make == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     if make in ("unisono", "watched"):

@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from unisono.autoload import BACKEND_VARIABLE
 from unisono.errors import RanksFailed
@@ -29,7 +30,8 @@ TIMED_OUT_CODE = 124
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run a program. `capture` keeps the output of ranks that do not fail to itself."""
+    """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
+    `trace` is where a trace is written, for which the ranks must be watched."""
 
     ranks: int
     backend: str | None = None
@@ -38,6 +40,8 @@ class Settings:
     timeout_s: float | None = None
     prefix: bool = True
     capture: bool = False
+    watch: bool = False
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,10 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     variables |= share.thread_variables(settings.ranks, settings.threads, os.environ)
     if settings.backend is not None:
         variables[BACKEND_VARIABLE] = settings.backend
+    if settings.watch or settings.trace is not None:
+        variables["UNISONO_WATCH"] = "1"
+    if settings.trace is not None:
+        variables["UNISONO_TRACE"] = str(settings.trace)
     return variables
 
 

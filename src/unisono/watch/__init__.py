@@ -85,7 +85,7 @@ def torch_is_here() -> None:
     elif _monitor is not None:
         from unisono.watch.attach import attach
 
-        attach(_monitor.settings.check, _explain)
+        attach(_monitor.settings.check, _explain, _before_leaving)
 
 
 def is_on() -> bool:
@@ -132,11 +132,19 @@ def _explain(group: Any) -> Report | None:
     return _monitor.explain(group) if _monitor is not None else None
 
 
+def _before_leaving() -> None:
+    """A watched group is about to be destroyed, or all are."""
+    if _monitor is not None:
+        with contextlib.suppress(UnisonoError, OSError):
+            _monitor.look_for_differences()
+
+
 def _at_exit() -> None:
     """Say why this process ends, and what it knows of calls that failed and told nobody."""
     if _monitor is not None:
         with contextlib.suppress(UnisonoError, OSError):
             leave_reason(last_words())
+        _before_leaving()
         _monitor.tell_failures(getattr(sys, "last_value", None))
         stop()
 

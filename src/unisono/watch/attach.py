@@ -27,8 +27,9 @@ groups: weakref.WeakSet[WatchedProcessGroup] = weakref.WeakSet()
 """The watched groups of this process."""
 
 
-def attach(check: bool, explain: Explain) -> None:
-    """Have torch put a watched group in the place of every group that it makes from now on."""
+def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
+    """Have torch put a watched group in the place of every group that it makes from now on.
+    `leave` is called before one is destroyed."""
     detach()
     original = getattr(_torch, _HELPER)
 
@@ -36,7 +37,7 @@ def attach(check: bool, explain: Explain) -> None:
     def helper(*args: Any, **named: Any) -> Any:
         group, store = original(*args, **named)
         if isinstance(group, dist.ProcessGroup) and store is not None:
-            group = _watched(group, store, check, explain)
+            group = _watched(group, store, check, explain, leave)
         return group, store
 
     helper.original = original  # type: ignore[attr-defined]
@@ -50,7 +51,9 @@ def detach() -> None:
         setattr(_torch, _HELPER, original)
 
 
-def _watched(inner: Any, store: Any, check: bool, explain: Explain) -> Any:
+def _watched(
+    inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
+) -> Any:
     world = _torch._world
     if isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
         return inner
@@ -64,7 +67,7 @@ def _watched(inner: Any, store: Any, check: bool, explain: Explain) -> Any:
         return inner
     if ledger is None:
         return inner
-    watched = WatchedProcessGroup(inner, ledger, check, explain)
+    watched = WatchedProcessGroup(inner, ledger, check, explain, leave)
     kind = _torch.Backend.backend_type_map
     for device in inner._device_types:
         name = str(inner._get_backend(device).name())

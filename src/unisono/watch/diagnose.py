@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.comm.records import GroupRecords, RankRecords, Record
 from unisono.comm.reports import culprits_of, mismatch_report
@@ -58,8 +58,27 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
                 for r in range(group.size)
             ]
             if len({call for call in calls if call is not None}) > 1:
-                return _mismatch(group, number, calls, records)
+                return _shifted(group, _mismatch(group, number, calls, records))
     return None
+
+
+def _shifted(group: GroupRecords, found: Report) -> Report:
+    """Calls that differ often do so because a rank made one more, or less, long before: then that
+    is the verdict, and what was found a detail of it."""
+    shifted = apart(group)
+    if shifted is None:
+        return found
+    verdict, rank, number, record = shifted
+    return replace(
+        found,
+        kind="apart",
+        verdict=verdict,
+        operation=record.operation,
+        call=number,
+        culprits=(rank,),
+        site=line_of(record.site),
+        details=(found.verdict, *found.details),
+    )
 
 
 def _engine_refused(records: dict[int, Record]) -> bool:
@@ -229,15 +248,7 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
     if odd.state and odd.last:
         verdict += f" after {odd.last}"
     site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
-    details = []
-    shifted = apart(group)
-    if shifted is not None:
-        text, rank, _, extra = shifted
-        details.append(verdict)
-        verdict, kind, culprits, site = text, "apart", (rank,), line_of(extra.site)
-    if len(path) > 1:
-        details += [f"rank {step.one.global_rank} waits in {step}" for step in path[:-1]]
-    return Report(
+    found = Report(
         kind=kind,
         verdict=verdict,
         group=group.name,
@@ -247,9 +258,10 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
         culprits=culprits,
         site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
-        details=tuple(details),
+        details=tuple(f"rank {step.one.global_rank} waits in {step}" for step in path[:-1]),
         ranks=tuple(ranks),
     )
+    return _shifted(group, found)
 
 
 def _stalled(wait: Wait, told: _Asked) -> Report | None:

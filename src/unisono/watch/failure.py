@@ -15,17 +15,23 @@ from unisono.errors import (
     PeerLost,
     UnisonoError,
 )
-from unisono.watch.calls import last_finished, line_of, named
-from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.calls import last_finished, line_of, named, newest
+from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
+from unisono.watch.snapshot import snapshot
 from unisono.watch.stacks import is_users, short_path
 
-_LAST = 16
+_LAST = 64
 
 
 def report_of_error(error: GroupError, ask: Ask) -> Report:
     """What the exception says, and where every rank of its group is."""
     kind, culprits = _kind_of(error)
+    if kind in ("lost", "hang", "mismatch"):
+        found = _from_records(error, ask)
+        if found is not None and (kind != "mismatch" or found.kind == "apart"):
+            error.add_note(f"unisono.watch: {found}")
+            return found
     verdict, *details = str(error).splitlines()
     try:
         groups = [g for g in read_process(os.getpid(), _LAST) if g.name == error.group]
@@ -68,6 +74,17 @@ def report_of_error(error: GroupError, ask: Ask) -> Report:
         details=tuple(line.strip() for line in details),
         ranks=tuple(ranks),
     )
+
+
+def _from_records(error: GroupError, ask: Ask) -> Report | None:
+    """Who did not come, and why, where the records tell."""
+    me = os.getpid()
+    groups = snapshot([me], _LAST)
+    different = mismatch(group for group in groups if group.name == error.group)
+    if different is not None:
+        return different
+    own = [wait for wait in newest(groups, me) if wait.group.name == error.group]
+    return hang(groups, own[0], ask) if own else None
 
 
 def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:

@@ -73,6 +73,10 @@ class Monitor:
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
+    def look_for_differences(self) -> None:
+        """Report calls of watched groups that differ, before the records go."""
+        self._look_for_differences(read_process(os.getpid(), _LAST))
+
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
         nobody has given it a report."""

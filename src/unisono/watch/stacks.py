@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import os
@@ -17,6 +18,7 @@ _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in 
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ def _doing(frame: FrameType) -> str:
     if line is None or column is None or last_line != line:
         return ""
     text = linecache.getline(frame.f_code.co_filename, line).encode()[column:last_column]
-    call = _CALL.match(text.decode(errors="replace"))
-    return call[1] if call else ""
+    try:
+        expression = ast.parse(text.decode(errors="replace").strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    name = ast.unparse(expression.func) if isinstance(expression, ast.Call) else ""
+    return name if len(name) <= _LONGEST_NAME else ""
 
 
 def as_text(stacks: Iterable[Stack]) -> list[str]:

@@ -78,16 +78,23 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """`inner` moves the data; `explain` makes a report of a failed call, for its exception."""
+    """`inner` moves the data; `explain` makes a report of a failed call, for its exception; `leave`
+    is called before the records go."""
 
     def __init__(
-        self, inner: Any, ledger: Ledger, check: bool, explain: Callable[[Any], Any]
+        self,
+        inner: Any,
+        ledger: Ledger,
+        check: bool,
+        explain: Callable[[Any], Any],
+        leave: Callable[[], None],
     ) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
         self.ledger = ledger
         self._check = check
         self._explain = explain
+        self._leave = leave
         self._calls = 0
         self._flying: deque[tuple[int, Any, bool, float]] = deque()
         self._retiring = threading.Lock()
@@ -126,6 +133,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self.retire()
+        self._leave()
         self.inner.shutdown()
         self.ledger.close()
 

@@ -1,0 +1,16 @@
+"""Rank 0 writes a checkpoint and waits for a rank that will not come."""
+
+# ranks: 3
+# culprit: 1, 2
+# makes: unisono watched
+
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+import threading
+
+if rank == 0:
+    dist.barrier()
+else:
+    threading.Event().wait()  # <- here
