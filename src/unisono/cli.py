@@ -134,6 +134,8 @@ def run(
         outcome = run_script(Script(program, module, args), settings)
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
+    if outcome.report is not None:
+        click.echo(f"\nunisono.watch: {outcome.report}", err=True)
     if outcome.error is not None:
         click.echo(f"\nunisono run: {outcome.error}", err=True)
     raise SystemExit(outcome.exit_code)

@@ -161,4 +161,8 @@ if __name__ == "__main__":
     played = play(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
     for number, text in enumerate(played.said):
         print(f"-- rank {number}\n{text}", end="")
-    print(played.verdicts, "ended" if played.ended else "killed", f"{time.monotonic() - began_s:.1f} s")
+    print(
+        played.verdicts,
+        "ended" if played.ended else "killed",
+        f"{time.monotonic() - began_s:.1f} s",
+    )

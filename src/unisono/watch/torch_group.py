@@ -21,6 +21,7 @@ import torch.distributed as dist
 from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.ledger import Ledger
+from unisono.comm.reports import REDUCING, ROOTED
 from unisono.comm.torch_compile import never_compiled
 
 hide_files(os.path.dirname(torch.__file__))
@@ -30,7 +31,7 @@ _REDUCTIONS = {
     hash(getattr(_Type, name.upper())): number for number, name in enumerate(REDUCTIONS)
 } | {hash(_Type.PREMUL_SUM): len(REDUCTIONS)}
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
-_LONE_REFERENCES = 3  # to a work that only we keep: our list's, our variable's, the count's own
+_LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
 _ABANDONED_S = 1.0
 
 
@@ -74,6 +75,7 @@ _COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "barrier": (Operation.BARRIER, -1),
 }
 
+_Tensor, _STRIDED = torch.Tensor, torch.strided
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -92,11 +94,13 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
         self.ledger = ledger
+        self._begin, self._end = ledger.begin, ledger.end
+        self._methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
         self._check = check
         self._explain = explain
         self._leave = leave
         self._calls = 0
-        self._flying: deque[tuple[int, Any, bool, float]] = deque()
+        self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
         self._retiring = threading.Lock()
         self._name = inner.group_name
         self._description = inner.group_desc
@@ -145,7 +149,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         except Exception as error:
             self._fail(record, error)
             raise
-        self.ledger.end(record, _OK)
+        self._end(record, _OK)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -161,83 +165,66 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _message(self, work: Any, operation: int, tensors: Any, peer: int, tag: int) -> Any:
         dtype, size_bytes = _measure(tensors)
-        record = self.ledger.begin(operation, 0, peer, dtype, size_bytes, tag)
+        record = self._begin(operation, 0, peer, dtype, size_bytes, tag)
         if work is not None:
-            self._flying.append((record, work, True, time.monotonic()))
+            self._flying.append((record, work, time.monotonic()))
         return work
 
     # -- how it is done --------------------------------------------------------------------------
 
     def _open(self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int) -> int:
         if self._flying:
-            self.retire()
+            self._retire_first()
         self._calls += 1
-        record = self.ledger.begin(operation, reduction, root, dtype, size_bytes, self._calls)
+        record = self._begin(operation, reduction, root, dtype, size_bytes, self._calls)
         if self._check:
             self.ledger.check(operation, reduction, root, dtype, size_bytes, record)
         return record
 
-    def _run(self, method: Callable[..., Any], operation: int, at: int, given: Any) -> Any:
-        options = given[-1] if given else None
-        dtype, size_bytes = _measure(given[at]) if 0 <= at < len(given) else (0, 0)
-        reduction = _REDUCTIONS.get(hash(getattr(options, "reduceOp", None)), 0)
-        root = getattr(options, "rootRank", -1)
-        record = self._open(operation, reduction, root, dtype, size_bytes)
-        try:
-            work = method(*given)
-            if work is not None and not getattr(options, "asyncOp", True):
-                work.wait()
-                work_is_over = True
-            else:
-                work_is_over = work is None
-        except Exception as error:
-            self._fail(record, error)
-            raise
-        if work_is_over:
-            self.ledger.end(record, _OK)
-        else:
-            self._flying.append((record, work, False, 0.0))
-        return work
-
     def _fail(self, record: int, error: Exception) -> None:
         report = self._explain(self)
-        self.ledger.end(record, _FAILED)
+        self._end(record, _FAILED)
         if report is not None:
             error.report = report  # type: ignore[attr-defined]
             error.add_note(f"unisono.watch: {report}")
 
-    def retire(self) -> bool:
-        """Write down the ends of calls that are over; whether any is still under way."""
-        if self._retiring.acquire(blocking=False):
+    def _retire_first(self) -> None:
+        """The same for the calls that began first, as far as they are over: at every call."""
+        flying = self._flying
+        if self._retiring.acquire(False):
             try:
-                for _ in range(len(self._flying)):
-                    entry = self._flying.popleft()
-                    if not self._retire(*entry):
-                        self._flying.append(entry)
+                while flying and flying[0][1].is_completed():
+                    self._end(flying.popleft()[0], _OK)
             finally:
                 self._retiring.release()
-        return bool(self._flying)
 
-    def _retire(self, record: int, work: Any, is_message: bool, began_s: float) -> bool:
-        """Whether a call is over. A message says so only once it was waited for: one that nobody
-        but us knows any more never will. How it ended is not asked: torch warns who asks."""
-        over = work.is_completed() or (
-            is_message
-            and sys.getrefcount(work) <= _LONE_REFERENCES
-            and time.monotonic() - began_s > _ABANDONED_S
-        )
-        if over:
-            self.ledger.end(record, _OK)
-        return bool(over)
+    def retire(self) -> bool:
+        """Write down the ends of calls that are over; whether any is still under way."""
+        flying = self._flying
+        if self._retiring.acquire(False):
+            try:
+                for _ in range(len(flying)):
+                    entry = flying.popleft()
+                    if entry[1].is_completed() or (entry[2] and _is_abandoned(entry)):
+                        self._end(entry[0], _OK)
+                    else:
+                        flying.append(entry)
+            finally:
+                self._retiring.release()
+        return bool(flying)
+
+
+def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
+    """A message says that it is over only once it was waited for: one that nobody but us knows
+    any more never will. (How a work ended is not asked: torch warns who asks.)"""
+    lone = sys.getrefcount(entry[1]) <= _LONE_REFERENCES
+    return lone and time.monotonic() - entry[2] > _ABANDONED_S
 
 
 def _measure(tensors: Any) -> tuple[int, int]:
     """The type of one tensor or of many, lists of lists too, and their bytes together."""
     if isinstance(tensors, torch.Tensor):
-        size_bytes = 0 if tensors.is_sparse else tensors.numel() * tensors.element_size()
-        return _CODES.get(tensors.dtype, _UNKNOWN), size_bytes
-    if len(tensors) == 1:
-        return _measure(tensors[0])
+        return _CODES.get(tensors.dtype, _UNKNOWN), 0 if tensors.is_sparse else tensors.nbytes
     dtype, total = 0, 0
     for tensor in tensors:
         dtype, size_bytes = _measure(tensor)
@@ -246,11 +233,43 @@ def _measure(tensors: Any) -> tuple[int, int]:
 
 
 def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
+    """The method of this name. What it reads of the options is settled here, and a list of one
+    dense tensor, the usual case, has a way of its own: a call should add microseconds."""
+    reduces, rooted = operation in REDUCING, operation in ROOTED
+
     def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
-        inner = getattr(self.inner, name)
-        if named:
-            return self._run(lambda *g: inner(*g, **named), operation, at, given)
-        return self._run(inner, operation, at, given)
+        options: Any = given[-1] if given else None
+        reduction, root, dtype, size_bytes, blocks = 0, -1, 0, 0, False
+        try:
+            if reduces:
+                reduction = _REDUCTIONS.get(hash(options.reduceOp), 0)
+            if rooted:
+                root = options.rootRank
+            blocks = not options.asyncOp
+        except AttributeError:
+            pass  # a short form, without options: it does not block
+        if at >= 0:
+            first = given[at]
+            if type(first) is list and len(first) == 1:
+                first = first[0]
+            if type(first) is _Tensor and first.layout is _STRIDED:
+                dtype, size_bytes = _CODES.get(first.dtype, _UNKNOWN), first.nbytes
+            else:
+                dtype, size_bytes = _measure(first)
+        record = self._open(operation, reduction, root, dtype, size_bytes)
+        try:
+            work = self._methods[name](*given, **named)
+            if work is not None and blocks:
+                work.wait()
+                work = None
+        except Exception as error:
+            self._fail(record, error)
+            raise
+        if work is None:
+            self._end(record, _OK)
+        else:
+            self._flying.append((record, work, 0.0))
+        return work
 
     method.__name__ = method.__qualname__ = name
     return method

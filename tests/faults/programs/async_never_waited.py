@@ -4,12 +4,12 @@
 # culprit: 1
 # makes: unisono watched
 
+import threading
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import threading
-
 ready = threading.Event()
 if rank == 1:
     ready.wait()  # <- here

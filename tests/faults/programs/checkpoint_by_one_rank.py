@@ -4,12 +4,9 @@
 # culprit: 1, 2
 # makes: unisono watched
 
-import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import threading
-
 if rank == 0:
     dist.barrier()
 else:

@@ -9,5 +9,5 @@ import torch.distributed as dist
 
 rank = dist.get_rank()
 steps = 2 if rank == 0 else 3
-for step in range(steps):
+for _ in range(steps):
     dist.all_reduce(torch.ones(4))  # <- here

@@ -4,12 +4,12 @@
 # culprit: 1
 # makes: unisono watched
 
+import sys
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import sys
-
 for step in range(3):
     dist.all_reduce(torch.ones(4))  # <- here
     if rank == 1 and step == 1:

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
+
+
 def converge() -> None:
-    while True:
-        pass  # <- here
+    while True:  # <- here
+        pass
 
 
 if rank == 2:

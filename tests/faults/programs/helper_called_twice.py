@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
+
+
 def report_loss() -> None:
     dist.all_reduce(torch.ones(1))
 

@@ -4,12 +4,12 @@
 # culprit: 1
 # makes: unisono watched
 
+import re
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import re
-
 if rank == 1:
     re.match(r"(a+)+$", "a" * 60 + "b")  # <- here
 dist.all_reduce(torch.ones(4))

@@ -4,13 +4,13 @@
 # culprit: 1
 # makes: unisono watched
 
+import os
+import signal
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import os
-import signal
-
 dist.all_reduce(torch.ones(4))  # <- here
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

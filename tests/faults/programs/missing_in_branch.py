@@ -4,12 +4,12 @@
 # culprit: 2
 # makes: unisono watched
 
+import threading
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import threading
-
 for step in range(4):
     if not (rank == 2 and step == 3):
         dist.all_reduce(torch.ones(4))

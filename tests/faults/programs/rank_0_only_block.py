@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-for step in range(3):
+for _ in range(3):
     dist.all_reduce(torch.ones(4))
     if rank == 0:
         dist.all_reduce(torch.ones(4))  # <- here

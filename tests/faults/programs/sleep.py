@@ -4,12 +4,12 @@
 # culprit: 0
 # makes: unisono watched
 
+import time
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import time
-
 dist.all_reduce(torch.ones(4))
 if rank == 0:
     time.sleep(60)  # <- here

@@ -4,12 +4,12 @@
 # culprit: 1
 # makes: unisono watched
 
+import queue
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import queue
-
 batches: queue.Queue[int] = queue.Queue()
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-for step in range(3 if rank == 1 else 4):
+for _ in range(3 if rank == 1 else 4):
     dist.all_reduce(torch.ones(4))
 dist.barrier()  # <- here
 dist.barrier()

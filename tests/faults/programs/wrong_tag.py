@@ -4,12 +4,12 @@
 # culprit: 1
 # makes: unisono watched
 
+import threading
+
 import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
-import threading
-
 x = torch.ones(4)
 if rank == 0:
     dist.recv(x, src=1, tag=7)
