@@ -1,27 +1,40 @@
-"""`python -m faults [NAME ...]`: the score of the corpus, and docs/diagnosis.md's table."""
+"""`python -m faults [--json] [--make MAKE] [NAME ...]`: play programs of the corpus."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
 
 from faults.corpus import corpus, reports_in, right
 from faults.play import play
 
-if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    score = played = 0
+
+def main() -> None:
+    """Play, and print the verdicts and the score, or what every rank said as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--make")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    score, played = 0, []
     for fault in corpus():
-        if wanted and fault.name not in wanted:
+        if given.names and fault.name not in given.names:
             continue
-        for make in fault.makes:
+        for make in [given.make] if given.make else fault.makes:
             outcome = play(fault.path, fault.ranks, make)
+            told = {"name": fault.name, "make": make, "ended": outcome.ended}
+            played.append(told | {"said": outcome.said})
+            if given.json:
+                continue
             good = right(fault, outcome)
-            score, played = score + good, played + 1
-            print(f"{'right' if good else 'WRONG'}  {fault.name} on {make}")
-            for report in reports_in(outcome)[: 1 if good else 4]:
-                print("   ", report.partition("\n")[0] if good else report)
+            score += good
+            print(f"{'right' if good else 'WRONG'}  {fault.name} on {make}", flush=True)
+            for report in reports_in(outcome):
+                print("   ", report.replace("\n", "\n    "))
             if not good:
-                print("    wanted:", fault.culprits, fault.line)
-                for rank, text in enumerate(outcome.said):
-                    print(f"    [{rank}]", text[-300:].replace("\n", "\n        "))
-    print(f"{score} of {played}")
+                print("    wanted:", fault.culprits, fault.line, *outcome.said, sep="\n")
+    print(json.dumps(played) if given.json else f"{score} of {len(played)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -58,8 +58,8 @@ def play(
     deadline_s: float = 20.0,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """Run `program` on `ranks` ranks. `make` is "unisono", "watched" (gloo, watched), "gloo",
-    "detail" (TORCH_DISTRIBUTED_DEBUG) or "monitored" (a monitored barrier before it ends)."""
+    """Run `program` on `ranks` ranks. `make` is "unisono", "watched" (gloo, watched), "checked" (and
+    checked), "gloo", "detail" (TORCH_DISTRIBUTED_DEBUG) or "monitored" (a monitored barrier before it ends)."""
     with tempfile.TemporaryDirectory() as folder:
         pids = [_start(program, rank, ranks, make, folder, environment) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
@@ -127,8 +127,8 @@ def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> in
     os.environ["UNISONO_SITES"] = "1"
     if make == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-    if make in ("unisono", "watched"):
-        watch.start(hang_s=HANG_S)
+    if make in ("unisono", "watched", "checked"):
+        watch.start(hang_s=HANG_S, check=make == "checked")
     store = dist.FileStore(f"{folder}/store", ranks)
     backend = "unisono" if make == "unisono" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -45,6 +45,13 @@ class Stack:
         """The innermost frame of the user's program; of any program where there is none."""
         own = (frame for frame in self.frames if is_users(frame.file))
         return next(own, self.frames[0] if self.frames else None)
+
+
+def of_program(stacks: Sequence[Stack]) -> Stack:
+    """The stack that tells where the program is: the main thread's, unless that is nowhere in the
+    user's files and another one is."""
+    own = (stack for stack in stacks if any(is_users(frame.file) for frame in stack.frames))
+    return next(own, stacks[0])
 
 
 def own_stacks() -> list[Stack]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unisono.watch import desk
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.processes import kernel_place, state_of
-from unisono.watch.stacks import Stack, as_text
+from unisono.watch.stacks import Stack, as_text, of_program
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", "scatter")
@@ -34,18 +34,19 @@ def whereabouts(
         kernel = kernel_place(pid)
         text = f"{state} and does not tell where" + (f", in {kernel}" if kernel else "")
         return Whereabouts(place="", doing=text, stack=(text,))
-    place = stacks[0].place()
+    program = of_program(stacks)
+    place = program.place()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
     return Whereabouts(
         place=str(place) if place else "",
         doing=place.doing if place else "",
-        in_call=is_in_call(stacks),
+        in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
     )
 
 
-def is_in_call(stacks: Sequence[Stack]) -> bool:
-    """Whether the main thread, or another one of the program, waits in a communication library."""
+def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
+    """Whether the program, or another thread, waits in a communication library."""
     torch = (
         os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "/torch") + os.sep
     )
@@ -56,7 +57,7 @@ def is_in_call(stacks: Sequence[Stack]) -> bool:
         innermost = stack.frames[0]
         if innermost.file.startswith(folders):
             return True
-        if stack is stacks[0] and (
+        if stack is program and (
             innermost.doing.rpartition(".")[2].endswith(_CALLS)
             or innermost.file.startswith(f"{torch}autograd{os.sep}")
         ):

@@ -4,6 +4,8 @@
 # culprit: 1, 2
 # makes: unisono watched
 
+import threading
+
 import torch.distributed as dist
 
 rank = dist.get_rank()
