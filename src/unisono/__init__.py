@@ -27,10 +27,12 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
+    from unisono import watch
     from unisono.comm.base import Communicator, Message, PremulSum, Work
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
+    from unisono.watch.debug import debug
     from unisono.world import (
         barrier,
         get_rank,
@@ -68,6 +70,7 @@ __all__ = [
     "UnisonoError",
     "Work",
     "barrier",
+    "debug",
     "get_rank",
     "get_world",
     "get_world_size",
@@ -77,6 +80,7 @@ __all__ = [
     "monitored_barrier",
     "setup",
     "shutdown",
+    "watch",
 ]
 
 _HOMES = {
@@ -84,6 +88,7 @@ _HOMES = {
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
+    "unisono.watch.debug": ("debug",),
     "unisono.world": (
         "barrier",
         "get_rank",
@@ -99,6 +104,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "watch":
+        return importlib.import_module("unisono.watch")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(home), name)

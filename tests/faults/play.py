@@ -7,7 +7,7 @@ somebody has given a verdict and the others had time to do so too.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
 import runpy
@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
 from unisono import watch
 
 HANG_S = 1.0
+PEERS_S = 2.0
 _GRACE_S = 2.5
 
 
@@ -58,8 +60,12 @@ def play(
     deadline_s: float = 20.0,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """Run `program` on `ranks` ranks. `make` is "unisono", "watched" (gloo, watched), "checked" (and
-    checked), "gloo", "detail" (TORCH_DISTRIBUTED_DEBUG) or "monitored" (a monitored barrier before it ends)."""
+    """Run `program` on `ranks` ranks. `make` is one of
+
+    unisono, watched (gloo, watched), checked (the same, with its calls checked): ours;
+    gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
+    before every collective): what there is without us, with a timeout of two seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pids = [_start(program, rank, ranks, make, folder, environment) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
@@ -131,12 +137,15 @@ def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> in
         watch.start(hang_s=HANG_S, check=make == "checked")
     store = dist.FileStore(f"{folder}/store", ranks)
     backend = "unisono" if make == "unisono" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    ours = make in ("unisono", "watched", "checked")
+    timeout = timedelta(seconds=600 if ours else PEERS_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     dist.barrier()
+    if make == "monitored":
+        _monitor_every_collective()
     code = 0
     try:
-        with _monitored(make):
-            runpy.run_path(program.name, run_name="__main__")
+        runpy.run_path(program.name, run_name="__main__")
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException as error:
@@ -147,13 +156,16 @@ def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> in
     return code
 
 
-@contextlib.contextmanager
-def _monitored(make: str) -> Iterator[None]:
-    yield
-    if make == "monitored":
-        from datetime import timedelta
+def _monitor_every_collective() -> None:
+    """The best use of `monitored_barrier`: before each call, naming all who are missing."""
+    for name in ("all_reduce", "broadcast", "all_gather", "barrier"):
+        setattr(dist, name, functools.partial(_monitored, getattr(dist, name)))
 
-        dist.monitored_barrier(timeout=timedelta(seconds=3), wait_all_ranks=True)
+
+def _monitored(call: Any, *args: Any, **named: Any) -> Any:
+    limit = timedelta(seconds=PEERS_S)
+    dist.monitored_barrier(named.get("group"), limit, wait_all_ranks=True)
+    return call(*args, **named)
 
 
 if __name__ == "__main__":
