@@ -317,6 +317,69 @@ def test_a_summary_counts(comm: Communicator) -> None:
     comm.barrier()
 
 
+def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
+    """Both ranks die without a word; the launcher has kept their records."""
+    script = program(
+        tmp_path,
+        """
+        import os, time, numpy, unisono
+        comm = unisono.init()
+        comm.all_reduce(numpy.ones(3))
+        time.sleep(1)  # the launcher looks a few times a second
+        if comm.rank == 1:
+            os.abort()
+        try:
+            comm.all_reduce(numpy.ones(3))
+        except unisono.PeerLost:
+            os.abort()
+        """,
+    )
+    command = ("-m", "unisono", "run", "-n", "2", "--watch")
+    done = script.run(before=command, environment={"UNISONO_SITES": "1"})
+    assert done.returncode == 128 + signal.SIGABRT
+    assert (
+        "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
+        "killed by SIGABRT after all_reduce #1 (program.py:4)" in done.stderr
+    ), done.stderr
+
+
+@pytest.mark.slow
+def test_top_in_a_terminal(tmp_path: Path) -> None:
+    """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
+    script = program(
+        tmp_path,
+        """
+        import numpy, os, threading, time, unisono
+        comm = unisono.init()
+        if comm.rank == 1:
+            while os.path.exists("wait"):
+                time.sleep(0.1)
+        comm.all_reduce(numpy.ones(3))
+        """,
+    )
+    (tmp_path / "wait").touch()
+    name = f"unisono-{os.getpid()}"
+    job = script.start(before=("-m", "unisono", "run", "-n", "2", "--watch"))
+    tmux = ["tmux", "-L", name]
+    top = f"env -u COLUMNS -u LINES {sys.executable} -m unisono top {job.pid}"
+    try:
+        subprocess.run([*tmux, "new-session", "-d", "-x", "150", "-y", "50", top], check=True)
+
+        def shows(*words: str) -> bool:
+            seen = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True)
+            return all(word in seen.stdout for word in words)
+
+        assert eventually(lambda: shows("all_reduce #1", "its program"))
+        subprocess.run([*tmux, "send-keys", "s"], check=True)
+        assert eventually(lambda: shows("program.py:6", "program.py:7"))
+        subprocess.run([*tmux, "send-keys", "q"], check=True)
+        assert eventually(lambda: subprocess.run([*tmux, "ls"], capture_output=True).returncode)
+    finally:
+        subprocess.run([*tmux, "kill-server"], capture_output=True)
+        (tmp_path / "wait").unlink()
+        assert job.wait(60) == 0
+
+
 # -- watched gloo --------------------------------------------------------------------------------
 
 

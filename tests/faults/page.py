@@ -44,7 +44,8 @@ def cell_of_peer(fault: Fault, outcome: Outcome) -> tuple[int, str]:
 
 
 def _names_ranks(fault: Fault, message: str) -> bool:
-    named = {int(n) for n in re.findall(r"[Rr]ank\(?s?\)? ?(\d+)", message)}
+    listed = re.findall(r"[Rr]anks?\(?s?\)? ?((?:\d+(?:, )?)+)", message)
+    named = {int(number) for numbers in listed for number in re.findall(r"\d+", numbers)}
     return set(fault.culprits) <= named
 
 

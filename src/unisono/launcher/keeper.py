@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono.comm.records import read_segment, segments_of
 from unisono.errors import UnisonoError
-from unisono.watch.calls import waits
+from unisono.watch.calls import failed, waits
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import Report
 
@@ -46,7 +46,7 @@ class Keeper:
         different = mismatch(groups)
         if different is not None:
             return different
-        for wait in waits(groups):
+        for wait in [*waits(groups), *failed(groups)]:
             if wait.missing():
                 return hang(groups, wait, lambda pid: _ended(endings, pid))
         return None

@@ -75,6 +75,17 @@ def newest(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
     ]
 
 
+def failed(groups: Iterable[GroupRecords]) -> list[Wait]:
+    """The newest call of each rank, where that has failed; the oldest first."""
+    found = [
+        Wait(group, one, one.records[-1])
+        for group in groups
+        for one in group.ranks
+        if one.records and one.records[-1].state == "failed"
+    ]
+    return sorted(found, key=lambda wait: wait.record.arrived_s)
+
+
 def member(group: GroupRecords, rank: int | None) -> RankRecords | None:
     """A rank of a group, if it has joined."""
     return next((one for one in group.ranks if one.rank == rank), None)

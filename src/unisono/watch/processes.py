@@ -74,13 +74,14 @@ def command_of(pid: int) -> str:
     except OSError:
         return "?"
     if "-c" in words[:6]:  # a rank of a launch: its parent's command tells more
-        parent = _parent_of(pid)
+        parent = parent_of(pid)
         return command_of(parent) if parent > 1 else "?"
     words = [os.path.basename(word) if os.sep in word else word for word in words]
     return " ".join(words[1:] if words and words[0].startswith("python") else words) or "?"
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """The process that started this one; 0 where that is not known."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[1])

@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unisono.comm.records import GroupRecords
+from unisono.comm.records import GroupRecords, Record
 from unisono.watch.calls import IN_FLIGHT, by_number, line_of, named
-from unisono.watch.processes import command_of, ranks_of_this_user, state_of
+from unisono.watch.processes import command_of, parent_of, ranks_of_this_user, state_of
 from unisono.watch.snapshot import snapshot
 from unisono.watch.whereabouts import whereabouts
 
@@ -62,8 +62,9 @@ class Job:
     rows: tuple[RankRow, ...]
 
 
-def jobs() -> list[Job]:
-    """The running jobs of this user, each with all ranks of all its groups."""
+def jobs(of: int | None = None) -> list[Job]:
+    """The running jobs of this user, each with all ranks of all its groups; `of`: only the one of
+    this process, or of which it is the launcher."""
     found: list[Job] = []
     seen: set[int] = set()
     for pid in ranks_of_this_user():
@@ -72,6 +73,8 @@ def jobs() -> list[Job]:
         groups = snapshot([pid])
         pids = {one.pid for group in groups for one in group.ranks}
         seen |= pids | {pid}
+        if of is not None and of not in pids | {parent_of(one) for one in pids}:
+            continue
         rows = [row for group in groups for row in _rows(group)]
         if rows:
             ordered = sorted(rows, key=lambda row: (row.group, row.rank))
@@ -91,9 +94,7 @@ def _rows(group: GroupRecords) -> list[RankRow]:
         flying = [record for record in one.records if record.state in IN_FLIGHT]
         recent = [record for record in one.records if now - record.arrived_s < _WINDOW_S]
         span_s = max(1e-3, min(_WINDOW_S, now - one.records[0].arrived_s)) if one.records else 1.0
-        waited_s = sum(
-            (record.started_s or record.ended_s or now) - record.arrived_s for record in recent
-        )
+        waited_s = sum(_waited_s(record, now) for record in one.records)
         lags = [record.arrived_s - first[record.call] for record in recent if record.call]
         state = state_of(one.pid)
         own = max((record.call or 0 for record in one.records), default=0)
@@ -123,6 +124,13 @@ def _rows(group: GroupRecords) -> list[RankRow]:
             )
         )
     return rows
+
+
+def _waited_s(record: Record, now: float) -> float:
+    """For how long of the window a call waited for its peers; a watched one does not say when they
+    came, and counts as a whole."""
+    until = record.started_s or record.ended_s or now
+    return max(0.0, until - max(record.arrived_s, now - _WINDOW_S))
 
 
 def as_json(found: Sequence[Job]) -> str:
@@ -177,21 +185,21 @@ def _size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def run(once: bool, wants_json: bool, console: Console) -> None:
-    """Show the jobs: once, or until `q`."""
+def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
+    """Show the jobs, or the one of a process: once, or until `q`."""
     if wants_json:
-        sys.stdout.write(as_json(jobs()) + "\n")
+        sys.stdout.write(as_json(jobs(of)) + "\n")
         return
     if once or not console.is_terminal:
-        console.print(rendered(jobs(), {}))
+        console.print(rendered(jobs(of), {}))
         return
     stacks: dict[int, tuple[str, ...]] = {}
-    with _single_keys(), Live(rendered(jobs(), stacks), console=console, screen=True) as live:
+    with _single_keys(), Live(rendered(jobs(of), stacks), console=console, screen=True) as live:
         while True:
             key = _key(_PERIOD_S)
             if key in ("q", "\x03"):
                 return
-            found = jobs()
+            found = jobs(of)
             if key == "s":
                 pids = [] if stacks else sorted({pid for job in found for pid in job.pids})
                 stacks = {pid: whereabouts(pid).stack for pid in pids}
