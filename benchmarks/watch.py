@@ -3,18 +3,19 @@
     python benchmarks/watch.py
 
 One process: what is measured is our own work beside a call, not the call, whose time between
-processes would drown it. A record is measured through Python, less the same number of calls into
-the engine that do nothing; that includes finding the line of the call, which native calls leave
-out unless UNISONO_SITES=1. For the watch, a call that is over already stands in gloo's place.
+processes would drown it. A record is measured in C (`make latency` builds that). For the watch, a
+call that is over already stands in gloo's place.
 (A call that comes a few microseconds later than the last one ended can find gloo's own thread
 asleep, which costs 20 us on two cores, watched or not.)
 """
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,18 +47,12 @@ def ledger_of_one() -> Ledger:
     return Ledger(Place("bench", 0, 1, group, (Member("0" * 32, 0),)), "bench", "gloo", 0)
 
 
-def record_ns(ledger: Ledger) -> float:
-    """A record's two halves, less two calls that only come and go."""
-    begin, end = ledger.begin, ledger.end
-
-    def both() -> None:
-        end(begin(2, 0, 0, 0x12002, 8, 1), 0)
-
-    def nothing() -> None:
-        end(0, 0)
-        end(0, 0)
-
-    return (best_us(both, 20_000) - best_us(nothing, 20_000)) * 1e3
+def record_ns() -> str:
+    """A record in C: what every native call pays."""
+    command = Path(__file__).parents[1] / "build/native/native_latency"
+    if not command.exists():
+        return "(run `make latency` first)"
+    return subprocess.check_output([command, "records"], text=True).strip()
 
 
 class Finished:
@@ -103,7 +98,7 @@ def main() -> None:
         store = dist.FileStore(file.name, 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         ledger = ledger_of_one()
-        print(f"record of a call      {record_ns(ledger):8.0f} ns   (limit 100)")
+        print(f"record of a call       {record_ns():>6} ns   (limit 100)")
         for async_op in (False, True):
             kind = "async" if async_op else "blocking"
             print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 5)")
