@@ -7,9 +7,9 @@ not in torch; for any other, the end is looked for at the next call and by the w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -75,7 +75,7 @@ _COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "barrier": (Operation.BARRIER, -1),
 }
 
-_Tensor, _STRIDED = torch.Tensor, torch.strided
+_Tensor = torch.Tensor
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -101,7 +101,6 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._leave = leave
         self._calls = 0
         self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
-        self._retiring = threading.Lock()
         self._name = inner.group_name
         self._description = inner.group_desc
 
@@ -143,7 +142,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def monitored_barrier(self, *args: Any, **named: Any) -> None:
         """gloo's own, which names a rank that is missing; it blocks."""
-        record = self._open(Operation.BARRIER, 0, -1, 0, 0)
+        self._calls += 1
+        record = self._begin(Operation.BARRIER, 0, -1, 0, 0, self._calls)
         try:
             self.inner.monitored_barrier(*args, **named)
         except Exception as error:
@@ -172,15 +172,6 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -- how it is done --------------------------------------------------------------------------
 
-    def _open(self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int) -> int:
-        if self._flying:
-            self._retire_first()
-        self._calls += 1
-        record = self._begin(operation, reduction, root, dtype, size_bytes, self._calls)
-        if self._check:
-            self.ledger.check(operation, reduction, root, dtype, size_bytes, record)
-        return record
-
     def _fail(self, record: int, error: Exception) -> None:
         report = self._explain(self)
         self._end(record, _FAILED)
@@ -189,28 +180,26 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             error.add_note(f"unisono.watch: {report}")
 
     def _retire_first(self) -> None:
-        """The same for the calls that began first, as far as they are over: at every call."""
+        """The same for the calls that began first, as far as they are over: at every call. Taking
+        from the list is one step, so that no lock is needed beside the watching thread."""
         flying = self._flying
-        if self._retiring.acquire(False):
-            try:
-                while flying and flying[0][1].is_completed():
-                    self._end(flying.popleft()[0], _OK)
-            finally:
-                self._retiring.release()
+        while flying:
+            entry = flying.popleft()
+            if not entry[1].is_completed():
+                flying.appendleft(entry)
+                return
+            self._end(entry[0], _OK)
 
     def retire(self) -> bool:
         """Write down the ends of calls that are over; whether any is still under way."""
         flying = self._flying
-        if self._retiring.acquire(False):
-            try:
-                for _ in range(len(flying)):
-                    entry = flying.popleft()
-                    if entry[1].is_completed() or (entry[2] and _is_abandoned(entry)):
-                        self._end(entry[0], _OK)
-                    else:
-                        flying.append(entry)
-            finally:
-                self._retiring.release()
+        with contextlib.suppress(IndexError):  # the program took the last one meanwhile
+            for _ in range(len(flying)):
+                entry = flying.popleft()
+                if entry[1].is_completed() or (entry[2] and _is_abandoned(entry)):
+                    self._end(entry[0], _OK)
+                else:
+                    flying.append(entry)
         return bool(flying)
 
 
@@ -252,13 +241,19 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
             first = given[at]
             if type(first) is list and len(first) == 1:
                 first = first[0]
-            if type(first) is _Tensor and first.layout is _STRIDED:
-                dtype, size_bytes = _CODES.get(first.dtype, _UNKNOWN), first.nbytes
+            if type(first) is _Tensor and (code := _CODES.get(first.dtype)) is not None:
+                dtype, size_bytes = code, 0 if first.is_sparse else first.nbytes
             else:
                 dtype, size_bytes = _measure(first)
-        record = self._open(operation, reduction, root, dtype, size_bytes)
+        if self._flying:
+            self._retire_first()
+        number = self._calls = self._calls + 1
+        record = self._begin(operation, reduction, root, dtype, size_bytes, number)
         try:
-            work = self._methods[name](*given, **named)
+            if self._check:
+                self.ledger.check(operation, reduction, root, dtype, size_bytes, record)
+            call = self._methods[name]
+            work = call(*given, **named) if named else call(*given)
             if work is not None and blocks:
                 work.wait()
                 work = None
