@@ -454,7 +454,7 @@ def test_check_compares_before_data_moves(tmp_path: Path) -> None:
         """,
     )
     outcome = in_another_process(script.path, 2, "checked")
-    assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
+    assert [text.splitlines() for text in outcome.said] == [["refused True 2"]] * 2, outcome.said
 
 
 def in_another_process(path: Path, ranks: int, make: str) -> Outcome:

@@ -70,6 +70,7 @@ class Monitor:
                 self._explained.add(group.ledger.name)
                 if report is not None:
                     self.reports.append(report)
+                    self._told.add((own[0].group.segment, -1))
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
