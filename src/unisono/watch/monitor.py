@@ -106,7 +106,7 @@ class Monitor:
         pause_s = _TICK_S
         while not self._stop.wait(pause_s):
             self._desk.answer_if_asked()
-            pause_s = _BUSY_TICK_S if self._retire() else _TICK_S
+            pause_s = _BUSY_TICK_S if self._retire() or self._trace is not None else _TICK_S
             trace = self._trace
             if trace is not None:
                 trace.collect()
