@@ -14,6 +14,7 @@ from typing import Any
 
 from unisono.comm.records import GroupRecords, Record, read_process
 from unisono.errors import UnisonoError
+from unisono.watch.calls import reached
 
 Key = tuple[tuple[int, int], int, int]
 
@@ -35,13 +36,18 @@ class Trace:
         for group in read_process(me):
             if any(one.rank == 0 and one.pid == me for one in group.ranks):
                 if only_note:
-                    self._before |= {
-                        (group.segment, one.rank, record.number)
-                        for one in group.ranks
-                        for record in one.records
-                    }
+                    self._note(group)
                 else:
                     self.add([group])
+
+    def _note(self, group: GroupRecords) -> None:
+        """Others may be in the next call already, which is not over before we come to it."""
+        done = max(reached(one) for one in group.ranks if one.pid == os.getpid())
+        for one in group.ranks:
+            for record in one.records:
+                over = record.call <= done if record.call is not None else bool(record.ended_s)
+                if over:
+                    self._before.add((group.segment, one.rank, record.number))
 
     def add(self, groups: Iterable[GroupRecords]) -> None:
         """Take over the records of these groups."""
