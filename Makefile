@@ -10,7 +10,7 @@ SUITE ?=
 # What `make bench` is run with: --ranks 8, --quick
 BENCH ?=
 
-.PHONY: help demo test test-slow conformance parity check native sanitize latency bench clean
+.PHONY: help demo test test-slow conformance parity diagnosis check native sanitize latency bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes d
 
 parity: .venv/.stamp ## compare gloo and unisono through torch.distributed; writes docs/parity.md
 	cd tests && ../.venv/bin/python -m torch_parity.table --output ../docs/parity.md
+
+diagnosis: .venv/.stamp ## play the buggy programs on every make; writes docs/diagnosis.md
+	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/ruff check

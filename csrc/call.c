@@ -195,6 +195,27 @@ static un_status enter(un_group *g, const un_call *call, un_status (*body)(excha
 
 static un_status refuse_arguments(exchange *x) { return refuse(x, UN_REFUSED); }
 
+/* The bytes lie in the stream's stead: nothing is moved. */
+static un_status compare(exchange *x) {
+    x->bytes = x->call->input->bytes;
+    post_call(x, UN_OK);
+    return meet(x);
+}
+
+un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t record) {
+    if (group_is_inherited(g)) return UN_FORKED;
+    const un_stream sized = {.bytes = bytes};
+    un_call checked = *call;
+    checked.input = &sized;
+    patience p = {.call = &checked};
+    un_status status = take_turn(g, &p);
+    if (status) return status;
+    status = carry_out(g, &checked, &checked, record, compare);
+    leave_turn(g);
+    if (!status) record_start(g, record);
+    return status;
+}
+
 un_status un_run(un_group *g, const un_call *call) { return enter(g, call, run); }
 
 un_status un_refuse(un_group *g, const un_call *call) {

@@ -34,7 +34,7 @@ void tell_site(un_group *group, uint64_t about) {
 }
 
 /* Enter the engine. The result is a status, or -1 with an exception. */
-static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
+int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small) {
     if (!self->group || self->closing) return UN_CLOSED;
     if (self->pending) reap(self);
@@ -58,7 +58,7 @@ static PyObject *refuse(Group *self, un_call *call) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     call->dtype = 0;
-    enter(self, un_refuse, call, true);
+    enter_engine(self, un_refuse, call, true);
     if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
         Py_XDECREF(type);
         Py_XDECREF(value);
@@ -178,7 +178,7 @@ static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *inp
     PyObject *result = NULL;
     if (!read_arguments(self, call, output, input, coalesced, &in, &out)) {
         bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
-        int status = enter(self, un_run, call, small);
+        int status = enter_engine(self, un_run, call, small);
         if (status >= 0) result = PyLong_FromLong(status);
     }
     free_side(&in);
@@ -238,7 +238,7 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {
     (void)ignored;
     un_call call = {.operation = UN_BARRIER};
-    int status = enter((Group *)object, un_run, &call, true);
+    int status = enter_engine((Group *)object, un_run, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
@@ -246,7 +246,7 @@ PyObject *group_barrier(PyObject *object, PyObject *ignored) {
 PyObject *group_refuse(PyObject *object, PyObject *operation) {
     un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
     if (PyErr_Occurred()) return NULL;
-    int status = enter((Group *)object, un_refuse, &call, true);
+    int status = enter_engine((Group *)object, un_refuse, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 

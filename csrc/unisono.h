@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 3u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 4u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -270,10 +270,12 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 /* Say who we are, for those who read the segment from outside. */
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
-/* Where the records lie in a segment of `ranks`, for those readers. */
+/* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
+ * for its place: a word to write, a number of which the rank writes before the text as it answers. */
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
+    size_t asked, answer, reason;
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 
@@ -286,6 +288,14 @@ un_moment un_now(void);
 /* Read a program from words of 64 bits: hash, rounds, chunks, busiest, then starts and moves. They
  * must outlive it. False: they make no sense for this rank of so many. */
 bool un_program_read(un_program *program, const int64_t *words, size_t count, int rank, int ranks);
+
+/* A call that another library carries out: leave its record, with its number (a message: its tag),
+ * and say when it is over. */
+uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
+void un_record_end(un_group *group, uint64_t record, un_status status);
+
+/* Compare such a call with the peers' before it begins: all ranks meet here. */
+un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_t record);
 
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);

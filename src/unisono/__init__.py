@@ -27,6 +27,7 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
+    from unisono import watch
     from unisono.collectives import differentiable
     from unisono.collectives.moments import (
         mean,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from unisono.plan.mesh import Mesh
     from unisono.selftest.report import SelfTest
     from unisono.selftest.run import debug_communication
+    from unisono.watch.debug import debug
     from unisono.world import (
         barrier,
         cleanup,
@@ -129,6 +131,7 @@ __all__ = [
     "broadcast_tensor",
     "cleanup",
     "clip_grad_norm",
+    "debug",
     "debug_communication",
     "differentiable",
     "execute",
@@ -164,6 +167,7 @@ __all__ = [
     "shutdown",
     "softmax",
     "variance",
+    "watch",
     "weighted_sum",
 ]
 
@@ -196,6 +200,7 @@ _HOMES = {
     "unisono.plan.mesh": ("Mesh",),
     "unisono.selftest.report": ("SelfTest",),
     "unisono.selftest.run": ("debug_communication",),
+    "unisono.watch.debug": ("debug",),
     "unisono.world": (
         "barrier",
         "cleanup",
@@ -217,6 +222,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "watch":
+        return importlib.import_module("unisono.watch")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(home), name)

@@ -21,7 +21,7 @@ _FLOAT8 = {
 }
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
-_PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
 def dtype_name(dtype: int) -> str:
@@ -51,14 +51,14 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if operation is Operation.BARRIER:
         return text
     details = [dtype_name(dtype)]
-    if operation not in _PAIRED:
+    if operation not in PAIRED:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
         details.append(f"{size_bytes // item_bytes} elements")
     if operation in REDUCING:
         details.append((*REDUCTIONS, "premul_sum")[reduction])
     if operation in ROOTED:
         details.append(f"root {root}")
-    if operation in _PAIRED:
+    if operation in PAIRED:
         details.append("sizes of its own")
     elif operation is Operation.ALL_REDUCE and root:
         details.append(f"by {_algorithm(root)}, schedule with hash {shape_hash:016x}")

@@ -51,6 +51,21 @@ UNISONO = (
         "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
         _SWITCH,
     ),
+    Variable(
+        "UNISONO_WATCH",
+        "1: the watch starts with the rank, or with import torch",
+        _SWITCH,
+        worth_knowing=True,
+    ),
+    Variable("UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported"),
+    Variable(
+        "UNISONO_WATCH_CHECK", "1: calls of watched groups are compared before data moves", _SWITCH
+    ),
+    Variable(
+        "UNISONO_WATCH_SIGNAL",
+        "the signal by which a process that holds the GIL tells its stack; 0: none",
+    ),
+    Variable("UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace"),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )
 
