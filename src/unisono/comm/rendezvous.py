@@ -25,7 +25,8 @@ from types import TracebackType
 
 from unisono.comm import engine
 from unisono.comm.exchange import Exchange, FileExchange, StoreExchange, Word
-from unisono.comm.line import Deadline, Line
+from unisono.comm.line import Deadline, Departed, Line
+from unisono.comm.siblings import start_time
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 __all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
@@ -48,13 +49,17 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class Side:
-    """What one rank brings to a meeting: the group's key, its place, and how to open it."""
+    """What one rank brings to a meeting: the group's key, its place, and how to open it.
+
+    `check` raises once there is nobody to wait for any more: the parent group has ended.
+    """
 
     key: str
     rank: int
     size: int
     timeout_s: float
     open: Callable[[int, int, int, int], engine.Group]
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ class Lobby:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             late = self._visitors_for(side.key, 0.05)
             for visitor in (*visitors.values(), *late):
-                visitor.line.try_send({"error": reason})
+                visitor.line.try_send({"error": reason, "again": isinstance(error, Departed)})
             for visitor in late:
                 visitor.line.close()
             raise
@@ -226,6 +231,8 @@ class Lobby:
             begin_s = time.monotonic()
             arrived = self._visitors_for(side.key, min(_QUIET_S, deadline.left_s()))
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
+            if nobody:
+                side.check()
             while arrived:
                 visitor = arrived.pop(0)
                 try:
@@ -273,6 +280,10 @@ class Lobby:
     def _check(visitor: _Visitor, side: Side, present: dict[int, _Visitor]) -> _Visitor:
         hello = visitor.hello
         wrong = None
+        before = present.get(visitor.rank)
+        if before is not None and before.line.is_closed():  # it has started anew
+            before.line.close()
+            del present[visitor.rank]
         if hello.get("layout") != engine.layout_version():
             wrong = "runs another build of unisono"
         elif hello.get("size") != side.size:
@@ -316,7 +327,7 @@ class Lobby:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
-                raise RendezvousError(
+                raise Departed(
                     f"a member of group {side.key} left, or spoke nonsense, while the group was "
                     f"made ({error})"
                 ) from error
@@ -369,7 +380,7 @@ class Lobby:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError)):
-                raise RendezvousError(
+                raise Departed(
                     f"group {side.key}: rank 0 went away while the group was made ({error})"
                 ) from error
             raise
@@ -418,6 +429,7 @@ def _about_me(address: str) -> Word:
         "host": socket.gethostname(),
         "boot": _boot_id(),
         "pid": os.getpid(),
+        "started": start_time(os.getpid()),
         "layout": engine.layout_version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "quota": engine.cpu_quota(),
@@ -463,7 +475,11 @@ def _is_from_before(word: Word, me: Word) -> bool:
 
 def _is_dead(word: Word) -> bool:
     """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
-    return not Path(f"/proc/{word.get('pid')}").exists()
+    try:
+        started = start_time(int(word.get("pid", 0)))
+    except (RendezvousError, ValueError):
+        return True
+    return bool(word.get("started", started) != started)  # a later process may have its number
 
 
 def _check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, float]) -> None:

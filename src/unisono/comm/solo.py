@@ -33,7 +33,7 @@ class SoloCommunicator(Communicator):
     def __init__(
         self,
         name: str = "world",
-        global_ranks: tuple[int, ...] = (0,),
+        global_ranks: tuple[int, ...] | None = (0,),
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.rank = 0
@@ -123,7 +123,7 @@ class SoloCommunicator(Communicator):
         self._splits += 1
         name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
         name += f"/{self._splits}" if self._splits > 1 else ""
-        return SoloCommunicator(name, self.global_ranks or (0,), self.timeout_s)
+        return SoloCommunicator(name, self.global_ranks, self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:
         self._check(operation)
