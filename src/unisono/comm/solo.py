@@ -132,7 +132,7 @@ class SoloCommunicator(Communicator):
     def abort(self, reason: str = "") -> None:
         if self._ending is None:
             text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")
-            self._ending = GroupAborted(text, rank=0, group=self.name)
+            self._ending = GroupAborted(text, rank=0, group=self.name, peer=0, reason=reason)
 
     @property
     def errored(self) -> GroupError | None:
