@@ -9,7 +9,7 @@ packed, unless a tensor has to be converted or lies on another device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,17 @@ class Lanes:
         self._comm = comm
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._slots: list[torch.Tensor] = []
+
+    def names(self) -> list[str]:
+        """The groups that this rank has."""
+        return [group.name for group in self._groups.values()]
+
+    def keep(self, names: Sequence[Collection[str]]) -> None:
+        """Close the groups that a member does not have, since it has begun anew. `names` is what
+        every rank has."""
+        for members, group in list(self._groups.items()):
+            if any(group.name not in names[rank] for rank in members):
+                self._groups.pop(members).close()
 
     def open(self, plan: Plan) -> None:
         """Make the groups that a plan needs and that are not there yet."""
@@ -89,7 +100,8 @@ class Lanes:
         """The tensors as they travel: themselves, or converted, in a slot."""
         device = torch.device(device_of(self._comm))
         for unit, offset, tensor in zip(bucket.units, bucket.offsets, tensors, strict=True):
-            if tensor.dtype == unit.dtype and tensor.device.type == device.type:
+            plain = tensor.dtype == unit.dtype and tensor.device.type == device.type
+            if plain and not _is_expanded(tensor):
                 yield tensor
                 continue
             while len(self._slots) < 2:
@@ -135,3 +147,9 @@ class Lanes:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory: such a tensor cannot be broadcast."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(length > 1 and stride == 0 for length, stride in pairs)

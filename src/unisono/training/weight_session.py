@@ -76,7 +76,7 @@ class Session:
         problem = ""
         word: dict[str, object] = {}
         try:
-            word = {"holds": describe().plain(), "version": version}
+            word = {"holds": describe().plain(), "version": version, "lanes": self.lanes.names()}
         except Exception as error:  # the others wait for us: say why we cannot
             problem, cause = str(error), error
             word = {"problem": problem}
@@ -87,6 +87,7 @@ class Session:
         asked = {one["version"] for one in words if one["version"] is not None}
         if len(asked) > 1:
             raise self._failed({}, f"senders ask for different versions: {sorted(asked)}")
+        self.lanes.keep([one["lanes"] for one in words])
         everyone = [Description.from_plain(one["holds"]) for one in words]
         self._plan = make_plan(everyone, *asked)
         return self._plan
@@ -154,7 +155,8 @@ class Session:
 
     def _ended(self, error: Exception) -> WeightUpdateError:
         """An update that failed with its group."""
-        cause: Exception = self.comm.errored or error
+        ending = self.comm.errored
+        cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
         failed: dict[int, str] = {}
         if isinstance(cause, (PeerLost, GroupAborted)):
             failed[self.lanes.rank_of(cause.group, cause.peer)] = str(cause)
