@@ -46,7 +46,6 @@ class Description:
 
     role: Literal["sender", "receiver"]
     weights: dict[str, Entry] | None
-    version: int = 0
     terms: Terms | None = None
     partial: bool = False
 
@@ -151,11 +150,11 @@ class Plan:
     """What an update moves."""
 
     terms: Terms
-    version: int
     senders: tuple[int, ...]
     receivers: tuple[int, ...]
     tensors: dict[str, Tensor]
     lanes: list[Lane]
+    version: int = -1
 
     def steps(self, rank: int) -> list[tuple[Lane, int]]:
         """The lanes and buckets in which a rank takes part, in the order that all ranks keep."""
@@ -178,7 +177,7 @@ class _Whole:
     first: str
 
 
-def make_plan(everyone: Sequence[Description], version: int | None = None) -> Plan:
+def make_plan(everyone: Sequence[Description]) -> Plan:
     """The plan for ranks that hold what these descriptions say.
 
     Raises WeightMismatch, the same on every rank, if the tensors do not fit.
@@ -205,10 +204,8 @@ def make_plan(everyone: Sequence[Description], version: int | None = None) -> Pl
     tensors = _compare(trainer, engines, terms, differences)
     if differences:
         raise WeightMismatch(_table(differences), differences=differences)
-    versions = [one.version for one in everyone]
     lanes = _lanes(trainer, tensors, wanted, terms.bucket_bytes, senders)
-    version = max(versions) + 1 if version is None else version
-    return Plan(terms, version, senders, receivers, tensors, lanes)
+    return Plan(terms, senders, receivers, tensors, lanes)
 
 
 # -- comparing -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ all survivors decide alike, wherever in the last round somebody dies.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,9 @@ class Session:
         self.comm = comm
         self.lanes = Lanes(comm)
         self._verdict: Communicator | None = None
+        self._descriptions: tuple[str, ...] = ()
+        self._next: Plan | None = None
+        """The plan for what these descriptions say."""
         self._plan: Plan | None = None
         self._committed = False
         self._moving = False
@@ -68,28 +72,35 @@ class Session:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def agree(self, describe: Callable[[], Description], version: int | None) -> Plan:
-        """Tell what this rank holds, hear what the others do, and make the plan of all.
+    def agree(self, describe: Callable[[], Description], version: int, wanted: int | None) -> Plan:
+        """Tell what this rank holds, hear what the others do, and make the plan of all. `version`
+        is what this rank has, `wanted` what it asks for.
 
         Raises WeightMismatch on every rank if it does not fit together.
         """
-        problem = ""
-        word: dict[str, object] = {}
+        cause: Exception | None = None
+        holds = ""
         try:
-            word = {"holds": describe().plain(), "version": version, "lanes": self.lanes.names()}
+            holds = json.dumps(describe().plain())
         except Exception as error:  # the others wait for us: say why we cannot
-            problem, cause = str(error), error
-            word = {"problem": problem}
-        words = [json.loads(text) for text in all_gather_object(json.dumps(word), self.comm)]
-        problems = {rank: one["problem"] for rank, one in enumerate(words) if "problem" in one}
-        if problems:
-            raise self._failed(problems) from (cause if problem else None)
-        asked = {one["version"] for one in words if one["version"] is not None}
-        if len(asked) > 1:
-            raise self._failed({}, f"senders ask for different versions: {sorted(asked)}")
-        self.lanes.keep([one["lanes"] for one in words])
-        everyone = [Description.from_plain(one["holds"]) for one in words]
-        self._plan = make_plan(everyone, *asked)
+            cause = error
+        problem = "" if cause is None else str(cause)
+        words = all_gather_object((problem, version, wanted, self.lanes.names(), holds), self.comm)
+        problems, versions, asked, lanes, descriptions = zip(*words, strict=True)
+        if any(problems):
+            said = {rank: text for rank, text in enumerate(problems) if text}
+            raise self._failed(said) from cause
+        asked_for = set(asked) - {None}
+        if len(asked_for) > 1:
+            raise self._failed({}, f"senders ask for different versions: {sorted(asked_for)}")
+        self.lanes.keep(lanes)
+        if descriptions != self._descriptions:  # usually they are those of the last update
+            everyone = [Description.from_plain(json.loads(text)) for text in descriptions]
+            self._next = make_plan(everyone)
+            self._descriptions = descriptions
+        assert self._next is not None
+        number = asked_for.pop() if asked_for else max(versions) + 1
+        self._plan = dataclasses.replace(self._next, version=number)
         return self._plan
 
     def begin(self, plan: Plan, problem: Exception | None) -> None:

@@ -162,10 +162,10 @@ class WeightSender(_Party):
 
         def describe() -> Description:
             mine.update(held(self._weights))
-            return Description.of("sender", mine, version=self.version, terms=self._terms)
+            return Description.of("sender", mine, terms=self._terms)
 
         with session.update(timeout_s):
-            plan = session.agree(describe, version)
+            plan = session.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
             session.begin(plan, None)
             session.lanes.move(plan, lambda unit: mine[unit.name].part(unit.box), self._progress)
@@ -230,10 +230,10 @@ class WeightReceiver(_Party):
             if self._weights is not None:
                 mine.update(held(self._weights))
             known = None if self._weights is None else mine
-            return Description.of("receiver", known, version=self.version, partial=self._partial)
+            return Description.of("receiver", known, partial=self._partial)
 
         with session.update(timeout_s):
-            plan = session.agree(describe, None)
+            plan = session.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
             problem = self._ready(plan, mine)
             session.begin(plan, problem)
