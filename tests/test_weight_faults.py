@@ -20,7 +20,8 @@ from ranks import RankPool, attempt
 from unisono import Communicator, GroupAborted, WeightUpdateError
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.work import FinishedWork
-from unisono.training import WeightReceiver, WeightSender
+from unisono.training import WeightReceiver, WeightSender, WeightShard
+from unisono.world import resolve
 
 SENDER, FIRST, SECOND = 0, 1, 2
 BUCKET_BYTES = 4000
@@ -148,11 +149,41 @@ def test_an_engine_that_dies_after_the_decision_keeps_nobody_back(fresh_pool: Ra
     for one in (sender, other):
         assert one["committed"]
         assert list(one["failed"]) == [FIRST]
-        assert "the engines that live serve version 2" in one["error"]
+        assert "the other engines serve version 2" in one["error"]
 
 
 def die_in_commit(rank: int, _: int, __: str, name: str) -> Any:
     return Story(rank, name, **({"commit": die} if rank == FIRST else {})).update()
+
+
+def test_a_death_is_told_to_those_who_had_nothing_to_do_with_the_dead(
+    fresh_pool: RankPool,
+) -> None:
+    """Two trainer ranks with a shard each, two engines with a shard each: four lanes of two."""
+    name = f"test-{uuid.uuid4()}"
+    outcomes = fresh_pool.outcomes(lose_one_of_four, 4, name, make="alone")
+    assert "ended with -9" in str(outcomes.pop(2).error)
+    for one in outcomes:
+        assert one.error is None, one.error
+        text, failed, committed, whole = one.value
+        assert (failed, committed, whole) == ([2], False, True), text
+
+
+def lose_one_of_four(rank: int, _: int, __: str, name: str) -> Any:
+    comm = Communicator.join(name, rank, 4, timeout_s=20)
+    mine = torch.full((8, 500), 1.0 if rank < 2 else 0.0)
+    if rank < 2:  # rows
+        party: Any = WeightSender(
+            comm, {"w": WeightShard(mine, (16, 500), (8 * rank, 0))}, bucket_bytes=1000
+        )
+    else:  # columns
+        mine = mine.reshape(16, 250)
+        shard = WeightShard(mine, (16, 500), (0, 250 * (rank - 2)))
+        party = WeightReceiver(comm, {"w": shard}, progress=die_at(1) if rank == 2 else None)
+    error = attempt(party.update)
+    assert isinstance(error, WeightUpdateError), error
+    whole = bool(mine.eq(mine[0, 0]).all())
+    return str(error), list(error.failed), error.committed, whole
 
 
 @pytest.mark.slow
@@ -197,19 +228,26 @@ def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float
 @pytest.mark.ranks(4)
 def test_ranks_that_want_different_things_decide_alike(comm: Communicator) -> None:
     """What stands behind it: the first word of a group's end is everybody's."""
-    seen = set()
-    for turn in range(50):
-        verdict = comm.split(range(4))
+    decide_alike(comm, 50)
+
+
+@pytest.mark.ranks(3, backend="gloo")
+def test_ranks_on_gloo_decide_alike(process_group: Any) -> None:
+    decide_alike(resolve(process_group), 6)
+
+
+def decide_alike(comm: Communicator, turns: int) -> None:
+    for turn in range(turns):
+        verdict = comm.split(range(comm.size))
         assert verdict is not None
-        verdict.abort("commit" if (comm.rank + turn) % 4 < 2 else "keep")
+        verdict.abort("commit" if (comm.rank + turn) % comm.size < 2 else "keep")
         ending = verdict.errored
         assert isinstance(ending, GroupAborted)
-        everyone = torch.zeros(4, dtype=torch.int64)
+        assert ending.reason in ("commit", "keep")
+        everyone = torch.zeros(comm.size, dtype=torch.int64)
         comm.all_gather(everyone, torch.tensor([ending.reason == "commit"], dtype=torch.int64))
         assert len(set(everyone.tolist())) == 1
-        seen.add(ending.reason)
         verdict.close()
-    assert seen <= {"commit", "keep"}
 
 
 # -- failures in good order ------------------------------------------------------------------------
@@ -246,6 +284,25 @@ def test_an_exception_in_prepare_is_told_to_all_and_the_next_update_works(
     assert not caught.value.committed
     assert "every engine keeps what it had; rank 2: KeyError: 'no room'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError) == (comm.rank == SECOND)
+
+
+@pytest.mark.ranks(3)
+def test_a_commit_that_fails_is_told_to_all(comm: Communicator) -> None:
+    weights = weights_of(1 if comm.rank == SENDER else 0)
+
+    def fail(staged: dict[str, torch.Tensor]) -> None:
+        raise OSError("disk full")
+
+    if comm.rank == SENDER:
+        party: Any = WeightSender(comm, weights)
+    else:
+        party = WeightReceiver(comm, weights, commit=fail if comm.rank == FIRST else None)
+    with pytest.raises(WeightUpdateError, match="serve version 1") as caught:
+        party.update()
+    assert caught.value.failed == {FIRST: "OSError: disk full"}
+    assert caught.value.committed
+    assert comm.rank == SENDER or party.version == (0 if comm.rank == FIRST else 1)
+    assert serves(weights, 0 if comm.rank == FIRST else 1)
 
 
 class FlipsABit(FinishedWork):
@@ -359,9 +416,10 @@ PROGRAM = """
 
     def train():
         comm = join()
-        sender = WeightSender(comm, {})
+        weights = {}
+        sender = WeightSender(comm, weights)
         for version in (1, 2, 3):
-            sender._weights = weights_of(version)
+            weights.update(weights_of(version))
             while True:
                 try:
                     sender.update(version)

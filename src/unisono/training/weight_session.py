@@ -184,7 +184,7 @@ class Session:
     def _error(self, why: str, failed: dict[int, str], ended: bool) -> WeightUpdateError:
         version = -1 if self._plan is None else self._plan.version
         if self._committed:
-            what = f"the engines that live serve version {version}, but not all have said so"
+            what = f"the other engines serve version {version}"
         elif self._moving:
             what = f"version {version} was not completed: engines may hold parts of two versions"
         else:
