@@ -7,8 +7,10 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # What `make conformance` is run with: docs/conformance.md
 SUITE ?=
+# What `make bench` is run with: --ranks 8, --quick
+BENCH ?=
 
-.PHONY: help demo test test-slow conformance parity check native sanitize latency bench clean
+.PHONY: help demo test test-slow conformance parity diagnosis check native sanitize latency bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +29,9 @@ conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes d
 
 parity: .venv/.stamp ## compare gloo and unisono through torch.distributed; writes docs/parity.md
 	cd tests && ../.venv/bin/python -m torch_parity.table --output ../docs/parity.md
+
+diagnosis: .venv/.stamp ## play the buggy programs on every make; writes docs/diagnosis.md
+	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/ruff check
@@ -59,8 +64,8 @@ $(THREADS): build/%/threads:
 latency: native ## build the engine's latency benchmark: build/native/native_latency
 	$(CMAKE) --build build/native --target native_latency
 
-bench: .venv/.stamp ## measure the engine
-	.venv/bin/python benchmarks/engine.py
+bench: .venv/.stamp ## measure the engine and its peers; writes results, tables and plots
+	.venv/bin/python benchmarks/engine.py --goals --record $(BENCH)
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv build src/unisono/*.so

@@ -3,11 +3,14 @@
  * native_latency [ranks] [largest_bytes]: all_reduce of float32 from 8 bytes on, and a barrier;
  * prints "ranks bytes median_ns" lines (bytes 0: the barrier), the median over batches of the
  * time of one call. With one rank a line shows what planning, posting and copying cost alone.
+ *
+ * native_latency records: what the record of one call takes, in ns.
  */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <signal.h>
@@ -71,7 +74,26 @@ static void measure(int descriptor, int rank, int ranks, size_t largest) {
     un_group_close(group);
 }
 
+static int measure_records(void) {
+    enum { CALLS = 100000 };
+    un_group *group;
+    check(un_group_open(un_segment_create(1, 1, 1), 0, 1, 1, &group));
+    un_call call = {.operation = UN_ALL_REDUCE, .dtype = un_dtype_of(UN_FLOAT, 32, 1)};
+    double each_ns[BATCHES];
+    for (int batch = 0; batch < BATCHES; batch++) {
+        int64_t start = now_ns();
+        for (uint64_t i = 1; i <= CALLS; i++)
+            un_record_end(group, un_record_open(group, &call, 8, i), UN_OK);
+        each_ns[batch] = (double)(now_ns() - start) / CALLS;
+    }
+    qsort(each_ns, BATCHES, sizeof *each_ns, ascending);
+    printf("%.1f\n", each_ns[BATCHES / 2]);
+    un_group_close(group);
+    return 0;
+}
+
 int main(int count, char **arguments) {
+    if (count > 1 && !strcmp(arguments[1], "records")) return measure_records();
     int ranks = count > 1 ? atoi(arguments[1]) : 2;
     size_t largest = count > 2 ? strtoull(arguments[2], NULL, 10) : 1 << 26;
     cpu_set_t set;

@@ -170,6 +170,9 @@ static PyMethodDef group_methods[] = {
     {"told", group_told, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
+    {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
+    {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
+    {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
     {"posted", group_posted, METH_VARARGS, NULL},
@@ -233,10 +236,11 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
     long number = PyLong_AsLong(ranks);
     if (PyErr_Occurred()) return NULL;
     un_layout_of_records l = un_records_layout((int)number);
-    return Py_BuildValue("nnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
+    return Py_BuildValue("nnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
                          (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
                          (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
-                         (Py_ssize_t)l.site_count);
+                         (Py_ssize_t)l.site_count, (Py_ssize_t)l.asked, (Py_ssize_t)l.answer,
+                         (Py_ssize_t)l.reason);
 }
 
 static PyMethodDef module_methods[] = {

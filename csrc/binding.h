@@ -48,7 +48,10 @@ void release_gil(void *parked);
 int handle_signals(void *parked);
 void tell_site(un_group *group, uint64_t about);
 void close_now(Group *self);
+int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
+                 bool small);
 int read_call(un_call *call, bool *coalesced, PyObject *const *arguments, Py_ssize_t count);
+int read_program(const Group *self, un_call *call, un_program *program, PyObject *words);
 int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input, bool coalesced,
                    side *in, side *out);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
@@ -56,6 +59,11 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
+
+/* foreign.c */
+PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* sites.c */
 const un_site *current_site(void);

@@ -136,7 +136,7 @@ static un_status run(exchange *x) {
     if (status) return status;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
-    return move(x);
+    return x->call->program ? play_program(x) : move(x);
 }
 
 /* The bytes that this rank gives, or takes where it gives nothing. */
@@ -194,6 +194,27 @@ static un_status enter(un_group *g, const un_call *call, un_status (*body)(excha
 }
 
 static un_status refuse_arguments(exchange *x) { return refuse(x, UN_REFUSED); }
+
+/* The bytes lie in the stream's stead: nothing is moved. */
+static un_status compare(exchange *x) {
+    x->bytes = x->call->input->bytes;
+    post_call(x, UN_OK);
+    return meet(x);
+}
+
+un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t record) {
+    if (group_is_inherited(g)) return UN_FORKED;
+    const un_stream sized = {.bytes = bytes};
+    un_call checked = *call;
+    checked.input = &sized;
+    patience p = {.call = &checked};
+    un_status status = take_turn(g, &p);
+    if (status) return status;
+    status = carry_out(g, &checked, &checked, record, compare);
+    leave_turn(g);
+    if (!status) record_start(g, record);
+    return status;
+}
 
 un_status un_run(un_group *g, const un_call *call) { return enter(g, call, run); }
 

@@ -34,7 +34,7 @@ void tell_site(un_group *group, uint64_t about) {
 }
 
 /* Enter the engine. The result is a status, or -1 with an exception. */
-static int enter(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
+int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small) {
     if (!self->group || self->closing) return UN_CLOSED;
     if (self->pending) reap(self);
@@ -58,7 +58,7 @@ static PyObject *refuse(Group *self, un_call *call) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     call->dtype = 0;
-    enter(self, un_refuse, call, true);
+    enter_engine(self, un_refuse, call, true);
     if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
         Py_XDECREF(type);
         Py_XDECREF(value);
@@ -159,13 +159,26 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     return 0;
 }
 
+/* The words of a program, in a bytes object that the caller keeps alive; NULL or None: none. */
+int read_program(const Group *self, un_call *call, un_program *program, PyObject *words) {
+    if (!words || words == Py_None) return 0;
+    if (!PyBytes_Check(words) || call->operation != UN_ALL_REDUCE ||
+        !un_program_read(program, (const int64_t *)(const void *)PyBytes_AsString(words),
+                         (size_t)PyBytes_Size(words) / sizeof(int64_t), self->rank, self->ranks)) {
+        PyErr_SetString(PyExc_ValueError, "this is no program for this rank");
+        return -1;
+    }
+    call->program = program;
+    return 0;
+}
+
 static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
                      bool coalesced) {
     side in, out;
     PyObject *result = NULL;
     if (!read_arguments(self, call, output, input, coalesced, &in, &out)) {
         bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
-        int status = enter(self, un_run, call, small);
+        int status = enter_engine(self, un_run, call, small);
         if (status >= 0) result = PyLong_FromLong(status);
     }
     free_side(&in);
@@ -197,11 +210,11 @@ PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssiz
     return run((Group *)object, &call, tensors, tensors, false);
 }
 
-/* (operation, output, input, root, reduction, factor, coalesced) */
+/* (operation, output, input, root, reduction, factor, coalesced), and perhaps a program */
 int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
                      Py_ssize_t count) {
-    if (count != 7) {
-        PyErr_SetString(PyExc_TypeError, "a call has 7 arguments");
+    if (count != 7 && count != 8) {
+        PyErr_SetString(PyExc_TypeError, "a call has 7 or 8 arguments");
         return -1;
     }
     *call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
@@ -214,15 +227,18 @@ int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
 
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     un_call call;
+    un_program program;
     bool coalesced;
-    if (read_call(&call, &coalesced, arguments, count)) return NULL;
+    if (read_call(&call, &coalesced, arguments, count) ||
+        read_program((const Group *)object, &call, &program, count == 8 ? arguments[7] : NULL))
+        return NULL;
     return run((Group *)object, &call, arguments[1], arguments[2], coalesced);
 }
 
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {
     (void)ignored;
     un_call call = {.operation = UN_BARRIER};
-    int status = enter((Group *)object, un_run, &call, true);
+    int status = enter_engine((Group *)object, un_run, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
@@ -230,7 +246,7 @@ PyObject *group_barrier(PyObject *object, PyObject *ignored) {
 PyObject *group_refuse(PyObject *object, PyObject *operation) {
     un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
     if (PyErr_Occurred()) return NULL;
-    int status = enter((Group *)object, un_refuse, &call, true);
+    int status = enter_engine((Group *)object, un_refuse, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 

@@ -87,6 +87,18 @@ void record_end(un_group *g, uint64_t number, un_status status) {
     atomic_store_explicit(&r->state, state, memory_order_relaxed);
 }
 
+/* -- calls of other libraries ------------------------------------------------------------------ */
+
+uint64_t un_record_open(un_group *g, const un_call *call, uint64_t bytes, uint64_t number) {
+    if (group_is_inherited(g)) return 0;
+    uint64_t signature = signature_of(call->operation, call->reduction, call->root, call->dtype);
+    return open_record(g, signature, bytes, number, call->site, ARRIVED);
+}
+
+void un_record_end(un_group *g, uint64_t number, un_status status) {
+    if (number && !group_is_inherited(g)) record_end(g, number, status);
+}
+
 /* -- notes ------------------------------------------------------------------------------------- */
 
 static void write_note(note *n, uint64_t about, const char *text) {
@@ -163,5 +175,8 @@ un_layout_of_records un_records_layout(int ranks) {
                                   .record_count = RECORDS,
                                   .sites = offsetof(control, sites),
                                   .site_bytes = sizeof(site_text),
-                                  .site_count = SITES};
+                                  .site_count = SITES,
+                                  .asked = offsetof(control, asked),
+                                  .answer = offsetof(control, notes[UN_ANSWER]),
+                                  .reason = offsetof(control, notes[UN_REASON])};
 }

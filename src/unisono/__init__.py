@@ -29,6 +29,7 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
+    from unisono import watch
     from unisono.collectives import differentiable
     from unisono.collectives.moments import (
         mean,
@@ -71,11 +72,13 @@ if TYPE_CHECKING:
         reduce_tensor,
     )
     from unisono.comm.base import Communicator, Message, PremulSum, Work
+    from unisono.comm.execute import execute
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
     from unisono.selftest.report import SelfTest
     from unisono.selftest.run import debug_communication
+    from unisono.watch.debug import debug
     from unisono.world import (
         barrier,
         cleanup,
@@ -132,8 +135,10 @@ __all__ = [
     "broadcast_tensor",
     "cleanup",
     "clip_grad_norm",
+    "debug",
     "debug_communication",
     "differentiable",
+    "execute",
     "gather",
     "gather_object",
     "gather_tensor",
@@ -166,6 +171,7 @@ __all__ = [
     "shutdown",
     "softmax",
     "variance",
+    "watch",
     "weighted_sum",
 ]
 
@@ -192,11 +198,13 @@ _HOMES = {
     "unisono.collectives.softmax": ("log_softmax", "logsumexp", "softmax"),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
+    "unisono.comm.execute": ("execute",),
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
     "unisono.selftest.report": ("SelfTest",),
     "unisono.selftest.run": ("debug_communication",),
+    "unisono.watch.debug": ("debug",),
     "unisono.world": (
         "barrier",
         "cleanup",
@@ -218,6 +226,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "watch":
+        return importlib.import_module("unisono.watch")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(home), name)

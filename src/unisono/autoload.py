@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 BACKEND_VARIABLE = "UNISONO_BACKEND"
@@ -20,6 +21,10 @@ def autoload() -> None:
     name = os.environ.get(BACKEND_VARIABLE, "").lower()
     if name:
         set_default_backend(name)
+    if os.environ.get("UNISONO_WATCH", "0") not in ("", "0") or "unisono.watch" in sys.modules:
+        from unisono import watch
+
+        watch.torch_is_here()
 
 
 def register() -> None:

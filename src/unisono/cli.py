@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from unisono.commands.bench import bench
 from unisono.commands.plan import plan
 from unisono.errors import UnisonoError
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Collective communication for PyTorch on one machine."""
 
 
+main.add_command(bench)
 main.add_command(plan)
 
 
@@ -82,6 +84,13 @@ def demo(ranks: int, only: str | None, report: Path) -> None:
 @click.option(
     "--capture", is_flag=True, help="Show what ranks write only if they fail: the last of it."
 )
+@click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a trace of all calls, for chrome://tracing and ui.perfetto.dev. Implies --watch.",
+)
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -93,6 +102,8 @@ def run(
     timeout_s: float | None,
     no_prefix: bool,
     capture: bool,
+    watch: bool,
+    trace: Path | None,
     program: str,
     args: tuple[str, ...],
 ) -> None:
@@ -128,11 +139,15 @@ def run(
         timeout_s=timeout_s,
         prefix=not no_prefix,
         capture=capture,
+        watch=watch,
+        trace=None if trace is None else trace.absolute(),
     )
     try:
         outcome = run_script(Script(program, module, args), settings)
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
+    if outcome.report is not None:
+        click.echo(f"\nunisono.watch: {outcome.report}", err=True)
     if outcome.error is not None:
         click.echo(f"\nunisono run: {outcome.error}", err=True)
     raise SystemExit(outcome.exit_code)
@@ -182,6 +197,23 @@ def _show_variables(markdown: bool) -> None:
         click.echo(variables.markdown(), nl=False)
     else:
         print_variables(Console(), every=True)
+
+
+@main.command()
+@click.option("--once", is_flag=True, help="Show the jobs once and end.")
+@click.option("--json", "wants_json", is_flag=True, help="The same as JSON, for scripts.")
+@click.argument("pid", type=int, required=False)
+def top(once: bool, wants_json: bool, pid: int | None) -> None:
+    """Show the running jobs of this user on this machine, rank by rank.
+
+    Finds every process that is in a group of unisono, or in one of another backend that is
+    watched (unisono.watch); the jobs need not be prepared, and do not notice. A rank that is stuck
+    is red. `s` shows stacks (of jobs that are watched), `q` quits. With PID, only the job of which
+    that process is a rank or the launcher.
+    """
+    from unisono.watch.top import run
+
+    run(once, wants_json, pid, Console())
 
 
 def _known_backend(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class UnisonoError(RuntimeError):
@@ -29,7 +30,8 @@ class SegmentError(UnisonoError):
 class GroupError(UnisonoError):
     """Something went wrong in a call on a group. After it the group is poisoned.
 
-    `rank` is this rank within `group`, `call` the number of the call that failed.
+    `rank` is this rank within `group`, `call` the number of the call that failed. Where the
+    program is watched (`unisono.watch`), `report` says what every rank was doing.
     """
 
     def __init__(self, message: str, *, rank: int = -1, group: str = "", call: int = 0) -> None:
@@ -37,6 +39,7 @@ class GroupError(UnisonoError):
         self.rank = rank
         self.group = group
         self.call = call
+        self.report: Any = None
 
 
 class CollectiveMismatch(GroupError):

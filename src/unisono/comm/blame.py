@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 from unisono.comm import reports
@@ -18,6 +19,9 @@ from unisono.errors import (
     MessageMismatch,
     SegmentError,
 )
+
+diagnose: Callable[[GroupError], Any] | None = None
+"""What the watch sets while it is on: gives the report that an exception carries."""
 
 
 class Blame:
@@ -119,6 +123,8 @@ class Blame:
         """The first cause of the group's end, as an exception of this rank."""
         if self.cause is None:
             self.cause = describe_failure(self._place, self._name, doing)
+        if diagnose is not None and self.cause.report is None:
+            self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
     def closed(self) -> GroupClosed:

@@ -45,6 +45,9 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
             f"rank {culprit} (pid {place.members[culprit].pid}) {reports.ending(detail)}; "
             f"this rank was in {doing} of group {name}"
         )
+        last_words = group.told(culprit, Note.REASON, ABOUT_MESSAGES)
+        if last_words:
+            text = f"{text}\n  rank {culprit} {last_words}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.UNFIT:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"

@@ -6,6 +6,7 @@ same user finds that memory through /proc and reads it; the job does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import (
+    ABOUT_MESSAGES,
     Operation,
     RecordsLayout,
     Status,
@@ -28,7 +30,9 @@ _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
 _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
+_NUMBER = struct.Struct("<Q56x")
 _SITE = struct.Struct("<Q120s")
+_NOTE = struct.Struct("<Q248s")
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
@@ -65,48 +69,75 @@ class Record:
 
 @dataclass(frozen=True)
 class RankRecords:
-    """What one rank of a group did, oldest first."""
+    """What one rank of a group did, oldest first. `reason` is why it left, where it said so."""
 
     rank: int
     global_rank: int
     pid: int
     records: tuple[Record, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class GroupRecords:
-    """What the ranks of one group did. A rank that has not joined yet is left out."""
+    """What the ranks of one group did. A rank that has not joined yet is left out.
+
+    `backend` says who moves the data: "unisono", or the library whose calls are recorded.
+    `segment` names the shared memory that was read, the same to all who read it.
+    """
 
     name: str
     size: int
     ranks: tuple[RankRecords, ...]
+    backend: str = "unisono"
+    segment: tuple[int, int] = (0, 0)
 
 
-def read_process(pid: int) -> list[GroupRecords]:
-    """The records of every group in which process `pid` is, of all their ranks.
+BACKEND_MARK = "\x1f"
+"""In the name of a group whose data another library moves: what stands before that library's."""
+
+
+def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
+    """The records of every group in which process `pid` is, of all their ranks; `last` is how
+    many of each rank at most, the newest.
 
     Raises UnisonoError if there is no such process, or it is somebody else's.
     """
-    groups = []
+    groups: dict[tuple[int, int], GroupRecords] = {}
+    for path in segments_of(pid):
+        try:
+            group = read_segment(path, last)
+        except OSError:
+            continue  # closed meanwhile
+        if group is not None:
+            groups.setdefault(group.segment, group)
+    return list(groups.values())
+
+
+def segments_of(pid: int) -> list[str]:
+    """Paths of what may be segments of groups in which process `pid` is. Raises as above."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as links:
             paths = sorted(link.path for link in links)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         raise UnisonoError(f"there is no process {pid}") from None
     except PermissionError:
         raise UnisonoError(f"process {pid} belongs to somebody else") from None
-    for path in paths:
-        try:
-            target = os.readlink(path)
-            if "memfd:unisono" in target or target.startswith("/dev/shm/"):
-                groups.append(_read_segment(path))
-        except OSError:
-            continue  # closed meanwhile
-    return [group for group in groups if group is not None]
+    return [path for path in paths if _may_be_segment(path)]
 
 
-def _read_segment(path: str) -> GroupRecords | None:
-    with open(path, "rb") as file:
+def _may_be_segment(path: str) -> bool:
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return False
+    return target.startswith(("/memfd:unisono (", "/dev/shm/"))
+
+
+def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
+    """The records in the segment at a path, or behind a descriptor; None if it is none."""
+    with open(path, "rb", closefd=not isinstance(path, int)) as file:
+        file.seek(0)
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None
@@ -120,13 +151,18 @@ def _read_segment(path: str) -> GroupRecords | None:
         with mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ) as memory:
             names: list[str] = []
             ranks = [
-                one for rank in range(size) if (one := _read_rank(memory, layout, rank, names))
+                one
+                for rank in range(size)
+                if (one := _read_rank(memory, layout, rank, names, last))
             ]
-    return GroupRecords(names[0] if names else "?", size, tuple(ranks))
+        facts = os.fstat(file.fileno())
+    name, _, backend = (names[0] if names else "?").partition(BACKEND_MARK)
+    segment = (facts.st_dev, facts.st_ino)
+    return GroupRecords(name, size, tuple(ranks), backend or "unisono", segment)
 
 
 def _read_rank(
-    memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str]
+    memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str], last: int | None
 ) -> RankRecords | None:
     base = layout.first_control + rank * layout.control_bytes
     identity = _IDENTITY.unpack_from(memory, base + layout.identity)
@@ -140,21 +176,49 @@ def _read_rank(
     first, second = memory[start:end], memory[start:end]
     sites = memory[end : end + layout.site_count * layout.site_bytes]
     records = sorted(
-        _read_ring(first, second, layout, clock, sites), key=lambda record: record.number
+        _read_ring(first, second, layout, clock, sites, last), key=lambda record: record.number
     )
-    return RankRecords(rank, global_rank, pid, tuple(records))
+    about, reason = _NOTE.unpack_from(memory, base + layout.reason)
+    text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
+    return RankRecords(rank, global_rank, pid, tuple(records), text)
+
+
+def leave_reason(text: str) -> None:
+    """Say in every group of this process why it ends, for those who read its records later."""
+    for path in segments_of(os.getpid()):
+        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
+            magic, version, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC or version != layout_version():
+                continue
+            layout = records_layout(size)
+            length = layout.first_control + size * layout.control_bytes
+            with mmap.mmap(file.fileno(), length) as memory:
+                for rank in range(size):
+                    base = layout.first_control + rank * layout.control_bytes
+                    if _IDENTITY.unpack_from(memory, base + layout.identity)[2] == os.getpid():
+                        note = text.encode()[: _NOTE.size - 9]
+                        _NOTE.pack_into(memory, base + layout.reason, ABOUT_MESSAGES, note)
 
 
 def _read_ring(
-    first: bytes, second: bytes, layout: RecordsLayout, clock: _Clock, sites: bytes
+    first: bytes,
+    second: bytes,
+    layout: RecordsLayout,
+    clock: _Clock,
+    sites: bytes,
+    last: int | None,
 ) -> Iterator[Record]:
-    for index in range(layout.record_count):
+    numbers = [number for (number,) in _NUMBER.iter_unpack(first)]
+    oldest = max(0, max(numbers) - last) if last is not None else 0
+    for index, at_this_place in enumerate(numbers):
+        if at_this_place <= oldest:
+            continue
         at = index * layout.record_bytes
         record = first[at : at + layout.record_bytes]
         number, call, signature, size_bytes, arrived, started, ended, state, site = _RECORD.unpack(
             record
         )
-        if not number or record[:8] != second[at : at + 8]:
+        if record[:8] != second[at : at + 8]:
             continue
         operation = Operation(signature & 0xFF)
         root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000

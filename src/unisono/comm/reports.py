@@ -21,7 +21,7 @@ _FLOAT8 = {
 }
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
-_PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
 def dtype_name(dtype: int) -> str:
@@ -51,19 +51,30 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if operation is Operation.BARRIER:
         return text
     details = [dtype_name(dtype)]
-    if operation not in _PAIRED:
+    if operation not in PAIRED:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
         details.append(f"{size_bytes // item_bytes} elements")
     if operation in REDUCING:
         details.append((*REDUCTIONS, "premul_sum")[reduction])
     if operation in ROOTED:
         details.append(f"root {root}")
-    if operation in _PAIRED:
+    if operation in PAIRED:
         details.append("sizes of its own")
+    elif operation is Operation.ALL_REDUCE and root:
+        details.append(f"by {_algorithm(root)}, schedule with hash {shape_hash:016x}")
     elif shape_hash:
         what = "factor" if reduction == len(REDUCTIONS) else "shapes"
         details.append(f"{what} with hash {shape_hash:016x}")
     return f"{text} of {', '.join(details)}"
+
+
+def _algorithm(mark: int) -> str:
+    """The name behind a mark in a post."""
+    from unisono.comm.programs import algorithm_mark
+    from unisono.plan.catalog import catalog
+
+    names = (entry.name for entry in catalog("all_reduce"))
+    return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
 
 
 def culprits_of(calls: Sequence[str | None]) -> list[int]:

@@ -27,7 +27,14 @@ UNISONO = (
     Variable("UNISONO_RANK", "this process's rank; set by unisono.launch and unisono run"),
     Variable("UNISONO_SIZE", "how many ranks there are; set with it"),
     Variable("UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor"),
-    Variable("UNISONO_BACKEND", "what init_process_group() takes where no backend is named"),
+    Variable(
+        "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named"
+    ),
+    Variable(
+        "UNISONO_ALGO",
+        "the algorithm of every all_reduce that names none, from unisono plan's catalog",
+        worth_knowing=True,
+    ),
     Variable(
         "UNISONO_EAGER_SEND",
         "sends of at most so many bytes return before they are matched, as gloo's do",
@@ -39,6 +46,26 @@ UNISONO = (
         _SWITCH,
         worth_knowing=True,
     ),
+    Variable(
+        "UNISONO_CHECK",
+        "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+        _SWITCH,
+    ),
+    Variable(
+        "UNISONO_WATCH",
+        "1: the watch starts with the rank, or with import torch",
+        _SWITCH,
+        worth_knowing=True,
+    ),
+    Variable("UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported"),
+    Variable(
+        "UNISONO_WATCH_CHECK", "1: calls of watched groups are compared before data moves", _SWITCH
+    ),
+    Variable(
+        "UNISONO_WATCH_SIGNAL",
+        "the signal by which a process that holds the GIL tells its stack; 0: none",
+    ),
+    Variable("UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace"),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )
 

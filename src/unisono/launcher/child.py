@@ -51,6 +51,10 @@ def main() -> None:
             os.sched_setaffinity(0, orders.pins[rank])
         _write_in_lines()
         _look_like_the_parent(orders)
+        if os.environ.get("UNISONO_WATCH", "0") not in ("", "0"):
+            from unisono import watch
+
+            watch.start()
         if orders.script is None:
             sys.exit(_call_function(file, report))
     sys.exit(_run_script(orders.script, report))
@@ -97,6 +101,7 @@ def _call_function(file: IO[bytes], report: _Report) -> int:
         value = _pickled(function(*args, **kwargs))
         world.shutdown()
     except BaseException as error:
+        sys.last_value = error
         report.failure(error)
         return 1
     report.send(VALUE, value)
@@ -136,6 +141,7 @@ def _run_script(script: Script, report: _Report) -> int:
     except SystemExit:
         raise
     except BaseException as error:
+        sys.last_value = error  # as Python itself does, for those who look at exit
         report.failure(error)
         _show_in_the_programs_own_way(error)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

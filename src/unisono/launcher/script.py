@@ -6,8 +6,10 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from unisono.autoload import BACKEND_VARIABLE
 from unisono.errors import RanksFailed
@@ -15,10 +17,12 @@ from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.keeper import Keeper
 from unisono.launcher.orders import Orders, Script, nameless_file, write_orders
 from unisono.launcher.output import Listener, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 from unisono.launcher.store import LazyStore
+from unisono.watch.report import Report
 
 PATIENCE_S = 10.0
 """How long a rank that was told to end may take before it is killed: time for a checkpoint."""
@@ -29,7 +33,8 @@ TIMED_OUT_CODE = 124
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run a program. `capture` keeps the output of ranks that do not fail to itself."""
+    """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
+    `trace` is where a trace is written, for which the ranks must be watched."""
 
     ranks: int
     backend: str | None = None
@@ -38,14 +43,18 @@ class Settings:
     timeout_s: float | None = None
     prefix: bool = True
     capture: bool = False
+    watch: bool = False
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The exit code for the shell, and what went wrong, if anything has."""
+    """The exit code for the shell, and what went wrong, if anything has. `report` is what the
+    records say, where ranks were watched and none of them has told it."""
 
     exit_code: int
     error: RanksFailed | None = None
+    report: Report | None = None
 
 
 def run_script(script: Script, settings: Settings) -> Outcome:
@@ -78,17 +87,40 @@ def run_script(script: Script, settings: Settings) -> Outcome:
             place = rank_variables(rank, settings.ranks, meeting.fileno())
             place |= _torch_place(rank)
             crew.start(environment | place, file.fileno(), [meeting.fileno()])
+        keeper = None
+        if is_watched(environment):
+            keeper = stack.enter_context(Keeper(lambda: [one.process.pid for one in crew.ranks]))
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
+        report = _what_records_say(keeper, crew) if keeper is not None else None
     if verdict is Verdict.INTERRUPTED:
         return Outcome(128 + interrupts.noted[0])
     if verdict is Verdict.FAILED:
         error = ranks_failed(crew.ranks, captured=settings.capture)
-        return Outcome(error.endings[error.first].exit_code or 1, error)
+        return Outcome(error.endings[error.first].exit_code or 1, error, report)
     if verdict is Verdict.TIMED_OUT:
         assert settings.timeout_s is not None
         late = ranks_timed_out(crew.ranks, settings.timeout_s, captured=settings.capture)
         return Outcome(TIMED_OUT_CODE, late)
     return Outcome(0)
+
+
+def is_watched(environment: Mapping[str, str]) -> bool:
+    """Whether ranks with these variables watch themselves."""
+    return environment.get("UNISONO_WATCH", "0") not in ("", "0")
+
+
+def _what_records_say(keeper: Keeper, crew: Crew) -> Report | None:
+    """The verdict on ranks that have failed, unless one of them has spoken."""
+    if any("unisono.watch: " in one.lines["stderr"].tail for one in crew.ranks):
+        return None
+    endings = {}
+    for one in crew.ranks:
+        code = one.exit_code
+        if code is not None and code < 0:
+            endings[one.process.pid] = f"was killed by {signal.Signals(-code).name}"
+        elif code:
+            endings[one.process.pid] = f"exited with code {code}"
+    return keeper.verdict(endings)
 
 
 def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
@@ -111,6 +143,10 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     variables |= share.thread_variables(settings.ranks, settings.threads, os.environ)
     if settings.backend is not None:
         variables[BACKEND_VARIABLE] = settings.backend
+    if settings.watch or settings.trace is not None:
+        variables["UNISONO_WATCH"] = "1"
+    if settings.trace is not None:
+        variables["UNISONO_TRACE"] = str(settings.trace)
     return variables
 
 

@@ -1,0 +1,109 @@
+"""What the watch costs: a record of a call, and a call of another backend that is watched.
+
+    python benchmarks/watch.py
+
+One process: what is measured is our own work beside a call, not the call, whose time between
+processes would drown it. A record is measured in C (`make latency` builds that). For the watch, a
+call that is over already stands in gloo's place.
+(A call that comes a few microseconds later than the last one ended can find gloo's own thread
+asleep, which costs 20 us on two cores, watched or not.)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.engine import create_segment, open_group
+from unisono.comm.ledger import Ledger
+from unisono.comm.rendezvous import Member, Place
+from unisono.watch.torch_group import WatchedProcessGroup
+
+ROUNDS, CALLS = 30, 2000
+
+
+def best_us(work: Callable[[], Any], calls: int = CALLS) -> float:
+    """How long one call takes, in the best of many rounds: the others shared their core."""
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        rounds.append((time.perf_counter() - start) / calls * 1e6)
+    return min(rounds)
+
+
+def ledger_of_one() -> Ledger:
+    """A ledger with one rank."""
+    nonce = 1
+    group = open_group(create_segment(1, 1, nonce), 0, 1, nonce, 60.0)
+    return Ledger(Place("bench", 0, 1, group, (Member("0" * 32, 0),)), "bench", "gloo", 0)
+
+
+def record_ns() -> str:
+    """A record in C: what every native call pays."""
+    command = Path(__file__).parents[1] / "build/native/native_latency"
+    if not command.exists():
+        return "(run `make latency` first)"
+    return subprocess.check_output([command, "records"], text=True).strip()
+
+
+class Finished:
+    """In the place of gloo: what is called is over at once."""
+
+    group_name = group_desc = "bench"
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def rank(self) -> int:
+        return 0
+
+    size = rank
+
+    def allreduce(self, tensors: Any, options: Any) -> Any:
+        return self._work
+
+
+def watched_us(ledger: Ledger, async_op: bool) -> float:
+    """What the watch adds to one all_reduce of 8 bytes: its own work."""
+    tensors = [torch.ones(2)]
+    options = dist.AllreduceOptions()
+    options.asyncOp = async_op
+    gloo: Any = dist.group.WORLD
+    work = gloo.allreduce(tensors, options)
+    work.wait()
+    plain = Finished(work)
+    watched = WatchedProcessGroup(plain, ledger, False, lambda group: None, lambda: None)
+
+    def call_watched() -> None:
+        work = watched.allreduce(tensors, options)
+        if work is not None:
+            work.wait()
+
+    return best_us(call_watched) - best_us(lambda: plain.allreduce(tensors, options).wait())
+
+
+def main() -> None:
+    """Print the figures beside their limits."""
+    torch.set_num_threads(1)
+    with tempfile.NamedTemporaryFile() as file:
+        store = dist.FileStore(file.name, 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        ledger = ledger_of_one()
+        print(f"record of a call       {record_ns():>6} ns   (limit 100)")
+        for async_op in (False, True):
+            kind = "async" if async_op else "blocking"
+            print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 5)")
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

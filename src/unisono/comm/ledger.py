@@ -1,0 +1,69 @@
+"""A ledger: the records of a group whose calls another library carries out.
+
+It is the shared memory of a native group, in which every rank writes the records of its calls
+itself. So whoever reads the records of native groups reads these too, they survive their writer,
+and the processes behind the ranks are watched.
+"""
+
+from __future__ import annotations
+
+from unisono.comm.blame import Blame
+from unisono.comm.engine import Operation, Status
+from unisono.comm.native import open_with
+from unisono.comm.records import BACKEND_MARK
+from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
+from unisono.comm.reports import ending
+
+
+class Ledger:
+    """This rank's place in it. Made by `open`, with all ranks of the group."""
+
+    def __init__(self, place: Place, name: str, backend: str, global_rank: int) -> None:
+        self.rank, self.size, self.name = place.rank, place.size, name
+        self._place = place
+        self._group = place.group
+        self._blame = Blame(place, name)
+        self._group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
+        self.begin = place.group.record_open
+        """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
+        self.end = place.group.record_end
+        """(record, status): it is over."""
+
+    @classmethod
+    def open(
+        cls,
+        exchange: Exchange,
+        rank: int,
+        size: int,
+        *,
+        name: str,
+        backend: str,
+        global_rank: int,
+        timeout_s: float,
+    ) -> Ledger:
+        """Meet the other ranks. Raises RendezvousError if they do not find each other."""
+        with Lobby() as lobby:
+            side = Side(f"watch {name}", rank, size, timeout_s, open_with(timeout_s))
+            return cls(lobby.meet_by(exchange, side), name, backend, global_rank)
+
+    def check(
+        self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int
+    ) -> None:
+        """Wait for all ranks and compare what they are about to call; before data moves.
+
+        Raises CollectiveMismatch, CollectiveTimeout or PeerLost.
+        """
+        status = self._group.check(operation, reduction, root, dtype, size_bytes, record)
+        if status != Status.OK:
+            raise self._blame.call_error(status, Operation(operation), reduction, dtype)
+
+    def endings(self) -> dict[int, str]:
+        """How a process of the group ended, by its number, as far as that is known."""
+        status, culprit, _, detail = self._group.failure()
+        if status != Status.PEER_LOST or culprit < 0:
+            return {}
+        return {self._place.members[culprit].pid: ending(detail)}
+
+    def close(self) -> None:
+        """Leave. The records go with the last member."""
+        self._group.close()

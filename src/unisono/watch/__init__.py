@@ -1,0 +1,160 @@
+"""The watch: which rank, which call, which line, when communication is stuck, wrong or slow.
+
+`unisono.watch.start()` before the program joins its ranks (or UNISONO_WATCH=1 under `unisono run`)
+starts it in this process; every rank should. Groups of unisono keep records anyway; those of gloo,
+nccl and mpi are watched from then on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from unisono.comm import blame
+from unisono.comm.records import leave_reason, read_process
+from unisono.errors import GroupError, UnisonoError
+from unisono.watch.failure import last_words, report_of_error
+from unisono.watch.monitor import Monitor
+from unisono.watch.report import RankReport, Report, load
+from unisono.watch.settings import is_wanted, settings_of
+from unisono.watch.summaries import Summary, summarise
+
+__all__ = [
+    "RankReport",
+    "Report",
+    "Summary",
+    "is_on",
+    "load",
+    "reports",
+    "start",
+    "stop",
+    "summary",
+    "trace",
+]
+
+_monitor: Monitor | None = None
+
+
+def start(
+    *, hang_s: float | None = None, check: bool | None = None, stack_signal: int | None = None
+) -> None:
+    """Watch this process's communication from now on. Starting twice changes the settings.
+
+    A call that has waited for `hang_s` (30 s, or UNISONO_WATCH_HANG_S) is reported once, as a
+    warning of the logger "unisono". `check` compares the calls of groups of other backends with
+    the peers' before data moves, as unisono's own always are: all ranks meet in each call, which
+    takes time and is not the program's own synchronisation. `stack_signal` is the signal by which
+    a process tells its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); one that the
+    program handles itself is left alone, with a warning.
+
+    Raises ValueError if `hang_s` is not above zero.
+    """
+    global _monitor
+    settings = settings_of(hang_s, check, stack_signal)
+    stop()
+    _monitor = Monitor(settings)
+    blame.diagnose = _report_of_failure
+    atexit.register(_at_exit)
+    if "torch" in sys.modules:
+        torch_is_here()
+    if "UNISONO_TRACE" in os.environ:
+        _monitor.begin_trace(os.environ["UNISONO_TRACE"])
+
+
+def stop() -> None:
+    """Watch no more; groups of other backends that are watched stay so. Does nothing where nobody
+    watches."""
+    global _monitor
+    monitor, _monitor = _monitor, None
+    blame.diagnose = None
+    atexit.unregister(_at_exit)
+    if monitor is not None:
+        if "unisono.watch.attach" in sys.modules:
+            sys.modules["unisono.watch.attach"].detach()
+        monitor.stop()
+
+
+def torch_is_here() -> None:
+    """torch has been imported: watch its groups, if the watch is on or the environment asks."""
+    if _monitor is None and is_wanted():
+        start()
+    elif _monitor is not None:
+        from unisono.watch.attach import attach
+
+        attach(_monitor.settings.check, _explain, _before_leaving)
+
+
+def is_on() -> bool:
+    """Whether this process is watched."""
+    return _monitor is not None
+
+
+def reports() -> list[Report]:
+    """The reports about calls of this rank, the newest last."""
+    return list(_monitor.reports) if _monitor is not None else []
+
+
+def summary(pid: int | None = None) -> Summary:
+    """What the groups of this process (or of another one of this user) called, over all their
+    ranks: how often, how long, how fast, and who came late. Of each rank the last thousand calls
+    count. Any rank may ask, and no other one has to."""
+    return summarise(read_process(os.getpid() if pid is None else pid))
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write what is called inside the `with` to a file that chrome://tracing and
+    ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
+    time by which each rank came after the first. All ranks enter; rank 0 of each group writes.
+
+    Raises UnisonoError if the file's folder does not exist.
+    """
+    if _monitor is None:
+        start()
+    assert _monitor is not None
+    _monitor.begin_trace(path)
+    try:
+        yield
+    finally:
+        _monitor.end_trace()
+
+
+def _report_of_failure(error: GroupError) -> Report | None:
+    return report_of_error(error, _monitor.where) if _monitor is not None else None
+
+
+def _explain(group: Any) -> Report | None:
+    """Why a call of a watched group failed, from the records."""
+    return _monitor.explain(group) if _monitor is not None else None
+
+
+def _before_leaving() -> None:
+    """A watched group is about to be destroyed, or all are."""
+    if _monitor is not None:
+        with contextlib.suppress(UnisonoError, OSError):
+            _monitor.look_for_differences()
+
+
+def _at_exit() -> None:
+    """Say why this process ends, and what it knows of calls that failed and told nobody."""
+    if _monitor is not None:
+        with contextlib.suppress(UnisonoError, OSError):
+            leave_reason(last_words())
+        _before_leaving()
+        _monitor.tell_failures(getattr(sys, "last_value", None))
+        stop()
+
+
+def _forget() -> None:
+    """In a forked child nobody watches: the thread is the parent's."""
+    global _monitor
+    _monitor = None
+    blame.diagnose = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

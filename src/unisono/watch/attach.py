@@ -1,0 +1,131 @@
+"""How the watch comes between torch.distributed and its process groups."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.comm.exchange import StoreExchange
+from unisono.comm.ledger import Ledger
+from unisono.errors import UnisonoError
+from unisono.watch.torch_group import WatchedProcessGroup
+
+Explain = Callable[[WatchedProcessGroup], Any]
+_WATCHED = ("gloo", "nccl", "mpi")
+_HELPER = "_new_process_group_helper"
+_torch: Any = c10d
+_logger = logging.getLogger("unisono")
+groups: weakref.WeakSet[WatchedProcessGroup] = weakref.WeakSet()
+"""The watched groups of this process."""
+
+
+def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
+    """Have torch put a watched group in the place of every group that it makes from now on.
+    `leave` is called before one is destroyed."""
+    detach()
+    original = getattr(_torch, _HELPER)
+
+    @functools.wraps(original)
+    def helper(*args: Any, **named: Any) -> Any:
+        group, store = original(*args, **named)
+        if isinstance(group, dist.ProcessGroup) and store is not None:
+            group = _watched(group, store, check, explain, leave)
+        return group, store
+
+    helper.original = original  # type: ignore[attr-defined]
+    setattr(_torch, _HELPER, helper)
+
+
+def detach() -> None:
+    """Leave the groups that are made from now on alone."""
+    original = getattr(getattr(_torch, _HELPER), "original", None)
+    if original is not None:
+        setattr(_torch, _HELPER, original)
+
+
+def _watched(
+    inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
+) -> Any:
+    world = _torch._world
+    if isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
+        return inner
+    backend = str(world.pg_map[inner][0])
+    if not any(name in backend for name in (*_WATCHED, "undefined")) or inner.size() < 2:
+        return inner
+    try:
+        ledger = _ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
+    except (UnisonoError, RuntimeError, OSError) as error:
+        _logger.warning("unisono.watch: group %s is not watched: %s", inner.group_name, error)
+        return inner
+    if ledger is None:
+        return inner
+    watched = WatchedProcessGroup(inner, ledger, check, explain, leave)
+    kind = _torch.Backend.backend_type_map
+    for device in inner._device_types:
+        name = str(inner._get_backend(device).name())
+        watched._register_backend(
+            device, kind.get(name, dist.ProcessGroup.BackendType.CUSTOM), inner._get_backend(device)
+        )
+    with contextlib.suppress(RuntimeError, AttributeError):
+        watched.bound_device_id = inner.bound_device_id
+    _replace(inner, watched)
+    groups.add(watched)
+    return watched
+
+
+def _ledger(inner: Any, store: Any, backend: str) -> Ledger | None:
+    """The ledger of the members on this machine; None where there is only one."""
+    rank, size = inner.rank(), inner.size()
+    timeout_s = 60.0
+    store.set(f"host/{rank}", _host())
+    mine = [other for other in range(size) if store.get(f"host/{other}").decode() == _host()]
+    if len(mine) < 2:
+        return None
+    description = str(inner.group_desc)
+    name = "world" if description == "default_pg" else str(inner.group_name)
+    if description not in ("default_pg", "undefined", ""):
+        name = description
+    if len(mine) < size:
+        name += " on this machine"
+    return Ledger.open(
+        StoreExchange(_torch.PrefixStore(f"from {mine[0]}", store)),
+        mine.index(rank),
+        len(mine),
+        name=name,
+        backend=backend,
+        global_rank=dist.get_rank() if dist.is_initialized() else rank,
+        timeout_s=timeout_s,
+    )
+
+
+def _host() -> str:
+    """This machine, as far as its processes can see each other: boot and namespaces."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return " ".join([file.read().strip(), *map(_namespace, ("net", "pid"))])
+
+
+def _namespace(kind: str) -> str:
+    return os.readlink(f"/proc/self/ns/{kind}")
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Let torch know the new group where it knew the old one."""
+    world = _torch._world
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        if old in table:
+            table[new] = table.pop(old)
+    if old in world.pg_to_tag:
+        world.pg_to_tag[new] = world.pg_to_tag.pop(old)
+    for members in world.tags_to_pg.values():
+        members[:] = [new if one is old else one for one in members]
+    with contextlib.suppress(RuntimeError):
+        _torch._unregister_process_group(old.group_name)
+    _torch._register_process_group(old.group_name, new)

@@ -1,0 +1,149 @@
+"""Calls as readers of records see them: who has come to which, who waits, who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from unisono.comm.engine import Operation
+from unisono.comm.records import GroupRecords, RankRecords, Record
+from unisono.comm.reports import PAIRED, REDUCING, ROOTED
+
+IN_FLIGHT = ("waiting", "moving")
+_UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+_OPERATIONS = {operation.name.lower(): operation for operation in Operation}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call of one rank that has begun and is not over."""
+
+    group: GroupRecords
+    one: RankRecords
+    record: Record
+
+    def missing(self) -> list[int]:
+        """The ranks without which it cannot go on."""
+        record = self.record
+        if record.call is not None:
+            here = {
+                other.rank
+                for other in self.group.ranks
+                if reached(other) >= record.call or other is self.one
+            }
+            return [rank for rank in range(self.group.size) if rank not in here]
+        if record.peer is None:
+            return []
+        return [] if self._is_matched() else [record.peer]
+
+    def _is_matched(self) -> bool:
+        """Whether the rank at the other end of a message is there."""
+        other = member(self.group, self.record.peer)
+        kind = "recv" if self.record.operation == "send" else "send"
+        return other is not None and any(
+            there.operation == kind
+            and there.state in IN_FLIGHT
+            and there.peer in (self.one.rank, None)
+            and there.tag == self.record.tag
+            for there in other.records
+        )
+
+    def __str__(self) -> str:
+        return f"{named(self.record)} of group {self.group.name}"
+
+
+def waits(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
+    """Every call in flight, of one process or of all, the oldest first."""
+    found = [
+        Wait(group, one, record)
+        for group in groups
+        for one in group.ranks
+        if pid is None or one.pid == pid
+        for record in one.records
+        if record.state in IN_FLIGHT
+    ]
+    return sorted(found, key=lambda wait: wait.record.arrived_s)
+
+
+def newest(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
+    """The newest call of a process in each of its groups, over or not."""
+    return [
+        Wait(group, one, one.records[-1])
+        for group in groups
+        for one in group.ranks
+        if one.pid == pid and one.records
+    ]
+
+
+def failed(groups: Iterable[GroupRecords]) -> list[Wait]:
+    """The newest call of each rank, where that has failed; the oldest first."""
+    found = [
+        Wait(group, one, one.records[-1])
+        for group in groups
+        for one in group.ranks
+        if one.records and one.records[-1].state == "failed"
+    ]
+    return sorted(found, key=lambda wait: wait.record.arrived_s)
+
+
+def member(group: GroupRecords, rank: int | None) -> RankRecords | None:
+    """A rank of a group, if it has joined."""
+    return next((one for one in group.ranks if one.rank == rank), None)
+
+
+def reached(one: RankRecords) -> int:
+    """The number of the last call that a rank has come to."""
+    return max((record.call for record in one.records if record.call is not None), default=0)
+
+
+def last_finished(one: RankRecords) -> Record | None:
+    """The newest call or message of a rank that is over."""
+    over = [record for record in one.records if record.state == "finished"]
+    return over[-1] if over else None
+
+
+def named(record: Record) -> str:
+    """ "all_reduce #173", "recv from rank 1 (tag 0)" """
+    if record.tag is None:
+        return f"{record.operation} #{record.call}" if record.call else record.operation
+    end = "any rank" if record.peer is None else f"rank {record.peer}"
+    way = "to" if record.operation == "send" else "from"
+    return f"{record.operation} {way} {end} (tag {record.tag})"
+
+
+def described(record: Record, backend: str) -> str:
+    """What a call does, all that must be equal on every rank."""
+    operation = _OPERATIONS[record.operation]
+    if operation is Operation.BARRIER:
+        return record.operation
+    details = [record.dtype]
+    if operation not in PAIRED and not (backend == "nccl" and operation in _UNEVEN_ON_NCCL):
+        details.append(f"{record.count} elements")
+    if operation in REDUCING and record.reduction:
+        details.append(record.reduction)
+    if operation in ROOTED:
+        details.append(f"root {record.root}")
+    return f"{record.operation} of {', '.join(details)}"
+
+
+def by_number(group: GroupRecords) -> dict[int, dict[int, Record]]:
+    """The calls of a group by their number: what each rank that came did there."""
+    table: dict[int, dict[int, Record]] = {}
+    for one in group.ranks:
+        for record in one.records:
+            if record.call is not None:
+                table.setdefault(record.call, {})[one.rank] = record
+    return dict(sorted(table.items()))
+
+
+def line_of(site: str | None) -> str:
+    """ "train.py:88" of "train.py:88 in step" """
+    return (site or "").partition(" in ")[0]
+
+
+def majority(values: Sequence[str]) -> str | None:
+    """What more than half of the values are."""
+    for value in values:
+        if values.count(value) * 2 > len(values):
+            return value
+    return None

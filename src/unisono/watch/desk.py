@@ -1,0 +1,158 @@
+"""The desk: where a process answers other processes of its user that ask for its stacks.
+
+It is a nameless file that anybody of the same user finds through /proc. Who asks writes a number
+into it; the process's watching thread writes its stacks and then the same number. A process whose
+threads cannot run Python (one of them keeps the GIL) is sent the reserved signal, on which
+faulthandler writes the stacks into a second file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import logging
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from unisono.errors import UnisonoError
+from unisono.watch.processes import state_of
+from unisono.watch.stacks import Frame, Stack, from_faulthandler, own_stacks
+
+DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
+PATIENCE_S = 1.5
+"""How long a process has for its answer before it is sent the signal."""
+
+_MAGIC = 0x6B736564756E75
+_HEAD = struct.Struct("<QiI")  # magic, pid, signal
+_WORD = struct.Struct("<Q")
+_ASKED, _ANSWERED, _TEXT, _BYTES = 16, 24, 32, 1 << 18
+_SIGNAL_S = 1.0
+_LOOK_S = 0.02
+_logger = logging.getLogger("unisono")
+
+
+class Desk:
+    """This process's own. `number` is the reserved signal; 0: none."""
+
+    def __init__(self, number: int) -> None:
+        self._desk = os.memfd_create("unisono-desk", os.MFD_CLOEXEC)
+        self._stacks = os.memfd_create("unisono-stacks", os.MFD_CLOEXEC)
+        self._signal = _reserve(number, self._stacks)
+        os.ftruncate(self._desk, _BYTES)
+        self._memory = mmap.mmap(self._desk, _BYTES)
+        _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid(), self._signal)
+
+    def answer_if_asked(self) -> None:
+        """Write our stacks down if somebody wants them."""
+        (asked,) = _WORD.unpack_from(self._memory, _ASKED)
+        (answered,) = _WORD.unpack_from(self._memory, _ANSWERED)
+        if asked == answered:
+            return
+        text = json.dumps([asdict(stack) for stack in own_stacks()]).encode()
+        if len(text) > _BYTES - _TEXT - 8:
+            text = json.dumps([asdict(stack) for stack in own_stacks()[:1]]).encode()
+        _WORD.pack_into(self._memory, _TEXT, len(text))
+        self._memory[_TEXT + 8 : _TEXT + 8 + len(text)] = text
+        _WORD.pack_into(self._memory, _ANSWERED, asked)
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._signal:
+            faulthandler.unregister(self._signal)
+        self._memory.close()
+        os.close(self._desk)
+        os.close(self._stacks)
+
+
+def _reserve(number: int, descriptor: int) -> int:
+    """Have faulthandler answer a signal, unless the program uses it: 0 then."""
+    if not number:
+        return 0
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        _logger.warning(
+            "unisono.watch: the program handles signal %d itself, so this process cannot tell "
+            "where it is while it holds the GIL; choose another (UNISONO_WATCH_SIGNAL)",
+            number,
+        )
+        return 0
+    faulthandler.register(number, descriptor, all_threads=True)
+    return number
+
+
+def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]:
+    """The stacks of a process, the main thread's first; none if it cannot or will not answer.
+
+    `meanwhile` is called while we wait, so that who is asked by us may ask us.
+    """
+    if pid == os.getpid():
+        return own_stacks()
+    try:
+        with _open(pid, "unisono-desk") as file, mmap.mmap(file, _BYTES) as memory:
+            return _ask_desk(pid, memory, meanwhile)
+    except (OSError, ValueError, UnisonoError):
+        return []
+
+
+def _ask_desk(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) -> list[Stack]:
+    magic, owner, number = _HEAD.unpack_from(memory, 0)
+    if magic != _MAGIC or owner != pid or state_of(pid).is_stopped:
+        return []  # a forked child has its parent's desk
+    (asked,) = _WORD.unpack_from(memory, _ASKED)
+    (answered,) = _WORD.unpack_from(memory, _ANSWERED)
+    if asked == answered:
+        asked += 1
+        _WORD.pack_into(memory, _ASKED, asked)
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if _WORD.unpack_from(memory, _ANSWERED)[0] >= asked:
+            (length,) = _WORD.unpack_from(memory, _TEXT)
+            found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
+            return [_stack(one) for one in found]
+        meanwhile()
+        time.sleep(_LOOK_S)
+    return _ask_by_signal(pid, number, meanwhile) if number else []
+
+
+def _stack(one: dict[str, object]) -> Stack:
+    frames: list[dict[str, object]] = one["frames"]  # type: ignore[assignment]
+    return Stack(str(one["thread"]), tuple(Frame(**frame) for frame in frames))  # type: ignore[arg-type]
+
+
+def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
+    with _open(pid, "unisono-stacks") as file:
+        before = os.fstat(file).st_size
+        os.kill(pid, number)
+        end = time.monotonic() + _SIGNAL_S
+        size = before
+        while time.monotonic() < end:
+            time.sleep(_LOOK_S)
+            meanwhile()
+            now = os.fstat(file).st_size
+            if now == size > before:
+                break
+            size = now
+        return from_faulthandler(os.pread(file, size - before, before).decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _open(pid: int, name: str) -> Iterator[int]:
+    """A nameless file of a process, by its name in /proc."""
+    folder = f"/proc/{pid}/fd"
+    for entry in os.listdir(folder):
+        path = f"{folder}/{entry}"
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith(f"/memfd:{name} ("):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                break
+    else:
+        raise UnisonoError(f"process {pid} has no {name}")
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,323 @@
+"""From records to a verdict: which rank, which call, which line.
+
+Nothing here talks to anybody but through `ask`, which tells where a process is. The verdict is
+found in this order: ranks that called different things; ranks whose calls run apart (one made a
+call more, or left one out, seen by their lines); then, from the call that waits, whom it waits for,
+and whom those wait for, until a rank is found that waits for nobody, or the same one again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.comm.records import GroupRecords, RankRecords, Record
+from unisono.comm.reports import culprits_of, mismatch_report
+from unisono.watch.calls import (
+    IN_FLIGHT,
+    Wait,
+    by_number,
+    described,
+    last_finished,
+    line_of,
+    majority,
+    member,
+    named,
+    waits,
+)
+from unisono.watch.report import RankReport, Report, ranks_named
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a process is. `state` is set where it cannot go on: it has ended, or is stopped.
+
+    `place` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether it
+    is inside a call of a communication library, as far as its stack tells.
+    """
+
+    state: str = ""
+    place: str = ""
+    doing: str = ""
+    in_call: bool = True
+    stack: tuple[str, ...] = ()
+
+
+Ask = Callable[[int], Whereabouts]
+
+
+def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
+    """The first call for which records show that ranks called different things."""
+    for group in groups:
+        for number, records in by_number(group).items():
+            if group.backend == "unisono" and not _engine_refused(records):
+                continue
+            calls = [
+                described(records[r], group.backend) if r in records else None
+                for r in range(group.size)
+            ]
+            if len({call for call in calls if call is not None}) > 1:
+                return _shifted(group, _mismatch(group, number, calls, records))
+    return None
+
+
+def _shifted(group: GroupRecords, found: Report) -> Report:
+    """Calls that differ often do so because a rank made one more, or less, long before: then that
+    is the verdict, and what was found a detail of it."""
+    shifted = apart(group)
+    if shifted is None:
+        return found
+    verdict, rank, number, record = shifted
+    return replace(
+        found,
+        kind="apart",
+        verdict=verdict,
+        operation=record.operation,
+        call=number,
+        culprits=(rank,),
+        site=line_of(record.site),
+        details=(found.verdict, *found.details),
+    )
+
+
+def _engine_refused(records: dict[int, Record]) -> bool:
+    """Whether our own engine found a difference: it knows more of a call than its record."""
+    return any(record.status == "MISMATCH" for record in records.values())
+
+
+def _mismatch(
+    group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
+) -> Report:
+    sites = [records[r].site if r in records else None for r in range(group.size)]
+    culprits = culprits_of(calls)
+    verdict, *details = mismatch_report(group.name, number, calls, sites).splitlines()
+    if culprits:
+        odd = records[culprits[0]]
+        at = f" at {line_of(odd.site)}" if odd.site else ""
+        others = majority([call for call in calls if call is not None])
+        verdict = (
+            f"{ranks_named(culprits)} called {described(odd, group.backend)}{at} where the others "
+            f"called {others}: call #{number} of group {group.name}"
+        )
+    first = records[culprits[0]] if culprits else next(iter(records.values()))
+    return Report(
+        kind="mismatch",
+        verdict=verdict,
+        group=group.name,
+        backend=group.backend,
+        operation=first.operation,
+        call=number,
+        culprits=tuple(culprits) or tuple(sorted(records)),
+        site=line_of(first.site),
+        details=tuple(line.strip() for line in details[:-1]),
+        ranks=tuple(
+            RankReport(one.rank, one.global_rank, one.pid, one.rank in records)
+            for one in group.ranks
+        ),
+    )
+
+
+def apart(group: GroupRecords) -> tuple[str, int, int, Record] | None:
+    """Where the calls of one rank ran apart from the others', by their lines: the sentence, the
+    rank, the call's number and its record. Only a shift counts: two branches of one program may
+    well make the same call on different lines."""
+    table = by_number(group)
+    for number, records in table.items():
+        following = table.get(number + 1, {})
+        lines = {rank: record.site for rank, record in records.items() if record.site}
+        if len(lines) < 2 or len(set(lines.values())) == 1:
+            continue
+        usual = majority([line for line in lines.values() if line])
+        odd = [rank for rank, line in lines.items() if line != usual]
+        if usual is None or len(odd) != 1:
+            continue
+        rank = odd[0]
+        own = records[rank]
+        others_next = {r.site for peer, r in following.items() if peer != rank}
+        example = next(record for peer, record in records.items() if peer != rank)
+        if rank in following and following[rank].site == usual and own.site not in others_next:
+            text = f"rank {rank} made a call that the others did not: {named(own)}"
+            return f"{text} of group {group.name} ({line_of(own.site)})", rank, number, own
+        if own.site in others_next and (rank not in following or following[rank].site != usual):
+            text = f"rank {rank} left out {named(example)}"
+            return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
+    return None
+
+
+def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
+    """Why a call waits; None where everybody is there and goes on."""
+    told = _Asked(ask)
+    different = mismatch(groups)
+    if different is not None:
+        return different
+    path, culprit = _follow(groups, stuck, told, [])
+    if culprit is not None:
+        return _missing(path[-1], culprit, told, path)
+    return _cycle(path, stuck, told) if path else _stalled(stuck, told)
+
+
+class _Asked:
+    """Asks each process once."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._told: dict[int, Whereabouts] = {}
+
+    def __call__(self, pid: int) -> Whereabouts:
+        if pid not in self._told:
+            self._told[pid] = self._ask(pid)
+        return self._told[pid]
+
+
+def _follow(
+    groups: Sequence[GroupRecords], wait: Wait, told: _Asked, before: list[Wait]
+) -> tuple[list[Wait], int | None]:
+    """From one wait to the next: the path, and the rank that its last one lacks and that waits for
+    nobody. Where there is none, the waits that form a circle; nothing if all are there."""
+    path = [*before, wait]
+    circle: list[Wait] = []
+    for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
+        other = member(wait.group, rank)
+        if other is None:
+            return path, rank
+        where = told(other.pid)
+        further = [following for following in waits(groups, other.pid) if following.missing()]
+        if where.state or not further or not where.in_call:
+            return path, rank
+        for following in further:
+            passed = [step.one.pid for step in path]
+            if other.pid in passed:
+                circle = circle or path[passed.index(other.pid) :]
+                break
+            found, culprit = _follow(groups, following, told, path)
+            if culprit is not None:
+                return found, culprit
+            circle = circle or found
+    return circle, None
+
+
+def _is_victim(group: GroupRecords, rank: int) -> bool:
+    """Whether a rank that does not come has itself seen a call fail: others are to blame first."""
+    one = member(group, rank)
+    return one is not None and any(record.state == "failed" for record in one.records[-2:])
+
+
+def _cycle(circle: Sequence[Wait], stuck: Wait, told: _Asked) -> Report:
+    ordered = sorted(circle, key=lambda wait: wait.one.global_rank)
+    who = [wait.one.global_rank for wait in ordered]
+    entered = []
+    for wait in ordered:
+        at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
+        entered.append(f"rank {wait.one.global_rank} is in {wait}{f' ({at})' if at else ''}")
+    messages = all(wait.record.tag is not None for wait in circle)
+    what = "messages" if messages else "calls of different groups, entered in different order"
+    return Report(
+        kind="cycle",
+        verdict=f"{ranks_named(who)} wait for each other in {what}: {', '.join(entered)}",
+        group=stuck.group.name,
+        backend=stuck.group.backend,
+        operation=stuck.record.operation,
+        call=stuck.record.call,
+        culprits=tuple(who),
+        site=line_of(ordered[-1].record.site) or line_of(told(ordered[-1].one.pid).place),
+        waited_s=time.monotonic() - stuck.record.arrived_s,
+        ranks=tuple(_rank(wait.one, wait, told, arrived=True) for wait in ordered),
+    )
+
+
+def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Report:
+    group, record = last.group, last.record
+    missing = last.missing()
+    at = line_of(record.site) or line_of(told(last.one.pid).place)
+    ranks = []
+    for rank in range(group.size):
+        one = member(group, rank)
+        if one is None:
+            ranks.append(RankReport(rank, rank, 0, False, state="never joined the group"))
+        elif rank in missing or _is_in(one, record) or record.tag is None:
+            ranks.append(_rank(one, last, told, rank not in missing))
+    odd = next((one for one in ranks if one.rank == culprit), ranks[0])
+    who = [one.rank for one in ranks if one.rank in missing and one.where() == odd.where()]
+    verb = "never reached" if record.tag is None else "does not come to meet"
+    whose = f"rank {last.one.rank}'s " if record.tag is not None else ""
+    verdict = f"{ranks_named(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
+    it = "it" if len(who) == 1 else "they"
+    where = odd.where() if len(who) == 1 else _plural(odd.where())
+    verdict += f": {it} {where}"
+    if odd.state and odd.last:
+        verdict += f" after {odd.last}"
+    site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
+    found = Report(
+        kind=kind,
+        verdict=verdict,
+        group=group.name,
+        backend=group.backend,
+        operation=record.operation,
+        call=record.call,
+        culprits=culprits,
+        site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
+        waited_s=time.monotonic() - path[0].record.arrived_s,
+        details=tuple(f"rank {step.one.global_rank} waits in {step}" for step in path[:-1]),
+        ranks=tuple(ranks),
+    )
+    return _shifted(group, found)
+
+
+def _stalled(wait: Wait, told: _Asked) -> Report | None:
+    ranks = [_rank(one, wait, told, True) for one in wait.group.ranks]
+    stopped = [one for one in ranks if one.state]
+    if not stopped:
+        return None
+    who = ranks_named([one.rank for one in stopped])
+    return Report(
+        kind="stalled",
+        verdict=f"{who} came to {wait} and {stopped[0].state}",
+        group=wait.group.name,
+        backend=wait.group.backend,
+        operation=wait.record.operation,
+        call=wait.record.call,
+        culprits=tuple(one.rank for one in stopped),
+        site=line_of(wait.record.site),
+        waited_s=time.monotonic() - wait.record.arrived_s,
+        ranks=tuple(ranks),
+    )
+
+
+def _is_in(one: RankRecords, record: Record) -> bool:
+    return any(other.call == record.call and other.state in IN_FLIGHT for other in one.records)
+
+
+def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankReport:
+    where = told(one.pid)
+    last = last_finished(one)
+    text = ""
+    if last is not None:
+        text = named(last) + (f" ({line_of(last.site)})" if last.site else "")
+    elsewhere = "" if arrived or not where.in_call else _elsewhere(one)
+    return RankReport(
+        rank=one.rank,
+        global_rank=one.global_rank,
+        pid=one.pid,
+        arrived=arrived,
+        state=(where.state and one.reason) or where.state,
+        place=where.place or one.reason.rpartition(" at ")[2],
+        doing=where.doing,
+        call=str(wait) if arrived else elsewhere,
+        last=text,
+        stack=where.stack,
+    )
+
+
+def _elsewhere(one: RankRecords) -> str:
+    """The call of the same group that a missing rank is in."""
+    flying = [record for record in one.records if record.state in IN_FLIGHT]
+    return named(flying[0]) if flying else ""
+
+
+def _plural(text: str) -> str:
+    """The same words about several ranks."""
+    for singular, plural in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
+        if text.startswith(singular):
+            return plural + text.removeprefix(singular)
+    return text

@@ -1,0 +1,111 @@
+"""From an exception of a group to the report that it carries."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from unisono.comm.records import read_process
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DeadlockError,
+    GroupError,
+    PeerLost,
+    UnisonoError,
+)
+from unisono.watch.calls import last_finished, line_of, named, newest
+from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
+from unisono.watch.report import RankReport, Report
+from unisono.watch.snapshot import snapshot
+from unisono.watch.stacks import is_users, short_path
+
+_LAST = 64
+
+
+def report_of_error(error: GroupError, ask: Ask) -> Report:
+    """What the exception says, and where every rank of its group is."""
+    kind, culprits = _kind_of(error)
+    if kind in ("lost", "hang", "mismatch"):
+        found = _from_records(error, ask)
+        if found is not None and (kind != "mismatch" or found.kind == "apart"):
+            error.add_note(f"unisono.watch: {found}")
+            return found
+    verdict, *details = str(error).splitlines()
+    try:
+        groups = [g for g in read_process(os.getpid(), _LAST) if g.name == error.group]
+    except UnisonoError:
+        groups = []
+    ranks = []
+    operation, site = "", ""
+    for one in groups[0].ranks if groups else ():
+        here = one.pid == os.getpid()
+        where = Whereabouts() if here or kind == "mismatch" else ask(one.pid)
+        newest, last = one.records[-1] if one.records else None, last_finished(one)
+        if here and newest is not None:
+            operation = newest.operation
+        if one.rank in culprits:
+            site = line_of(where.place) or line_of(newest.site if newest else "")
+        ranks.append(
+            RankReport(
+                rank=one.rank,
+                global_rank=one.global_rank,
+                pid=one.pid,
+                arrived=one.rank not in culprits,
+                state=where.state,
+                place=where.place,
+                doing=where.doing,
+                last=named(last) if last is not None else "",
+                stack=where.stack,
+            )
+        )
+    if isinstance(error, CollectiveMismatch) and culprits:
+        site = line_of(error.sites[culprits[0]])
+    return Report(
+        kind=kind,
+        verdict=verdict,
+        group=error.group,
+        backend="unisono",
+        operation=operation,
+        call=error.call or None,
+        culprits=culprits,
+        site=site,
+        details=tuple(line.strip() for line in details),
+        ranks=tuple(ranks),
+    )
+
+
+def _from_records(error: GroupError, ask: Ask) -> Report | None:
+    """Who did not come, and why, where the records tell."""
+    me = os.getpid()
+    groups = snapshot([me], _LAST)
+    different = mismatch(group for group in groups if group.name == error.group)
+    if different is not None:
+        return different
+    own = [wait for wait in newest(groups, me) if wait.group.name == error.group]
+    return hang(groups, own[0], ask) if own else None
+
+
+def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
+    if isinstance(error, CollectiveMismatch):
+        return "mismatch", tuple(error.culprits)
+    if isinstance(error, CollectiveTimeout):
+        return "hang", tuple(error.missing)
+    if isinstance(error, DeadlockError):
+        return "cycle", tuple(error.cycle)
+    if isinstance(error, PeerLost):
+        return "lost", (error.peer,)
+    return "failed", ()
+
+
+def last_words() -> str:
+    """How this process ends, for a sentence that begins with its rank."""
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException):
+        return "has ended"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
+    at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    text = str(error).strip().partition("\n")[0][:100]
+    return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"

@@ -1,0 +1,191 @@
+"""The watching thread of a process: finds calls that wait too long, and answers who asks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from unisono.comm.records import GroupRecords, read_process
+from unisono.watch import diagnose
+from unisono.watch.calls import Wait, newest, waits
+from unisono.watch.desk import Desk
+from unisono.watch.processes import state_of
+from unisono.watch.report import Report
+from unisono.watch.settings import Settings
+from unisono.watch.snapshot import snapshot
+from unisono.watch.traces import Trace
+from unisono.watch.whereabouts import whereabouts
+
+_TICK_S = 0.1
+_BUSY_TICK_S = 0.01
+_GRACE_S = 1.5
+_LAST = 64
+"""How many records of each rank a diagnosis looks at."""
+
+_logger = logging.getLogger("unisono")
+
+
+class Monitor:
+    """One a process. `reports` are those of calls of this rank, the newest last."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.reports: list[Report] = []
+        self.endings: dict[int, str] = {}
+        self._explained: set[str] = set()
+        self._desk = Desk(settings.stack_signal)
+        self._told: set[tuple[tuple[int, int], int]] = set()
+        self._trace: Trace | None = None
+        self._stop = threading.Event()
+        self._look_again_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and the trace."""
+        self.end_trace()
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._desk.close()
+
+    def explain(self, group: Any) -> Report | None:
+        """Why the newest call of a watched group failed."""
+        end = time.monotonic() + _GRACE_S
+        while True:
+            self.endings |= group.ledger.endings()
+            groups = snapshot([os.getpid()], _LAST)
+            own = [
+                wait
+                for wait in newest(groups, os.getpid())
+                if wait.group.name == group.ledger.name and wait.group.backend != "unisono"
+            ]
+            report = diagnose.hang(groups, own[0], self.where) if own else None
+            settled = report is not None and report.kind != "hang"
+            if settled or time.monotonic() > end:
+                self._explained.add(group.ledger.name)
+                if report is not None:
+                    self.reports.append(report)
+                    self._told.add((own[0].group.segment, -1))
+                return report
+            time.sleep(0.05)  # whoever failed first may still be on its way out
+
+    def look_for_differences(self) -> None:
+        """Report calls of watched groups that differ, before the records go."""
+        self._look_for_differences(read_process(os.getpid(), _LAST))
+
+    def tell_failures(self, error: BaseException | None) -> None:
+        """This process ends by `error`: log why, if it came out of a watched group's call and
+        nobody has given it a report."""
+        if not isinstance(error, RuntimeError) or hasattr(error, "report"):
+            return
+        for group in _watched_groups():
+            if group.ledger.name not in self._explained:
+                report = self.explain(group)
+                if report is not None:
+                    _logger.warning("unisono.watch: %s", report)
+
+    def begin_trace(self, path: str | os.PathLike[str]) -> None:
+        """Collect records from now on."""
+        self._trace = Trace(path)
+        self._trace.collect(only_note=True)
+
+    def end_trace(self) -> None:
+        """Write them down."""
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            self._retire()
+            trace.collect()
+            trace.write()
+
+    def _run(self) -> None:
+        pause_s = _TICK_S
+        while not self._stop.wait(pause_s):
+            self._desk.answer_if_asked()
+            pause_s = _BUSY_TICK_S if self._retire() or self._trace is not None else _TICK_S
+            trace = self._trace
+            if trace is not None:
+                trace.collect()
+            if time.monotonic() >= self._look_again_s:
+                self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
+                try:
+                    self._look()
+                except Exception:  # the program goes on without us
+                    _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
+
+    def _retire(self) -> bool:
+        """Note the ends of calls of watched groups; whether any is under way."""
+        busy = False
+        for group in _watched_groups():
+            busy |= group.retire()
+            self.endings |= group.ledger.endings()
+        return busy
+
+    def _look(self) -> None:
+        """Report what has waited for too long, and calls that differ, once."""
+        me = os.getpid()
+        now = time.monotonic()
+        groups = read_process(me, _LAST)
+        self._look_for_differences(groups)
+        for wait in waits(groups, me):
+            key = wait.group.segment, wait.record.number
+            late = now - wait.record.arrived_s > self.settings.hang_s
+            if not late or key in self._told or _waits_for_anybody(wait):
+                continue
+            groups = snapshot([me], _LAST)
+            still = [
+                other
+                for other in waits(groups, me)
+                if (other.group.segment, other.record.number) == key
+            ]
+            report = diagnose.hang(groups, still[0], self.where) if still else None
+            if report is not None:
+                self._told.add(key)
+                self.reports.append(report)
+                if self._speaks(still[0], report):
+                    _logger.warning("unisono.watch: %s", report)
+
+    def _look_for_differences(self, groups: list[GroupRecords]) -> None:
+        """Unisono's own groups compare their calls themselves; these do not."""
+        for group in groups:
+            if group.backend == "unisono" or (group.segment, -1) in self._told:
+                continue
+            report = diagnose.mismatch([group])
+            if report is not None:
+                self._told.add((group.segment, -1))
+                self.reports.append(report)
+                living = [one for one in group.ranks if not state_of(one.pid).has_ended]
+                if living and living[0].pid == os.getpid():
+                    _logger.warning("unisono.watch: %s", report)
+
+    def _speaks(self, wait: Wait, report: Report) -> bool:
+        """Whether this rank tells it: the lowest of those who wait and can speak."""
+        if report.kind == "cycle":
+            return wait.one.global_rank == min(report.culprits)
+        waiting = [
+            other.one.rank
+            for other in waits([wait.group])
+            if other.record.call == wait.record.call
+            and (other.record.call is not None or other.one.rank == wait.one.rank)
+            and not state_of(other.one.pid).is_stopped
+            and not state_of(other.one.pid).has_ended
+        ]
+        return not waiting or wait.one.rank == min(waiting)
+
+    def where(self, pid: int) -> diagnose.Whereabouts:
+        """Where a process is."""
+        return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _waits_for_anybody(wait: Wait) -> bool:
+    """A receiver from anybody may serve others, and wait for as long as it takes."""
+    return wait.record.tag is not None and wait.record.peer is None
+
+
+def _watched_groups() -> list[Any]:
+    attach = sys.modules.get("unisono.watch.attach")
+    return list(attach.groups) if attach is not None else []

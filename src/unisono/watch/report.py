@@ -1,0 +1,112 @@
+"""Reports: what went wrong in one sentence, then what each rank was doing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import UnisonoError
+
+_FORMAT = "unisono report 1"
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank of the group at hand. Texts are empty where nothing is known.
+
+    `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
+    the call that it is in, `last` the last one that it finished, `state` what the system says.
+    """
+
+    rank: int
+    global_rank: int
+    pid: int
+    arrived: bool
+    state: str = ""
+    place: str = ""
+    doing: str = ""
+    call: str = ""
+    last: str = ""
+    stack: tuple[str, ...] = ()
+
+    def where(self) -> str:
+        """Where it is, for a sentence that begins with "it"."""
+        if self.state:
+            return self.state
+        if not self.place:
+            return f"is in {self.call}" if self.call else "did not say where it is"
+        site = self.place.partition(" in ")[0]
+        if self.call:
+            return f"is in {self.call} ({site})"
+        return f"is in {site}, in {self.doing}" if self.doing else f"is in {self.place}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart" or
+    "stalled"; `culprits` are the ranks (of the group) that the verdict names, `site` the line."""
+
+    kind: str
+    verdict: str
+    group: str
+    backend: str
+    operation: str
+    call: int | None
+    culprits: tuple[int, ...]
+    site: str = ""
+    waited_s: float = 0.0
+    details: tuple[str, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.verdict, *(f"  {line}" for line in self.details)]
+        waiting = [one.rank for one in self.ranks if one.arrived]
+        if waiting and self.kind != "mismatch":
+            lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
+        for one in self.ranks:
+            if not one.arrived and self.kind != "mismatch":
+                last = f"; the last call that it finished: {one.last}" if one.last else ""
+                lines.append(f"  rank {one.rank} (pid {one.pid}) {one.where()}{last}")
+        return "\n".join(lines)
+
+    def with_stacks(self) -> str:
+        """The same, and the stack of every rank that told it."""
+        lines = [str(self)]
+        for one in self.ranks:
+            if one.stack:
+                lines.append(f"rank {one.rank} (pid {one.pid}):")
+                lines += [f"  {line}" for line in one.stack]
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it down, for `load` and `unisono doctor`."""
+        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """Read a report that was saved. Raises UnisonoError if the file is none."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found.pop("format") != _FORMAT:
+            raise UnisonoError(f"{path} was written by another version of unisono")
+        return _from_fields(found)
+    except OSError as error:
+        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnisonoError(f"{path} is no report of unisono") from error
+
+
+def _from_fields(found: dict[str, Any]) -> Report:
+    ranks = tuple(RankReport(**(one | {"stack": tuple(one["stack"])})) for one in found["ranks"])
+    lists = {"culprits": tuple(found["culprits"]), "details": tuple(found["details"])}
+    return Report(**(found | lists | {"ranks": ranks}))
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 0, 1" """
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

@@ -1,0 +1,135 @@
+"""Stacks of a process: its own, and those that faulthandler wrote; which line is the user's."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+_FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_MOST_FRAMES = 500
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack. `doing` is what it calls, as it stands in the source: lock.acquire."""
+
+    file: str
+    line: int
+    function: str
+    doing: str = ""
+
+    def __str__(self) -> str:
+        return f"{short_path(self.file)}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A thread's frames, innermost first."""
+
+    thread: str
+    frames: tuple[Frame, ...]
+
+    def place(self) -> Frame | None:
+        """The innermost frame of the user's program; of any program where there is none."""
+        own = (frame for frame in self.frames if is_users(frame.file))
+        return next(own, self.frames[0] if self.frames else None)
+
+
+def of_program(stacks: Sequence[Stack]) -> Stack:
+    """The stack that tells where the program is: the main thread's, unless that is nowhere in the
+    user's files and another one is."""
+    own = (stack for stack in stacks if any(is_users(frame.file) for frame in stack.frames))
+    return next(own, stacks[0])
+
+
+def own_stacks() -> list[Stack]:
+    """The stacks of all threads of this process but the calling one, the main thread's first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, me = threading.main_thread().ident, threading.get_ident()
+    frames = sys._current_frames()
+    order = sorted(frames, key=lambda ident: ident != main)
+    return [
+        Stack(names.get(ident, f"thread {ident}"), _frames_of(frames[ident]))
+        for ident in order
+        if ident != me
+    ]
+
+
+def from_faulthandler(text: str) -> list[Stack]:
+    """The stacks in what faulthandler wrote, the main thread's (which it writes last) first."""
+    stacks: list[Stack] = []
+    frames: list[Frame] = []
+    name = ""
+    for line in [*text.splitlines(), "Thread end"]:
+        if line.startswith(("Thread ", "Current thread ")):
+            if frames:
+                stacks.append(Stack(name, tuple(frames)))
+            name, frames = line.partition(" (most")[0].lower(), []
+        elif found := _FAULTHANDLER_LINE.match(line):
+            file, number = found["file"], int(found["line"])
+            call = _CALL.search(linecache.getline(file, number))
+            frames.append(Frame(file, number, found["function"], call[1] if call else ""))
+    return stacks[::-1]
+
+
+def short_path(file: str) -> str:
+    """A file as seen from the current folder, or its last two parts."""
+    folder = os.getcwd() + os.sep
+    if file.startswith(folder):
+        return file.removeprefix(folder)
+    return os.sep.join(file.split(os.sep)[-2:]) if not is_users(file) else os.path.basename(file)
+
+
+@functools.lru_cache(4096)
+def is_users(file: str) -> bool:
+    """Whether a file belongs to the user's program: not to Python, torch, unisono or a package."""
+    paths = sysconfig.get_paths()
+    hidden = (_PACKAGE + os.sep, paths["stdlib"] + os.sep, paths["platstdlib"] + os.sep)
+    if file.startswith("<") and file != "<stdin>":
+        return False
+    return not file.startswith(hidden) and "-packages" + os.sep not in file
+
+
+def _frames_of(frame: FrameType | None) -> tuple[Frame, ...]:
+    frames: list[Frame] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        code = frame.f_code
+        frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname, _doing(frame)))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def _doing(frame: FrameType) -> str:
+    """The callee of the expression that a frame is in, by its place in the source."""
+    positions = list(frame.f_code.co_positions())
+    line, last_line, column, last_column = positions[frame.f_lasti // 2]
+    if line is None or column is None or last_line != line:
+        return ""
+    text = linecache.getline(frame.f_code.co_filename, line).encode()[column:last_column]
+    try:
+        expression = ast.parse(text.decode(errors="replace").strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    name = ast.unparse(expression.func) if isinstance(expression, ast.Call) else ""
+    return name if len(name) <= _LONGEST_NAME else ""
+
+
+def as_text(stacks: Iterable[Stack]) -> list[str]:
+    """The stacks for a reader, a line a frame."""
+    lines = []
+    for stack in stacks:
+        lines.append(f"{stack.thread}:")
+        lines += [f"  {frame}" for frame in stack.frames]
+    return lines

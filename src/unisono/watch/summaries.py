@@ -1,0 +1,195 @@
+"""Summaries of records: what was called how often, how fast, and who came late.
+
+A rank is late by when it arrives, not by how long its call takes: the late one's own calls are
+short, for everybody else is there already. What is left of a call after the last arrival is the
+transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unisono.comm.engine import Operation
+from unisono.comm.records import GroupRecords, Record
+from unisono.watch.calls import by_number
+
+# of the bytes that a record holds: what each rank gives, as nccl-tests counts (docs/diagnosis.md)
+_WIDE = ("all_gather", "gather")
+_LATE_S = 0.001
+"""An arrival counts as late from here on, if it is also later than the transfer takes."""
+
+
+@dataclass(frozen=True)
+class CallSummary:
+    """All calls of one operation and size of one group, over all ranks. Times in seconds.
+
+    `wait_s` is from the first arrival to the last, `transfer_s` from there to the end, both means;
+    `share` is the part of the wall time that a rank spends in them, `busbw` bytes a second as
+    nccl-tests counts them, by transfer time; `latest` is the rank that was last most often, how
+    often, and by how much it came after the one before it, on average.
+    """
+
+    group: str
+    backend: str
+    operation: str
+    bytes: int
+    ranks: int
+    count: int
+    total_s: float
+    share: float
+    wait_s: float
+    transfer_s: float
+    busbw: float
+    latest: int
+    latest_count: int
+    latest_by_s: float
+    latest_site: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `unisono.watch.summary()` returns; printing it shows a table."""
+
+    wall_s: float
+    calls: tuple[CallSummary, ...]
+
+    def __str__(self) -> str:
+        head = (
+            f"{'group':<14}{'call':<16}{'bytes':>12}{'ranks':>6}{'count':>7}{'total s':>9}"
+            f"{'share':>7}{'wait ms':>9}{'move ms':>9}{'GB/s':>7}  late"
+        )
+        lines = [head]
+        for one in self.calls:
+            late = (
+                f"rank {one.latest}: {one.latest_count}x by {one.latest_by_s * 1e3:.1f} ms"
+                if one.latest >= 0
+                else ""
+            )
+            lines.append(
+                f"{one.group[:13]:<14}{one.operation:<16}{one.bytes:>12,}{one.ranks:>6}"
+                f"{one.count:>7}{one.total_s:>9.3f}{one.share:>7.1%}{one.wait_s * 1e3:>9.2f}"
+                f"{one.transfer_s * 1e3:>9.2f}{one.busbw / 1e9:>7.2f}  {late}"
+            )
+        stragglers = self.stragglers()
+        if stragglers:
+            lines.append(
+                "late most often: "
+                + ", ".join(f"rank {rank} ({count} calls)" for rank, count in stragglers)
+            )
+        return "\n".join(lines)
+
+    def stragglers(self) -> list[tuple[int, int]]:
+        """Ranks (of their groups) that came last in more than half of the calls in which somebody
+        was late, and in how many calls."""
+        late: dict[int, int] = {}
+        for one in self.calls:
+            if one.latest >= 0 and one.latest_count * 2 > one.count:
+                late[one.latest] = late.get(one.latest, 0) + one.latest_count
+        return sorted(late.items(), key=lambda item: -item[1])
+
+
+@dataclass(frozen=True)
+class _Met:
+    """A call to which all ranks came and that is over on all."""
+
+    first_s: float
+    last_s: float
+    before_last_s: float
+    ended_s: float
+    latest: int
+    total_s: float
+    record: Record
+
+
+def summarise(groups: Iterable[GroupRecords]) -> Summary:
+    """From the records of whole groups to their summary."""
+    groups = list(groups)
+    table: dict[tuple[str, str, str, int, int], list[_Met]] = {}
+    for group in groups:
+        for records in by_number(group).values():
+            met = _met(group, records)
+            if met is not None:
+                key = (
+                    group.name,
+                    group.backend,
+                    met.record.operation,
+                    _bytes(met.record, group.size),
+                    group.size,
+                )
+                table.setdefault(key, []).append(met)
+    moments = [
+        moment for calls in table.values() for met in calls for moment in (met.first_s, met.ended_s)
+    ]
+    wall_s = max(moments) - min(moments) if moments else 0.0
+    calls = [_summary(key, met, wall_s) for key, met in table.items()]
+    return Summary(wall_s, tuple(sorted(calls, key=lambda one: -one.total_s)))
+
+
+def _met(group: GroupRecords, records: dict[int, Record]) -> _Met | None:
+    ended = [record.ended_s for record in records.values() if record.state == "finished"]
+    known = [moment for moment in ended if moment is not None]
+    if len(known) < group.size:
+        return None
+    arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
+    return _Met(
+        first_s=arrivals[0][0],
+        last_s=arrivals[-1][0],
+        before_last_s=arrivals[-2][0],
+        ended_s=max(known),
+        latest=arrivals[-1][1],
+        total_s=sum(
+            (record.ended_s or record.arrived_s) - record.arrived_s for record in records.values()
+        )
+        / group.size,
+        record=max(records.values(), key=lambda record: record.bytes),
+    )
+
+
+def _summary(key: tuple[str, str, str, int, int], calls: list[_Met], wall_s: float) -> CallSummary:
+    name, backend, operation, size_bytes, ranks = key
+    count = len(calls)
+    transfer_s = sum(max(0.0, met.ended_s - met.last_s) for met in calls) / count
+    late = [met for met in calls if _is_late(met)]
+    lasts = [met.latest for met in late]
+    latest = max(set(lasts), key=lasts.count) if lasts else -1
+    gaps = [met.last_s - met.before_last_s for met in late if met.latest == latest]
+    sites = [met.record.site for met in late if met.latest == latest and met.record.site]
+    total_s = sum(met.total_s for met in calls)
+    factor = _factor(operation, ranks)
+    return CallSummary(
+        group=name,
+        backend=backend,
+        operation=operation,
+        bytes=size_bytes,
+        ranks=ranks,
+        count=count,
+        total_s=total_s,
+        share=total_s / wall_s if wall_s else 0.0,
+        wait_s=sum(met.last_s - met.first_s for met in calls) / count,
+        transfer_s=transfer_s,
+        busbw=size_bytes * factor / transfer_s if transfer_s else 0.0,
+        latest=latest,
+        latest_count=lasts.count(latest),
+        latest_by_s=sum(gaps) / len(gaps) if gaps else 0.0,
+        latest_site=sites[0] if sites else "",
+    )
+
+
+def _is_late(met: _Met) -> bool:
+    gap_s = met.last_s - met.before_last_s
+    return gap_s > _LATE_S and gap_s > max(0.0, met.ended_s - met.last_s)
+
+
+def _bytes(record: Record, ranks: int) -> int:
+    """The size of a call as nccl-tests names it: the whole of the wide side."""
+    return record.bytes * ranks if record.operation in _WIDE else record.bytes
+
+
+def _factor(operation: str, ranks: int) -> float:
+    """From bytes a second to bus bandwidth."""
+    if operation == Operation.ALL_REDUCE.name.lower():
+        return 2 * (ranks - 1) / ranks
+    if operation in ("broadcast", "reduce", "barrier"):
+        return 1.0
+    return (ranks - 1) / ranks

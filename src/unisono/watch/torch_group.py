@@ -1,0 +1,276 @@
+"""A torch process group that forwards every call to another one and keeps its records.
+
+torch calls some methods from Python and some, DDP's among them, from C++; both come here first.
+Nothing waits that would not have waited: a call that torch makes blocking is waited for here and
+not in torch; for any other, the end is looked for at the next call and by the watching thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.base import REDUCTIONS
+from unisono.comm.engine import Operation, Status, hide_files
+from unisono.comm.ledger import Ledger
+from unisono.comm.reports import REDUCING, ROOTED
+from unisono.comm.torch_compile import never_compiled
+
+hide_files(os.path.dirname(torch.__file__))
+
+_Type: Any = dist.ReduceOp.RedOpType
+_REDUCTIONS = {
+    hash(getattr(_Type, name.upper())): number for number, name in enumerate(REDUCTIONS)
+} | {hash(_Type.PREMUL_SUM): len(REDUCTIONS)}
+_OK, _FAILED = int(Status.OK), int(Status.ABORTED)
+_LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
+_ABANDONED_S = 1.0
+
+
+def _codes() -> dict[torch.dtype, int]:
+    """torch's types as DLPack writes them: code, bits, lanes."""
+    kinds = {"float": 2, "bfloat": 4, "int": 0, "uint": 1, "complex": 5}
+    codes = {torch.bool: 6 | 8 << 8 | 1 << 16}
+    for kind, code in kinds.items():
+        for bits in (8, 16, 32, 64, 128):
+            dtype = getattr(torch, f"{kind}{bits}", None)
+            if isinstance(dtype, torch.dtype):
+                codes[dtype] = code | bits << 8 | 1 << 16
+    return codes
+
+
+_CODES = _codes()
+_UNKNOWN = 0xFF | 8 << 8 | 1 << 16
+
+# Which argument holds what this rank gives (or takes, where it gives nothing), by torch's names.
+_COLLECTIVES: dict[str, tuple[Operation, int]] = {
+    "allreduce": (Operation.ALL_REDUCE, 0),
+    "allreduce_coalesced": (Operation.ALL_REDUCE, 0),
+    "broadcast": (Operation.BROADCAST, 0),
+    "reduce": (Operation.REDUCE, 0),
+    "allgather": (Operation.ALL_GATHER, 1),
+    "allgather_coalesced": (Operation.ALL_GATHER, 1),
+    "all_gather_single": (Operation.ALL_GATHER, 1),
+    "_allgather_base": (Operation.ALL_GATHER, 1),
+    "all_gather_single_coalesced": (Operation.ALL_GATHER, 1),
+    "allgather_into_tensor_coalesced": (Operation.ALL_GATHER, 1),
+    "gather": (Operation.GATHER, 1),
+    "scatter": (Operation.SCATTER, 0),
+    "reduce_scatter": (Operation.REDUCE_SCATTER, 1),
+    "reduce_scatter_single": (Operation.REDUCE_SCATTER, 1),
+    "_reduce_scatter_base": (Operation.REDUCE_SCATTER, 1),
+    "reduce_scatter_single_coalesced": (Operation.REDUCE_SCATTER, 1),
+    "reduce_scatter_tensor_coalesced": (Operation.REDUCE_SCATTER, 1),
+    "alltoall": (Operation.ALL_TO_ALL, 1),
+    "all_to_all_single": (Operation.ALL_TO_ALL, 1),
+    "alltoall_base": (Operation.ALL_TO_ALL, 1),
+    "barrier": (Operation.BARRIER, -1),
+}
+
+_Tensor = torch.Tensor
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """`inner` moves the data; `explain` makes a report of a failed call, for its exception; `leave`
+    is called before the records go."""
+
+    def __init__(
+        self,
+        inner: Any,
+        ledger: Ledger,
+        check: bool,
+        explain: Callable[[Any], Any],
+        leave: Callable[[], None],
+    ) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner = inner
+        self.ledger = ledger
+        self._begin, self._end = ledger.begin, ledger.end
+        self._methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
+        self._check = check
+        self._explain = explain
+        self._leave = leave
+        self._calls = 0
+        self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
+        self._name = inner.group_name
+        self._description = inner.group_desc
+
+    # -- identity --------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return str(self.inner._get_backend_name())
+
+    def getGroupName(self) -> str:
+        return str(self._name)
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+        self.inner._set_group_name(name)
+
+    def getGroupDesc(self) -> str:
+        return str(self._description)
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+        self.inner._set_group_desc(description)
+
+    def get_group_store(self) -> Any:
+        return self.inner.get_group_store()
+
+    def __repr__(self) -> str:
+        return f"<WatchedProcessGroup over {self.inner!r}>"
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    def shutdown(self) -> None:
+        self.retire()
+        self._leave()
+        self.inner.shutdown()
+        self.ledger.close()
+
+    def monitored_barrier(self, *args: Any, **named: Any) -> None:
+        """gloo's own, which names a rank that is missing; it blocks."""
+        self._calls += 1
+        record = self._begin(Operation.BARRIER, 0, -1, 0, 0, self._calls)
+        try:
+            self.inner.monitored_barrier(*args, **named)
+        except Exception as error:
+            self._fail(record, error)
+            raise
+        self._end(record, _OK)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        return self._message(self.inner.send(tensors, dst, tag), Operation.SEND, tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        return self._message(self.inner.recv(tensors, src, tag), Operation.RECV, tensors, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        work = self.inner.recv_anysource(tensors, tag)
+        return self._message(work, Operation.RECV, tensors, -1, tag)
+
+    def _message(self, work: Any, operation: int, tensors: Any, peer: int, tag: int) -> Any:
+        dtype, size_bytes = _measure(tensors)
+        record = self._begin(operation, 0, peer, dtype, size_bytes, tag)
+        if work is not None:
+            self._flying.append((record, work, time.monotonic()))
+        return work
+
+    # -- how it is done --------------------------------------------------------------------------
+
+    def _fail(self, record: int, error: Exception) -> None:
+        report = self._explain(self)
+        self._end(record, _FAILED)
+        if report is not None:
+            error.report = report  # type: ignore[attr-defined]
+            error.add_note(f"unisono.watch: {report}")
+
+    def _retire_first(self) -> None:
+        """The same for the calls that began first, as far as they are over: at every call. Taking
+        from the list is one step, so that no lock is needed beside the watching thread."""
+        flying = self._flying
+        while flying:
+            entry = flying.popleft()
+            if not entry[1].is_completed():
+                flying.appendleft(entry)
+                return
+            self._end(entry[0], _OK)
+
+    def retire(self) -> bool:
+        """Write down the ends of calls that are over; whether any is still under way."""
+        flying = self._flying
+        with contextlib.suppress(IndexError):  # the program took the last one meanwhile
+            for _ in range(len(flying)):
+                entry = flying.popleft()
+                if entry[1].is_completed() or (entry[2] and _is_abandoned(entry)):
+                    self._end(entry[0], _OK)
+                else:
+                    flying.append(entry)
+        return bool(flying)
+
+
+def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
+    """A message says that it is over only once it was waited for: one that nobody but us knows
+    any more never will. (How a work ended is not asked: torch warns who asks.)"""
+    lone = sys.getrefcount(entry[1]) <= _LONE_REFERENCES
+    return lone and time.monotonic() - entry[2] > _ABANDONED_S
+
+
+def _measure(tensors: Any) -> tuple[int, int]:
+    """The type of one tensor or of many, lists of lists too, and their bytes together."""
+    if isinstance(tensors, torch.Tensor):
+        return _CODES.get(tensors.dtype, _UNKNOWN), 0 if tensors.is_sparse else tensors.nbytes
+    dtype, total = 0, 0
+    for tensor in tensors:
+        dtype, size_bytes = _measure(tensor)
+        total += size_bytes
+    return dtype, total
+
+
+def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
+    """The method of this name. What it reads of the options is settled here, and a list of one
+    dense tensor, the usual case, has a way of its own: a call should add microseconds."""
+    reduces, rooted = operation in REDUCING, operation in ROOTED
+
+    def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
+        options: Any = given[-1] if given else None
+        reduction, root, dtype, size_bytes, blocks = 0, -1, 0, 0, False
+        try:
+            if reduces:
+                reduction = _REDUCTIONS.get(hash(options.reduceOp), 0)
+            if rooted:
+                root = options.rootRank
+            blocks = not options.asyncOp
+        except AttributeError:
+            pass  # a short form, without options: it does not block
+        if at >= 0:
+            first = given[at]
+            if type(first) is list and len(first) == 1:
+                first = first[0]
+            if type(first) is _Tensor and (code := _CODES.get(first.dtype)) is not None:
+                dtype, size_bytes = code, 0 if first.is_sparse else first.nbytes
+            else:
+                dtype, size_bytes = _measure(first)
+        if self._flying:
+            self._retire_first()
+        number = self._calls = self._calls + 1
+        record = self._begin(operation, reduction, root, dtype, size_bytes, number)
+        try:
+            if self._check:
+                self.ledger.check(operation, reduction, root, dtype, size_bytes, record)
+            call = self._methods[name]
+            work = call(*given, **named) if named else call(*given)
+            if work is not None and blocks:
+                work.wait()
+                work = None
+        except Exception as error:
+            self._fail(record, error)
+            raise
+        if work is None:
+            self._end(record, _OK)
+        else:
+            self._flying.append((record, work, 0.0))
+        return work
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+for _name, (_operation, _at) in _COLLECTIVES.items():
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(WatchedProcessGroup, _name, _forward(_name, int(_operation), _at))
+never_compiled(WatchedProcessGroup)

@@ -1,0 +1,77 @@
+"""Where a process is: by its stacks where it tells them, else by what the system says of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from unisono.watch import desk
+from unisono.watch.diagnose import Whereabouts
+from unisono.watch.processes import kernel_place, state_of
+from unisono.watch.stacks import Stack, as_text, of_program
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", "scatter")
+_MOST_LINES = 40
+
+
+def whereabouts(
+    pid: int,
+    endings: Mapping[int, str] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Whereabouts:
+    """Where process `pid` is. `endings` says how processes ended, as far as that is known."""
+    state = state_of(pid)
+    if state.has_ended:
+        how = (endings or {}).get(pid) or _ending(pid) or "has ended"
+        return Whereabouts(state=how)
+    if state.is_stopped:
+        return Whereabouts(state=str(state))
+    stacks = desk.ask(pid, meanwhile)
+    if not stacks:
+        kernel = kernel_place(pid)
+        text = f"{state} and does not tell where" + (f", in {kernel}" if kernel else "")
+        return Whereabouts(place="", doing=text, stack=(text,))
+    program = of_program(stacks)
+    place = program.place()
+    lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
+    return Whereabouts(
+        place=str(place) if place else "",
+        doing=place.doing if place else "",
+        in_call=is_in_call(stacks, program),
+        stack=tuple(lines[:_MOST_LINES]),
+    )
+
+
+def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
+    """Whether the program, or another thread, waits in a communication library."""
+    torch = (
+        os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "/torch") + os.sep
+    )
+    folders = (_PACKAGE, f"{torch}distributed{os.sep}")
+    for stack in stacks:
+        if not stack.frames or stack.thread.startswith("unisono"):
+            continue
+        innermost = stack.frames[0]
+        if innermost.file.startswith(folders):
+            return True
+        if stack is program and (
+            innermost.doing.rpartition(".")[2].endswith(_CALLS)
+            or innermost.file.startswith(f"{torch}autograd{os.sep}")
+        ):
+            return True
+    return False
+
+
+def _ending(pid: int) -> str:
+    """How a process ended that its parent has not collected yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            status = int(file.read().rpartition(")")[2].split()[49])
+    except (OSError, IndexError, ValueError):
+        return ""
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exited with code {os.WEXITSTATUS(status)}" if os.WEXITSTATUS(status) else ""

@@ -1,0 +1,84 @@
+"""The corpus: small buggy programs, and whether what was said about one names the right place.
+
+Each program says in its head on how many ranks it runs, whose fault it is, and on which makes it
+can occur. The line that a good verdict names is marked with `# <- here`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.play import Outcome
+
+FOLDER = Path(__file__).with_name("programs")
+_RAISED = re.compile(r"^unisono\.errors\.\w+: ")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One program."""
+
+    path: Path
+    ranks: int
+    culprits: tuple[int, ...]
+    makes: tuple[str, ...]
+    line: int
+    story: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def read(path: Path) -> Fault:
+    """What a program says of itself."""
+    text = path.read_text()
+    head = dict(re.findall(r"^# (ranks|culprit|makes): (.*)$", text, re.MULTILINE))
+    lines = text.splitlines()
+    return Fault(
+        path=path,
+        ranks=int(head["ranks"]),
+        culprits=tuple(int(rank) for rank in head["culprit"].split(",")),
+        makes=tuple(head["makes"].split()),
+        line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
+        story=text.split('"""')[1],
+    )
+
+
+def corpus() -> list[Fault]:
+    """All programs, by name."""
+    return [read(path) for path in sorted(FOLDER.glob("*.py"))]
+
+
+def reports_in(outcome: Outcome) -> list[str]:
+    """Every report that a rank gave: a verdict, and the indented lines under it."""
+    reports: list[str] = []
+    for text in outcome.said:
+        inside = False
+        for line in text.splitlines():
+            if "unisono.watch: " in line or _RAISED.match(line):
+                reports.append(_RAISED.sub("", line).rpartition("unisono.watch: ")[2])
+                inside = True
+            elif inside and line.startswith("  "):
+                reports[-1] += "\n" + line
+            else:
+                inside = False
+    return list(dict.fromkeys(reports))
+
+
+def names_place(fault: Fault, report: str) -> bool:
+    """Whether the verdict (the first line) names the ranks, and the report the line."""
+    verdict = report.partition("\n")[0]
+    numbers = [
+        int(number)
+        for listed in re.findall(r"ranks? ((?:\d+(?:, | -> )?)+)", verdict)
+        for number in re.findall(r"\d+", listed)
+    ]
+    return set(fault.culprits) <= set(numbers) and f"{fault.name}.py:{fault.line}" in report
+
+
+def right(fault: Fault, outcome: Outcome) -> bool:
+    """Whether somebody named the right rank and line, and the first verdict of all is right."""
+    return any(names_place(fault, report) for report in reports_in(outcome))

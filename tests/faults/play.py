@@ -1,0 +1,180 @@
+"""Runs one buggy program on several ranks, and brings back what was said about it.
+
+Ranks are forked from a process that has torch loaded, so that a program takes seconds and not a
+minute. Each writes into a file of its own. A play is over when every rank has ended, or when
+somebody has given a verdict and the others had time to do so too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import unisono.comm.backend
+import unisono.comm.torch_creation
+import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
+from unisono import watch
+
+HANG_S = 1.0
+PEERS_S = 2.0
+_GRACE_S = 2.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks wrote, by rank, and whether they all ended by themselves."""
+
+    said: tuple[str, ...]
+    ended: bool
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The first lines of all reports, once each."""
+        lines = [
+            line.partition("unisono.watch: ")[2]
+            for text in self.said
+            for line in text.splitlines()
+            if "unisono.watch: " in line
+        ]
+        return list(dict.fromkeys(lines))
+
+
+def play(
+    program: Path,
+    ranks: int,
+    make: str,
+    deadline_s: float = 20.0,
+    environment: dict[str, str] | None = None,
+) -> Outcome:
+    """Run `program` on `ranks` ranks. `make` is one of
+
+    unisono, watched (gloo, watched), checked (the same, with its calls checked): ours;
+    gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
+    before every collective): what there is without us, with a timeout of two seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pids = [_start(program, rank, ranks, make, folder, environment) for rank in range(ranks)]
+        files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
+        living = set(pids)
+        end = time.monotonic() + deadline_s
+        told = False
+        try:
+            while living and time.monotonic() < end:
+                for pid in list(living):
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        living.discard(pid)
+                if not told and any("unisono.watch: " in _read(file) for file in files):
+                    told = True
+                    end = min(end, time.monotonic() + _GRACE_S)
+                time.sleep(0.02)
+        finally:
+            for pid in living:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        return Outcome(tuple(_read(file) for file in files), not living)
+
+
+def _read(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def _start(
+    program: Path,
+    rank: int,
+    ranks: int,
+    make: str,
+    folder: str,
+    environment: dict[str, str] | None,
+) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ |= environment or {}
+        output = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        code = _be_rank(program, rank, ranks, make, folder)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> int:
+    import atexit
+
+    atexit._clear()  # what the parent registered is the parent's
+    os.chdir(program.parent)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
+    torch.set_num_threads(1)
+    os.environ["UNISONO_SITES"] = "1"
+    if make == "detail":
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    if make in ("unisono", "watched", "checked"):
+        watch.start(hang_s=HANG_S, check=make == "checked")
+    store = dist.FileStore(f"{folder}/store", ranks)
+    backend = "unisono" if make == "unisono" else "gloo"
+    ours = make in ("unisono", "watched", "checked")
+    timeout = timedelta(seconds=600 if ours else PEERS_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    dist.barrier()
+    if make == "monitored":
+        _monitor_every_collective()
+    code = 0
+    try:
+        runpy.run_path(program.name, run_name="__main__")
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.last_value = error
+        code = 1
+    atexit._run_exitfuncs()
+    return code
+
+
+def _monitor_every_collective() -> None:
+    """The best use of `monitored_barrier`: before each call, naming all who are missing."""
+    for name in ("all_reduce", "broadcast", "all_gather", "barrier"):
+        setattr(dist, name, functools.partial(_monitored, getattr(dist, name)))
+
+
+def _monitored(call: Any, *args: Any, **named: Any) -> Any:
+    limit = timedelta(seconds=PEERS_S)
+    dist.monitored_barrier(named.get("group"), limit, wait_all_ranks=True)
+    return call(*args, **named)
+
+
+if __name__ == "__main__":
+    began_s = time.monotonic()
+    played = play(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
+    for number, text in enumerate(played.said):
+        print(f"-- rank {number}\n{text}", end="")
+    print(
+        played.verdicts,
+        "ended" if played.ended else "killed",
+        f"{time.monotonic() - began_s:.1f} s",
+    )

@@ -1,0 +1,13 @@
+"""Rank 0 makes a step less, and ends."""
+
+# ranks: 3
+# culprit: 0
+# makes: unisono watched
+
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+steps = 2 if rank == 0 else 3
+for _ in range(steps):
+    dist.all_reduce(torch.ones(4))  # <- here

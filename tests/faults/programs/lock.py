@@ -1,0 +1,28 @@
+"""Rank 1 takes a lock that it holds."""
+
+# ranks: 3
+# culprit: 1
+# makes: unisono watched
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+lock = threading.Lock()
+
+
+def save() -> None:
+    with lock:
+        write()
+
+
+def write() -> None:
+    lock.acquire()  # <- here
+
+
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    save()
+dist.all_reduce(torch.ones(4))

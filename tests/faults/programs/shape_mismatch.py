@@ -1,0 +1,13 @@
+"""Rank 1 has one element more."""
+
+# ranks: 3
+# culprit: 1
+# makes: unisono watched
+
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+size = 10 if rank != 1 else 11
+dist.all_reduce(torch.ones(4))
+dist.all_reduce(torch.ones(size))  # <- here

@@ -1,0 +1,17 @@
+"""Rank 1 is stopped by a signal."""
+
+# ranks: 3
+# culprit: 1
+# makes: unisono watched
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(4))  # <- here
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(4))
