@@ -71,8 +71,9 @@ class Faults:
         """The group ends by this error, unless it has ended before: then by that one."""
         if self.cause is None:
             self.cause = error
-            if tell:
-                self.cause = self._tell(error) or error
+            before = self._tell(error) if tell else None
+            if before is not None and isinstance(error, GroupAborted):
+                self.cause = before  # of two who end a group, the first one is right for all
         return self.cause
 
     def translated(self, error: Exception, doing: str) -> GroupError:
