@@ -236,28 +236,26 @@ def test_sharded_senders_and_engines_with_shards_of_their_own(comm: Communicator
 
 
 @pytest.mark.ranks(4)
-def test_dtensors_are_sent_as_they_lie(process_group: Any) -> None:
-    import torch.distributed as dist
+def test_dtensors_send_and_receive_as_they_lie(process_group: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     comm = resolve(process_group)
     full = torch.arange(7 * 6, dtype=torch.float32).reshape(7, 6)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["a"]
-    # mesh rows: ranks 0 and 2, 1 and 3; each pair holds the whole
-    sharded = distribute_tensor(full, mesh, [Shard(0)])
-    copied = distribute_tensor(full.t().contiguous(), mesh, [Replicate()])
-    group = comm.split([0, 2, 1])
-    dist.barrier()
-    if group is None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "side"))["half"]
+    trains = comm.rank in (0, 2)  # ranks 0 and 2 are one mesh, 1 and 3 another
+    by_rows = distribute_tensor(full if trains else full * 0, mesh, [Shard(0)])
+    by_columns = distribute_tensor(full if trains else full * 0, mesh, [Shard(1)])
+    copied = distribute_tensor(full.t().contiguous() * trains, mesh, [Replicate()])
+    if trains:
+        held = {"a": torch.nn.Parameter(by_rows), "b": by_columns, "c": copied}
+        WeightSender(comm, held).update()
         return
-    if comm.rank in (0, 2):
-        WeightSender(group, {"w": torch.nn.Parameter(sharded), "c": copied}).update()
-        return
-    mine = {"w": torch.zeros(7, 6), "c": torch.zeros(6, 7)}
-    WeightReceiver(group, mine).update()
-    assert torch.equal(mine["w"], full)
-    assert torch.equal(mine["c"], full.t())
+    held = {"a": torch.nn.Parameter(by_columns), "b": by_rows, "c": torch.zeros(6, 7)}
+    WeightReceiver(comm, held).update()
+    assert torch.equal(held["a"].detach().full_tensor(), full)
+    assert torch.equal(held["b"].full_tensor(), full)
+    assert torch.equal(held["c"], full.t())
 
 
 def test_boxes_cut_into_small_ones_lose_nothing() -> None:
