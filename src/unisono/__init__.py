@@ -24,6 +24,8 @@ from unisono.errors import (
     RendezvousError,
     SegmentError,
     UnisonoError,
+    WeightMismatch,
+    WeightUpdateError,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +121,8 @@ __all__ = [
     "SegmentError",
     "SelfTest",
     "UnisonoError",
+    "WeightMismatch",
+    "WeightUpdateError",
     "Work",
     "all_gather",
     "all_gather_object",

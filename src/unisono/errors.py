@@ -6,7 +6,7 @@ beside their text, so that programs can act on them without parsing a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,17 +116,61 @@ class DeadlockError(GroupError):
 
 
 class GroupAborted(GroupError):
-    """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did."""
+    """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did, `reason` what
+    was given to `abort`."""
 
     def __init__(
-        self, message: str, *, rank: int = -1, group: str = "", call: int = 0, peer: int = -1
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        group: str = "",
+        call: int = 0,
+        peer: int = -1,
+        reason: str = "",
     ) -> None:
         super().__init__(message, rank=rank, group=group, call=call)
         self.peer = peer
+        self.reason = reason
 
 
 class GroupClosed(GroupError):
     """The group was closed in this process, or belongs to the process that forked this one."""
+
+
+class WeightUpdateError(UnisonoError):
+    """A weight update failed.
+
+    `failed` says of each rank of the group that is to blame what was wrong with it. `committed`
+    says whether the engines that live serve `version` all the same. `group_ended`: the group is of
+    no more use, close it and join again; otherwise the next update may follow on it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        version: int = -1,
+        failed: Mapping[int, str] | None = None,
+        committed: bool = False,
+        group_ended: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.version = version
+        self.failed = dict(failed or {})
+        self.committed = committed
+        self.group_ended = group_ended
+
+
+class WeightMismatch(WeightUpdateError):
+    """Trainer and engines do not hold the same tensors; nothing was moved.
+
+    `differences` has one line for each: the name, what the trainer holds, what an engine holds.
+    """
+
+    def __init__(self, message: str, *, differences: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 @dataclass(frozen=True)

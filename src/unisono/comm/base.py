@@ -134,6 +134,31 @@ class Communicator(ABC):
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
 
+    @staticmethod
+    def join(
+        name: str,
+        rank: int,
+        size: int,
+        store: Any = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        join_timeout_s: float = 300.0,
+    ) -> Communicator:
+        """Meet processes of this machine that were started separately, by a name, and make a group.
+
+        Every rank passes the same name, which no other job of this user has at that time, or a
+        torch Store that all can reach. Whoever comes first waits, up to `join_timeout_s`; a
+        process that ends while it waits may start again. When a member of the group ends, the
+        others' calls raise PeerLost: they close the group, call `join` again, and meet whoever
+        takes its place. `global_ranks` is None: the members have no world in common.
+
+        Raises RendezvousError if the others do not come, or come with another size; if another
+        process is joining as this rank; if they run on another machine or as another user.
+        """
+        from unisono.comm.joining import join
+
+        return join(name, rank, size, store, timeout_s, join_timeout_s)
+
     @property
     def next(self) -> int:
         """The rank after ours, in a ring: after the last one comes rank 0."""

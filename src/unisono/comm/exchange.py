@@ -95,16 +95,17 @@ class FileExchange:
 
 class StoreExchange:
     """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
-    job: nobody else leaves word in it."""
+    job: nobody else leaves word in it. Meetings in one store are told apart by their `prefix`."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, prefix: str = "unisono") -> None:
         self._store = store
+        self._prefix = prefix
 
     def announce(self, rank: int, word: Word) -> None:
-        self._store.set(f"unisono/{rank}", json.dumps(word))
+        self._store.set(f"{self._prefix}/{rank}", json.dumps(word))
 
     def look_up(self, rank: int) -> Word | None:
-        key = f"unisono/{rank}"
+        key = f"{self._prefix}/{rank}"
         if not self._store.check([key]):
             return None
         try:
@@ -114,7 +115,7 @@ class StoreExchange:
         return word if isinstance(word, dict) and "address" in word else None
 
     def clear(self, rank: int, word: Word | None = None) -> None:
-        key = f"unisono/{rank}"
+        key = f"{self._prefix}/{rank}"
         with contextlib.suppress(RuntimeError, NotImplementedError):  # not all stores can forget
             if self._store.delete_key(key):
                 return

@@ -60,7 +60,12 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
     reason = group.told(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     return GroupAborted(
-        f"{text}: {reason}" if reason else text, rank=rank, group=name, call=call, peer=culprit
+        f"{text}: {reason}" if reason else text,
+        rank=rank,
+        group=name,
+        call=call,
+        peer=culprit,
+        reason=reason or "",
     )
 
 

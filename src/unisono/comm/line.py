@@ -28,6 +28,10 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
 
+class Departed(RendezvousError):
+    """Somebody left while a group was made: those who stayed may try again."""
+
+
 class Line:
     """A connected unix socket. Whatever arrives that is no message raises ValueError."""
 
@@ -104,8 +108,17 @@ class Line:
         except TimeoutError as error:
             raise RendezvousError("the other side did not answer in time") from error
         if "error" in message:
-            raise RendezvousError(str(message["error"]))
+            raise (Departed if message.get("again") else RendezvousError)(str(message["error"]))
         return message
+
+    def is_closed(self) -> bool:
+        """Whether the other side, of which nothing is expected now, has hung up."""
+        try:
+            return not self._connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _exactly(self, count: int) -> bytes:
         data = b""

@@ -55,7 +55,7 @@ class NativeCommunicator(Communicator):
         place: Place,
         lobby: Lobby,
         name: str,
-        global_ranks: tuple[int, ...],
+        global_ranks: tuple[int, ...] | None,
         timeout_s: float,
     ) -> None:
         self.rank = place.rank
@@ -80,7 +80,8 @@ class NativeCommunicator(Communicator):
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
         keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
-        self._group.introduce(name, global_ranks[self.rank], keeps_sites)
+        global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
+        self._group.introduce(name, global_rank, keeps_sites)
         self.timeout_s = timeout_s
 
     @classmethod
@@ -136,8 +137,8 @@ class NativeCommunicator(Communicator):
             + listed
             + (f"/{serial}" if serial > 1 else "")
         )
-        parents = self.global_ranks or tuple(range(self.size))
-        global_ranks = tuple(parents[rank] for rank in members)
+        parents = self.global_ranks
+        global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:
             return SoloCommunicator(name, global_ranks, self.timeout_s)
         side = Side(
@@ -146,9 +147,15 @@ class NativeCommunicator(Communicator):
             len(members),
             self.timeout_s,
             open_with(self.timeout_s),
+            check=self._raise_if_ended,
         )
         place = self._lobby.meet_at(self._place.members[members[0]].address, side)
         return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
+
+    def _raise_if_ended(self) -> None:
+        ending = self.errored
+        if ending is not None:
+            raise ending
 
     def refuse(self, operation: str, why: str) -> NoReturn:
         self._refuse(Operation[operation.upper()], why)

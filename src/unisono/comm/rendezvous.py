@@ -25,7 +25,8 @@ from types import TracebackType
 
 from unisono.comm import engine
 from unisono.comm.exchange import Exchange, FileExchange, StoreExchange, Word
-from unisono.comm.line import Deadline, Line
+from unisono.comm.line import Deadline, Departed, Line
+from unisono.comm.siblings import start_time
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 __all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
@@ -48,7 +49,10 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class Side:
-    """What one rank brings to a meeting: the group's key, its place, and how to open it."""
+    """What one rank brings to a meeting: the group's key, its place, and how to open it.
+
+    `check` raises once there is nobody to wait for any more: the parent group has ended.
+    """
 
     key: str
     rank: int
@@ -57,6 +61,7 @@ class Side:
     open: Callable[[int, int, int, int], engine.Group]
     word: str = ""
     """What the others shall know of this rank."""
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ class Lobby:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             late = self._visitors_for(side.key, 0.05)
             for visitor in (*visitors.values(), *late):
-                visitor.line.try_send({"error": reason})
+                visitor.line.try_send({"error": reason, "again": isinstance(error, Departed)})
             for visitor in late:
                 visitor.line.close()
             raise
@@ -230,6 +235,8 @@ class Lobby:
             begin_s = time.monotonic()
             arrived = self._visitors_for(side.key, min(_QUIET_S, deadline.left_s()))
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
+            if nobody:
+                side.check()
             while arrived:
                 visitor = arrived.pop(0)
                 try:
@@ -277,6 +284,10 @@ class Lobby:
     def _check(visitor: _Visitor, side: Side, present: dict[int, _Visitor]) -> _Visitor:
         hello = visitor.hello
         wrong = None
+        before = present.get(visitor.rank)
+        if before is not None and before.line.is_closed():  # it has started anew
+            before.line.close()
+            del present[visitor.rank]
         if hello.get("layout") != engine.layout_version():
             wrong = "runs another build of unisono"
         elif hello.get("size") != side.size:
@@ -323,7 +334,7 @@ class Lobby:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
-                raise RendezvousError(
+                raise Departed(
                     f"a member of group {side.key} left, or spoke nonsense, while the group was "
                     f"made ({error})"
                 ) from error
@@ -378,7 +389,7 @@ class Lobby:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError)):
-                raise RendezvousError(
+                raise Departed(
                     f"group {side.key}: rank 0 went away while the group was made ({error})"
                 ) from error
             raise
@@ -427,6 +438,7 @@ def _about_me(address: str) -> Word:
         "host": socket.gethostname(),
         "boot": _boot_id(),
         "pid": os.getpid(),
+        "started": start_time(os.getpid()),
         "layout": engine.layout_version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "quota": engine.cpu_quota(),
@@ -472,7 +484,11 @@ def _is_from_before(word: Word, me: Word) -> bool:
 
 def _is_dead(word: Word) -> bool:
     """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
-    return not Path(f"/proc/{word.get('pid')}").exists()
+    try:
+        started = start_time(int(word.get("pid", 0)))
+    except (RendezvousError, ValueError):
+        return True
+    return bool(word.get("started", started) != started)  # a later process may have its number
 
 
 def _check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, float]) -> None:

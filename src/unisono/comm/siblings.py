@@ -32,17 +32,24 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
         who = f"process of job {job}"
     else:
         parent = _parent_pid()
-        name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{_start_time(parent)}"
+        name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{start_time(parent)}"
         who = f"child of process {parent}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as seat:
-        try:
-            seat.bind(b"\0" + f"{name}-{rank}".encode())
-        except OSError as error:
-            raise RendezvousError(
-                f"another {who} is rank {rank} at this moment: for two groups "
-                f"of ranks at once {_INSTEAD}"
-            ) from error
+    with seat(
+        f"{name}-{rank}",
+        f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
+    ):
         yield _runtime_folder() / name
+
+
+@contextlib.contextmanager
+def seat(name: str, complaint: str) -> Iterator[None]:
+    """Sit on a name that one process at a time can have, and that goes with it; else complain."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as taken:
+        try:
+            taken.bind(b"\0" + name.encode())
+        except OSError as error:
+            raise RendezvousError(complaint) from error
+        yield
 
 
 def _parent_pid() -> int:
@@ -58,7 +65,8 @@ def _parent_pid() -> int:
     return parent
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
+    """The moment at which a process started, by which it differs from a later one of its number."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError as error:
@@ -79,9 +87,12 @@ def _runtime_folder() -> Path:
     whoever reads it looks at the owner.
     """
     folder = os.environ.get("XDG_RUNTIME_DIR")
-    if folder:
-        with contextlib.suppress(OSError):
-            status = os.stat(folder)
-            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
-                return Path(folder)
-    return Path(tempfile.gettempdir())
+    return Path(folder if folder and is_private(folder) else tempfile.gettempdir())
+
+
+def is_private(folder: str) -> bool:
+    """Whether there is such a folder, of this user alone."""
+    with contextlib.suppress(OSError):
+        status = os.stat(folder)
+        return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+    return False

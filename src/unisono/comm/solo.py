@@ -35,7 +35,7 @@ class SoloCommunicator(Communicator):
     def __init__(
         self,
         name: str = "world",
-        global_ranks: tuple[int, ...] = (0,),
+        global_ranks: tuple[int, ...] | None = (0,),
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.rank = 0
@@ -136,7 +136,7 @@ class SoloCommunicator(Communicator):
         self._splits += 1
         name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
         name += f"/{self._splits}" if self._splits > 1 else ""
-        return SoloCommunicator(name, self.global_ranks or (0,), self.timeout_s)
+        return SoloCommunicator(name, self.global_ranks, self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:
         self._check(operation)
@@ -145,7 +145,7 @@ class SoloCommunicator(Communicator):
     def abort(self, reason: str = "") -> None:
         if self._ending is None:
             text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")
-            self._ending = GroupAborted(text, rank=0, group=self.name)
+            self._ending = GroupAborted(text, rank=0, group=self.name, peer=0, reason=reason)
 
     @property
     def errored(self) -> GroupError | None:

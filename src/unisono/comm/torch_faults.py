@@ -71,8 +71,9 @@ class Faults:
         """The group ends by this error, unless it has ended before: then by that one."""
         if self.cause is None:
             self.cause = error
-            if tell:
-                self._tell(error)
+            before = self._tell(error) if tell else None
+            if before is not None and isinstance(error, GroupAborted):
+                self.cause = before  # of two who end a group, the first one is right for all
         return self.cause
 
     def translated(self, error: Exception, doing: str) -> GroupError:
@@ -98,10 +99,13 @@ class Faults:
 
     # -- through the store -----------------------------------------------------------------------
 
-    def _tell(self, error: GroupError) -> None:
+    def _tell(self, error: GroupError) -> GroupError | None:
+        """Leave the cause for the others; the one that another member has left before, if any."""
         word = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
+        word["reason"] = getattr(error, "reason", "")
         with contextlib.suppress(Exception):  # its host may have gone with the group
-            self._store.compare_set(_KEY, "", json.dumps(word))
+            return self._told(json.loads(self._store.compare_set(_KEY, "", json.dumps(word))))
+        return None
 
     def _first_told(self) -> GroupError | None:
         """What another member has told, or tells in a moment."""
@@ -111,10 +115,16 @@ class Faults:
                 if time.monotonic() > end:
                     return None
                 time.sleep(0.01)
-            word = json.loads(self._store.get(_KEY))
-            if word["rank"] == self._rank:
-                return None
-            kind = _KINDS.get(word["kind"], GroupError)
-            text = f"{word['text']} (told by rank {word['rank']})"
-            return kind(text, rank=self._rank, group=self._name)
+            return self._told(json.loads(self._store.get(_KEY)))
         return None
+
+    def _told(self, word: dict[str, Any]) -> GroupError | None:
+        """The cause that another member has told of."""
+        if word["rank"] == self._rank:
+            return None
+        kind = _KINDS.get(word["kind"], GroupError)
+        text = f"{word['text']} (told by rank {word['rank']})"
+        error = kind(text, rank=self._rank, group=self._name)
+        if isinstance(error, GroupAborted):
+            error.peer, error.reason = int(word["rank"]), str(word.get("reason", ""))
+        return error

@@ -65,7 +65,8 @@ class TorchGroup(Communicator):
         if self._faults.cause is not None:
             return
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
-        self._faults.end(GroupAborted(text, rank=self.rank, group=self.name, peer=self.rank))
+        ours = {"rank": self.rank, "peer": self.rank}
+        self._faults.end(GroupAborted(text, group=self.name, reason=reason, **ours))
         self._hang_up()
 
     def _hang_up(self) -> None:

@@ -1,0 +1,160 @@
+"""What a process holds under each name: a whole tensor, or a box of one that others hold too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Lengths = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightShard:
+    """A part of a tensor: `tensor` lies at `offset` in a whole of `shape`."""
+
+    tensor: torch.Tensor
+    shape: Lengths
+    offset: Lengths
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor: where it begins and how long it is in every dimension."""
+
+    offset: Lengths
+    shape: Lengths
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+    def and_(self, other: Box) -> Box | None:
+        """The elements that two boxes share; None where there are none."""
+        begins = tuple(map(max, self.offset, other.offset))
+        ends = map(min, self._ends(), other._ends())
+        shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        return None if any(length <= 0 for length in shape) else Box(begins, shape)
+
+    def cut(self, most: int) -> Iterable[Box]:
+        """The same elements in boxes of at most `most` elements, cut along the first dimensions."""
+        if self.count <= most:
+            yield self
+            return
+        dim = next(dim for dim, length in enumerate(self.shape) if length > 1)
+        rows = max(1, most // (self.count // self.shape[dim]))
+        for begin in range(0, self.shape[dim], rows):
+            offset, shape = list(self.offset), list(self.shape)
+            offset[dim] += begin
+            shape[dim] = min(rows, self.shape[dim] - begin)
+            yield from Box(tuple(offset), tuple(shape)).cut(most)
+
+    def _ends(self) -> Lengths:
+        return tuple(a + b for a, b in zip(self.offset, self.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Held:
+    """One of a process's tensors and the box of the whole that it is."""
+
+    tensor: torch.Tensor
+    whole: Lengths
+    box: Box
+
+    def part(self, box: Box) -> torch.Tensor:
+        """The elements of a box that lies in ours: a view of the tensor."""
+        return part_of(self.tensor, self.box, box)
+
+
+def part_of(tensor: torch.Tensor, own: Box, box: Box) -> torch.Tensor:
+    """The elements of `box` in a tensor that is the box `own`: a view."""
+    view = tensor.detach()
+    for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+        if length != own.shape[dim]:
+            view = view.narrow(dim, begin - own.offset[dim], length)
+    return view
+
+
+def held(weights: Any) -> dict[str, Held]:
+    """What is in a module, a mapping or pairs of names and tensors.
+
+    A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
+    name, for what is none of these.
+    """
+    if isinstance(weights, torch.nn.Module):
+        weights = weights.state_dict(keep_vars=True)
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
+    found: dict[str, Held] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"there are two weights of the name {name!r}")
+        found[name] = _held(name, value)
+    return found
+
+
+def tied(weights: Mapping[str, Held]) -> dict[str, str]:
+    """Of names that mean the same memory: each one -> the first of them in the alphabet."""
+    firsts: dict[Any, str] = {}
+    first: dict[str, str] = {}
+    for name in sorted(weights):
+        one = weights[name]
+        memory = (one.tensor.data_ptr(), one.tensor.dtype, one.tensor.stride(), one.whole, one.box)
+        if one.box.count:
+            first[name] = firsts.setdefault(memory, name)
+        else:
+            first[name] = name
+    return first
+
+
+def _held(name: str, value: Any) -> Held:
+    if isinstance(value, WeightShard):
+        tensor, whole, offset = value.tensor, tuple(value.shape), tuple(value.offset)
+    elif _is_dtensor(value):
+        tensor, whole, offset = _local(name, value)
+    elif isinstance(value, torch.Tensor):
+        tensor, whole, offset = value, tuple(value.shape), (0,) * value.dim()
+    else:
+        raise TypeError(f"the weight {name!r} is a {type(value).__name__}, no tensor")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f"the weight {name!r} is not dense")
+    box = Box(offset, tuple(tensor.shape))
+    ends = [a + b for a, b in zip(offset, box.shape, strict=False)]
+    inside = len(whole) == len(offset) == len(box.shape) and all(
+        begin >= 0 and end <= length for begin, end, length in zip(offset, ends, whole, strict=True)
+    )
+    if not inside:
+        raise ValueError(
+            f"the weight {name!r}: {box.shape} at {offset} does not lie in a whole of {whole}"
+        )
+    return Held(tensor, whole, box)
+
+
+def _is_dtensor(value: Any) -> bool:
+    return hasattr(value, "placements") and hasattr(value, "to_local")
+
+
+def _local(name: str, value: Any) -> tuple[torch.Tensor, Lengths, Lengths]:
+    """The part of a DTensor that lies here."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for placement in value.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise TypeError(
+                f"the weight {name!r} has the placement {placement}: only Shard and Replicate can "
+                "be sent as they lie; redistribute it first"
+            )
+    mesh = value.device_mesh
+    _, offset = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
+    with torch.no_grad():
+        local = value.to_local()
+    whole = tuple(value.shape)
+    if not local.numel():  # it lies nowhere: torch gives an offset beyond the end
+        offset = tuple(map(min, offset, whole))
+    return local, whole, tuple(offset)
