@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -408,4 +409,4 @@ def test_one_rank_that_fails_ends_the_others() -> None:
         unisono.launch(leave_early, 2, args=("raises", "gloo"), timeout=60, capture=True)
     assert caught.value.first == 1
     assert "LookupError: no such luck" in str(caught.value)
-    assert "PeerLost" in caught.value.endings[0].traceback
+    assert re.search("PeerLost|GroupAborted", caught.value.endings[0].traceback)
