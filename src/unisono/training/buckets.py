@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -34,11 +34,10 @@ UNUSED = ("error", "zero")
 _OPS = {"mean": "avg", "avg": "avg", "sum": "sum"}
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):  # in a hurry to be made: models have many parameters
     """A parameter, its place in the model and its name."""
 
-    index: int
+    number: int
     name: str
     parameter: torch.Tensor
 
@@ -62,7 +61,7 @@ def slots_of(parameters: Parameters) -> list[Slot]:
     ]
     once = {id(parameter): (name, parameter) for name, parameter in reversed(named)}
     wanted = [one for one in reversed(once.values()) if one[1].requires_grad]
-    return [Slot(index, name, parameter) for index, (name, parameter) in enumerate(wanted)]
+    return [Slot(number, name, parameter) for number, (name, parameter) in enumerate(wanted)]
 
 
 def check_the_same_everywhere(comm: Communicator, slots: Sequence[Slot]) -> None:
@@ -136,36 +135,36 @@ class Bucket:
     def begin(self) -> Work:
         """Start reducing. A parameter without a gradient counts as zero, and is marked."""
         self.begun = True
-        lacking = [place for place in range(len(self.slots)) if not self._has(place)]
         self._absent.zero_()
-        for place in lacking:
-            self._absent[place] = 1
-        self._lacking = {
-            place: self._views[place].zero_()
-            if self._views
-            else torch.zeros_like(self.slots[place].parameter)
-            for place in lacking
-        }
-        places = range(len(self.slots))
+        rows = [self._row(place) for place in range(len(self.slots))]
         if self._flat is None:
-            rows = (self._gradient(place) for place in places)
-            present = [
-                self._lacking[place] if row is None else row for place, row in enumerate(rows)
-            ]
-            return self._begin([*present, self._absent], self._op)
-        for place in places:
-            if not self.wide and place not in self._lacking:
-                self._copy_in(place)
+            return self._begin([*rows, self._absent], self._op)
         if self._scales_before:
             self._flat[: -len(self.slots)].mul_(1 / self._comm.size)
             return self._begin(self._flat, "sum")
         return self._begin(self._flat, self._op)
 
+    def _row(self, place: int) -> torch.Tensor:
+        """What travels for one parameter."""
+        if place in self._summed:
+            return self._views[place]
+        parameter = self.slots[place].parameter
+        gradient = self._gradient(place)
+        if gradient is None:
+            self._absent[place] = 1
+            zeros = self._views[place].zero_() if self._views else torch.zeros_like(parameter)
+            self._lacking[place] = zeros
+            return zeros
+        if self._flat is None:
+            return gradient
+        view = self._views[place]
+        if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
+            view.copy_(gradient)
+            parameter.grad = None if self.wide else view
+        return view
+
     def _begin(self, travelling: torch.Tensor | list[torch.Tensor], op: str) -> Work:
         return self._comm.all_reduce(travelling, op, async_op=True) or FinishedWork()
-
-    def _has(self, place: int) -> bool:
-        return place in self._summed if self.wide else self.slots[place].parameter.grad is not None
 
     def _gradient(self, place: int) -> torch.Tensor | None:
         """The gradient; raises TypeError, here and on the other ranks, if it has no plain
@@ -178,14 +177,7 @@ class Bucket:
             kind = str(gradient.layout).removeprefix("torch.")
             why = f"the gradient of {slot.name} is {kind}, and only dense ones are reduced"
             refuse_type(self._comm, "all_reduce", f"{why}: use sparse=False")
-        return gradient.detach()
-
-    def _copy_in(self, place: int) -> None:
-        gradient, view = self._gradient(place), self._views[place]
-        assert gradient is not None
-        if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
-            view.copy_(gradient)
-            self.slots[place].parameter.grad = view
+        return gradient.detach() if gradient.requires_grad else gradient
 
     def end(self) -> list[Missing]:
         """After the work has finished: give the parameters their gradients. Returns which were
@@ -252,7 +244,7 @@ def check_used(missing: Iterable[Missing], comm: Communicator) -> None:
     """Raise UnisonoError if anybody lacked a gradient: on every rank, for all know it."""
     named = [
         f"{one.slot.name} (on {one.ranks} of {comm.size} ranks{', this one too' * one.here})"
-        for one in sorted(missing, key=lambda one: one.slot.index)
+        for one in sorted(missing, key=lambda one: one.slot.number)
     ]
     if named:
         raise UnisonoError(

@@ -140,7 +140,7 @@ class GradientSync:
     def _arrange(self, order: list[Slot]) -> None:
         self._buckets = buckets_of(order, self._comm, self._bucket_bytes, self._op, self._wide)
         self._places: dict[int, tuple[Bucket, int]] = {
-            slot.index: (bucket, place)
+            slot.number: (bucket, place)
             for bucket in self._buckets
             for place, slot in enumerate(bucket.slots)
         }
@@ -156,14 +156,14 @@ class GradientSync:
     def _arrived(self, slot: Slot, parameter: torch.Tensor) -> None:
         """A gradient is there."""
         self._finished = False
-        bucket, place = self._places[slot.index]
+        bucket, place = self._places[slot.number]
         if bucket.begun or (bucket.arrived[place] and not self._silent):
             raise UnisonoError(
                 f"a second gradient for {slot.name} before finish(): put all backward passes of a "
                 "step but the last under no_sync()"
             )
         if not self._learned:
-            self._seen.setdefault(slot.index)
+            self._seen.setdefault(slot.number)
         if bucket.wide:
             bucket.add_wide(place)
         if self._silent:
@@ -241,7 +241,7 @@ class GradientSync:
 
     def _learn(self) -> None:
         """Take the order in which rank 0 saw its gradients for that of all ranks."""
-        order = [*self._seen, *(one.index for one in self._slots if one.index not in self._seen)]
+        order = [*self._seen, *(one.number for one in self._slots if one.number not in self._seen)]
         tensor = torch.tensor(order, device=device_of(self._comm))
         self._comm.broadcast(tensor)
         self._arrange([self._slots[index] for index in tensor.tolist()])
