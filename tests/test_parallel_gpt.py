@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from unisono import ProcessGroupManager
 from unisono.comm.base import Communicator
@@ -142,9 +143,9 @@ def test_layouts_that_do_not_fit(comm: Communicator, example: Any) -> None:
         losses(example, comm, {"tp": 2, "pp": 4})
 
 
-def test_as_a_script() -> None:
+def script(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "train.py", "--steps", "1"],
+        [sys.executable, "train.py", *arguments],
         cwd=FOLDER,
         capture_output=True,
         text=True,
@@ -152,7 +153,19 @@ def test_as_a_script() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("step    1  loss 4.")
+    return done.stdout
+
+
+def test_as_a_script() -> None:
+    assert script("--steps", "1").startswith("step    1  loss 4.")
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"
+)
+def test_on_nccl_with_one_rank() -> None:
+    first, *_, last = script("--backend", "nccl", "--steps", "50").splitlines()
+    assert float(last.split()[3]) < float(first.split()[3]) - 1
 
 
 def test_it_is_short() -> None:
