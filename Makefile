@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # What `make conformance` is run with: docs/conformance.md
 SUITE ?=
+# What `make bench` is run with: --ranks 8, --quick
+BENCH ?=
 
 .PHONY: help demo test test-slow conformance parity check native sanitize latency bench clean
 
@@ -59,8 +61,8 @@ $(THREADS): build/%/threads:
 latency: native ## build the engine's latency benchmark: build/native/native_latency
 	$(CMAKE) --build build/native --target native_latency
 
-bench: .venv/.stamp ## measure the engine
-	.venv/bin/python benchmarks/engine.py
+bench: .venv/.stamp ## measure the engine and its peers; writes results, tables and plots
+	.venv/bin/python benchmarks/engine.py --goals --record $(BENCH)
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv build src/unisono/*.so

@@ -4,8 +4,8 @@
     python benchmarks/backend.py --ranks 4 --only calls
     python benchmarks/backend.py --goals --json backend.json
 
-calls: collectives as a program makes them, through torch.distributed, blocking, on float32; and
-what torch's own layers add to a direct call on the Communicator. start: from init_process_group to
+calls: `unisono bench` of collectives through torch.distributed, and of direct calls on the
+Communicator, which shows what torch's own layers add. start: from init_process_group to
 the first finished all_reduce. steps: a training step whose time is mostly communication, with DDP
 and FSDP2, and how much of DDP's communication its backward hides. Every figure is the median over
 turns; a turn counts with the slowest rank's time, and the two backends take turns in an order
@@ -31,15 +31,17 @@ from pathlib import Path
 from typing import Any
 
 import unisono
+from unisono.bench.session import Event
+from unisono.bench.settings import Settings
+from unisono.bench.start import run
 
 KIB, MIB = 1024, 1024**2
 BACKENDS = ("unisono", "gloo")
-SIZES = {
-    "all_reduce": (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
-    "all_gather_single": (MIB, 64 * MIB),
-    "reduce_scatter_single": (MIB, 64 * MIB),
-    "barrier": (0,),
+CALLS = {
+    ("all_reduce",): (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+    ("all_gather", "reduce_scatter", "barrier"): (MIB, 64 * MIB),
 }
+NAMES = {"unisono-torch": "unisono", "unisono": "direct", "gloo": "gloo"}
 TURN_S = 0.02
 """About how long calls of one backend go on before the other has its turn."""
 
@@ -118,39 +120,15 @@ class Rank:
 
     # -- what is measured ------------------------------------------------------------------------
 
-    def calls(self) -> list[Row]:
-        rows = []
-        for what, sizes in SIZES.items():
-            for nbytes in sizes:
-                ways = {name: self.call(what, nbytes, name) for name in BACKENDS}
-                if what == "all_reduce":
-                    tensor = self.tensor(nbytes)
-                    ways["direct"] = partial(self.comm.all_reduce, tensor)
-                rows.append(self.show(self.measure(what, nbytes, ways)))
-        return rows
-
     def tensor(self, nbytes: int) -> Any:
         import torch
 
         return torch.zeros(max(1, nbytes // 4))
 
-    def call(self, what: str, nbytes: int, name: str) -> Callable[[], Any]:
+    def all_reduce(self, nbytes: int, name: str) -> Callable[[], Any]:
         import torch.distributed as dist
 
-        group = self.groups[name]
-        if what == "barrier":
-            return partial(dist.barrier, group=group)
-        wide = self.tensor(nbytes)
-        if what == "all_reduce":
-            return partial(dist.all_reduce, wide, group=group)
-        wide = self.tensor(nbytes // self.size * self.size)
-        part = self.tensor(nbytes // self.size)
-        # torch 2.13 renamed these two.
-        if what == "all_gather_single":
-            gather = getattr(dist, what, None) or dist.all_gather_into_tensor
-            return partial(gather, wide, part, group=group)
-        scatter = getattr(dist, what, None) or dist.reduce_scatter_tensor
-        return partial(scatter, part, wide, group=group)
+        return partial(dist.all_reduce, self.tensor(nbytes), group=self.groups[name])
 
     def start(self) -> list[Row]:
         """From init_process_group to the first finished all_reduce, in processes that are warm."""
@@ -188,7 +166,7 @@ class Rank:
 
     def buckets(self, name: str) -> Callable[[], None]:
         """What a step of DDP moves, with nothing to do beside it."""
-        parts = [self.call("all_reduce", 25 * MIB, name) for _ in range(4)]
+        parts = [self.all_reduce(25 * MIB, name) for _ in range(4)]
 
         def reduce_all() -> None:
             for part in parts:
@@ -257,6 +235,24 @@ def line(row: Row) -> str:
     return f"{row.what:24}{size:>9}{shown}{row.ratio:12.1f}{extra}"
 
 
+def measure_calls(ranks: int, turns: int) -> list[Row]:
+    """What `unisono bench` says of direct calls and of those through torch."""
+    times: dict[tuple[str, int], dict[str, float]] = {}
+
+    def hear(event: Event) -> None:
+        for one in event.get("rows", []):
+            key = (one["collective"], one["size_bytes"])
+            times.setdefault(key, {})[NAMES[one["backend"]]] = one["time_us"]["p50"]
+
+    for collectives, sizes in CALLS.items():
+        settings = Settings(ranks, collectives, sizes, tuple(NAMES), budget_s=turns / 10)
+        run(settings, hear, print)
+    rows = [Row(what, nbytes, medians) for (what, nbytes), medians in times.items()]
+    for row in rows:
+        print(line(row), flush=True)
+    return rows
+
+
 def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, Any]]:
     rank = Rank(folder, turns)
     rows: list[Row] = []
@@ -287,7 +283,7 @@ def goals(rows: Sequence[Row], ranks: int) -> list[str]:
             least = 25 if row.bytes == 8 else 8 if row.bytes < MIB else 3
         elif row.what == "all_reduce" and row.bytes == 8:
             least = 20
-        elif row.what.endswith("_single") and ranks == 2:
+        elif row.what in ("all_gather", "reduce_scatter") and ranks == 2:
             least = 4
         elif row.what == "barrier" and ranks == 2:
             least = 15
@@ -323,11 +319,14 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median us")
     heads = "".join(f"{head:>14}" for head in ("unisono", "gloo"))
     print(f"{'':24}{'size':>9}{heads}{'gloo/ours':>12}{'direct':>14}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-        results = unisono.launch(
-            be_a_rank, options.ranks, (folder, only, options.turns), threads=1, on_line=show
-        )
-    rows = [Row(**row) for row in results[0]]
+    rows = measure_calls(options.ranks, options.turns) if "calls" in only else []
+    rest = [part for part in only if part != "calls"]
+    if rest:
+        with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+            results = unisono.launch(
+                be_a_rank, options.ranks, (folder, rest, options.turns), threads=1, on_line=show
+            )
+        rows += [Row(**row) for row in results[0]]
     print(*overlap(rows), sep="\n")
     if options.goals:
         print("\ngoals", *goals(rows, options.ranks), sep="\n")

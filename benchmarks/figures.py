@@ -1,53 +1,18 @@
-"""What comes of measured times: the table, geometric means, goals, and the files that keep them."""
+"""The figures that we want of the engine: goals, and how far behind its peers are on average."""
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+
+from unisono.bench.results import Row, Run
+from unisono.bench.statistics import geometric_mean
+from unisono.bench.text import size_text
 
 KIB, MIB = 1024, 1024**2
-LIBRARIES = ("unisono", "mpi", "gloo")
+PEERS = ("mpi", "gloo")
 MOVERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 ALL_MOVERS = "those four"
-DISTURBED_AT_MOST = 0.4
-HEADINGS = (
-    "collective",
-    "size",
-    *(f"{name} us" for name in (*LIBRARIES, "floor")),
-    "mpi/unisono",
-    "gloo/unisono",
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One collective at one size: each library's median time and quartiles over all turns."""
-
-    collective: str
-    bytes: int
-    turns: int
-    median_us: dict[str, float] = field(default_factory=dict)
-    quartiles_us: dict[str, tuple[float, float]] = field(default_factory=dict)
-    disturbed_share: dict[str, float] = field(default_factory=dict)
-    """The share of a library's turns in which a rank wanted to run and had no core."""
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether so many turns were disturbed that the medians may be."""
-        return max(self.disturbed_share.values(), default=0.0) > DISTURBED_AT_MOST
-
-    def ratio(self, slower: str, faster: str = "unisono") -> float | None:
-        """How many times longer `slower` takes; None unless both were measured."""
-        if slower not in self.median_us or faster not in self.median_us:
-            return None
-        return self.median_us[slower] / self.median_us[faster]
-
-    def __str__(self) -> str:
-        mark = " (disturbed)" if self.disturbed else ""
-        return f"{self.collective} {size_text(self.bytes)}{mark}"
 
 
 @dataclass(frozen=True)
@@ -65,139 +30,94 @@ class Goal:
         return f"{'met   ' if met else 'MISSED'}  {self.what} {self.figure:.2f}, {bound}"
 
 
-@dataclass(frozen=True)
-class Results:
-    """Everything that one run measured, and where."""
+class Figures:
+    """One run, by collective, size and backend."""
 
-    facts: dict[str, str]
-    ranks: int
-    cores: int
-    rows: list[Row]
-    idle_percent: dict[str, float]
+    def __init__(self, run: Run) -> None:
+        self.ranks = int(run.settings["ranks"])
+        self.crowded = self.ranks > int(run.machine["cores"])
+        self.run = run
+        self._rows: dict[tuple[str, int], dict[str, Row]] = {}
+        for row in run.in_order:
+            self._rows.setdefault((row.collective, row.size_bytes), {})[row.backend] = row
 
+    def ratio(self, key: tuple[str, int], slower: str, faster: str = "unisono") -> float | None:
+        """How many times longer `slower` takes; None unless both were measured."""
+        rows = self._rows[key]
+        if faster not in rows:
+            return None
+        ours = rows[faster].time_us.p50
+        if slower == "floor":
+            floor_us = rows[faster].floor_us
+            return floor_us / ours if floor_us else None
+        return rows[slower].time_us.p50 / ours if slower in rows else None
 
-def size_text(nbytes: int) -> str:
-    """8 -> "8 B", 65536 -> "64 KiB"."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return f"{nbytes} B" if nbytes else "-"
+    def geometric_means(self) -> dict[tuple[str, str], float]:
+        """(collective, peer) -> how many times longer the peer takes, over all sizes."""
+        names = list(dict.fromkeys(name for name, _ in self._rows))
+        kinds: dict[str, Sequence[str]] = {name: (name,) for name in names}
+        if set(MOVERS) <= set(names):
+            kinds[ALL_MOVERS] = MOVERS
+        means = {}
+        for name, members in kinds.items():
+            for peer in PEERS:
+                ratios = [self.ratio(key, peer) for key in self._rows if key[0] in members]
+                known = [ratio for ratio in ratios if ratio is not None]
+                if known:
+                    means[name, peer] = geometric_mean(known)
+        return means
 
+    def goals(self, idle_percent: float | None) -> list[Goal]:
+        """The goals that apply to a run with so many ranks on so many cores."""
+        found = [goal for key in self._rows for goal in self._goals_of(key)]
+        if self.ranks == 2 and not self.crowded:
+            mean = self.geometric_means().get((ALL_MOVERS, "mpi"))
+            what = f"{', '.join(MOVERS)}: geometric mean of mpi/unisono"
+            found.append((what, mean, 1.3, False))
+        found.append(("a rank that waits: % of a core", idle_percent, 2.0, True))
+        error = self.run.held_out_error.get("unisono")
+        percent = None if error is None else 100 * error
+        found.append(("expected times: mean absolute error in %", percent, 10.0, True))
+        return [
+            Goal(what, figure, bound, at_most)
+            for what, figure, bound, at_most in found
+            if figure is not None
+        ]
 
-def parse_sizes(text: str) -> list[int]:
-    """ "8,64KiB,1 MiB" -> [8, 65536, 1048576]."""
-    sizes = []
-    for size in text.split(","):
-        number = size.strip().upper().removesuffix("B").removesuffix("I")
-        unit = {"K": KIB, "M": MIB}.get(number[-1:], 1)
-        sizes.append(int(number.rstrip("KM ")) * unit)
-    return sizes
-
-
-def time_text(time_us: float | None) -> str:
-    """Three digits or so, whatever the size of the number."""
-    if time_us is None:
-        return "-"
-    digits = 2 if time_us < 10 else 1 if time_us < 100 else 0
-    return f"{time_us:,.{digits}f}"
-
-
-def cells(row: Row) -> list[str]:
-    times = [time_text(row.median_us.get(name)) for name in (*LIBRARIES, "floor")]
-    ratios = [row.ratio(peer) for peer in ("mpi", "gloo")]
-    shown = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-    name = f"{row.collective} *" if row.disturbed else row.collective
-    return [name, size_text(row.bytes), *times, *shown]
-
-
-def plain_line(texts: Sequence[str]) -> str:
-    """A line of the table for a terminal; its width is fixed, since rows are shown as they come."""
-    first, *others = texts
-    return f"{first:<16}" + "".join(f"{text:>13}" for text in others)
-
-
-def markdown_table(rows: Sequence[Row]) -> str:
-    rulers = ["---", *["---:"] * (len(HEADINGS) - 1)]
-    lines = [HEADINGS, rulers, *(cells(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def geometric_means(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """(collective, peer) -> how many times longer the peer takes, over all sizes.
-
-    The collectives that have a goal together appear once more, as one.
-    """
-    names = list(dict.fromkeys(row.collective for row in rows))
-    kinds: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
-    if set(MOVERS) <= set(names):
-        kinds[ALL_MOVERS] = MOVERS
-    means = {}
-    for name, members in kinds.items():
-        for peer in ("mpi", "gloo"):
-            ratios = [row.ratio(peer) for row in rows if row.collective in members]
-            known = [ratio for ratio in ratios if ratio is not None]
-            if known:
-                means[name, peer] = statistics.geometric_mean(known)
-    return means
-
-
-def goals(results: Results) -> list[Goal]:
-    """The goals that apply to a run with so many ranks on so many cores."""
-    ranks = results.ranks
-    crowded = ranks > results.cores
-    found: list[tuple[str, float | None, float, bool]] = []
-    for row in results.rows:
-        mpi = (f"{row}: mpi/unisono", row.ratio("mpi"))
-        if row.collective == "all_reduce" and ranks == 2 and not crowded:
+    def _goals_of(self, key: tuple[str, int]) -> list[tuple[str, float | None, float, bool]]:
+        collective, size = key
+        mark = " (disturbed)" if any(row.disturbed for row in self._rows[key].values()) else ""
+        name = f"{collective} {size_text(size)}{mark}"
+        mpi = (f"{name}: mpi/unisono", self.ratio(key, "mpi"))
+        pair = self.ranks == 2 and not self.crowded
+        if collective == "all_reduce" and pair:
             steps = ((8, 2.0), (KIB, 1.5), (256 * KIB, 1.3), (64 * MIB, 2.0))
-            reached = [bound for least_bytes, bound in steps if row.bytes >= least_bytes]
-            if row.bytes == 8 or row.bytes >= KIB:
-                found.append((*mpi, reached[-1], False))
-            if row.bytes >= 64 * MIB:
-                found.append((f"{row}: unisono/floor", row.ratio("unisono", "floor"), 1.2, True))
-        elif row.collective == "all_reduce" and (not crowded or row.bytes == 8):
-            found.append((*mpi, 1.0, False))
-            if row.bytes == 64 * MIB and ranks in (8, 16):
-                bound = 2.5 if ranks == 8 else 2.0
-                found.append((f"{row}: gloo/unisono", row.ratio("gloo"), bound, False))
-        elif row.collective in (*MOVERS, "round trip") and ranks == 2 and not crowded:
-            found.append((*mpi, 1.0, False))
-        elif row.collective == "async all_reduce" and not crowded:
-            found.append((f"{row}: us", row.median_us.get("unisono"), 10.0, True))
-    if ranks == 2 and not crowded:
-        mean = geometric_means(results.rows).get((ALL_MOVERS, "mpi"))
-        found.append((f"{', '.join(MOVERS)}: geometric mean of mpi/unisono", mean, 1.3, False))
-    waiting = results.idle_percent.get("unisono")
-    found.append(("a rank that waits: % of a core", waiting, 2.0, True))
-    return [
-        Goal(what, figure, bound, at_most)
-        for what, figure, bound, at_most in found
-        if figure is not None
-    ]
+            reached = [bound for least_bytes, bound in steps if size >= least_bytes]
+            found = [(*mpi, reached[-1], False)] if size == 8 or size >= KIB else []
+            floor = self.ratio(key, "floor")
+            if size >= 64 * MIB and floor:
+                found.append((f"{name}: unisono/floor", 1 / floor, 1.2, True))
+            return found
+        if collective == "all_reduce" and (not self.crowded or size == 8):
+            found = [(*mpi, 1.0, False)]
+            if size == 64 * MIB and self.ranks in (8, 16):
+                bound = 2.5 if self.ranks == 8 else 2.0
+                found.append((f"{name}: gloo/unisono", self.ratio(key, "gloo"), bound, False))
+            return found
+        if collective in (*MOVERS, "ping_pong") and pair:
+            return [(*mpi, 1.0, False)]
+        if key == ("all_reduce_async", 8) and not self.crowded:
+            return [(f"{name}: us", self._rows[key]["unisono"].time_us.p50, 10.0, True)]
+        return []
 
 
-def summary(results: Results, with_goals: bool) -> str:
-    """What follows below the table."""
-    lines = []
-    if any(row.disturbed for row in results.rows):
-        lines += ["", "* other programs took the cores: measure again"]
-    means = geometric_means(results.rows)
-    if means:
-        lines += ["", "geometric means"]
-    for (name, peer), mean in means.items():
-        lines.append(f"  {name:<14}  {peer}/unisono {mean:.2f}")
-    percents = [f"{name} {percent:.1f}" for name, percent in results.idle_percent.items()]
-    lines += ["", f"% of a core while a rank waits a second in a barrier: {', '.join(percents)}"]
+def summary(figures: Figures, idle_percent: float | None, with_goals: bool) -> str:
+    """What follows below the tables."""
+    lines = ["", "geometric means"]
+    for (name, peer), mean in figures.geometric_means().items():
+        lines.append(f"  {name:<16}  {peer}/unisono {mean:.2f}")
+    if idle_percent is not None:
+        lines += ["", f"% of a core while a rank waits a second in a barrier: {idle_percent:.1f}"]
     if with_goals:
-        lines += ["", "goals", *(f"  {goal}" for goal in goals(results))]
+        lines += ["", "goals", *(f"  {goal}" for goal in figures.goals(idle_percent))]
     return "\n".join(lines)
-
-
-def save_json(results: Results, path: Path) -> None:
-    means = [[*names, mean] for names, mean in geometric_means(results.rows).items()]
-    path.write_text(json.dumps({**asdict(results), "geometric_means": means}, indent=1) + "\n")
-
-
-def save_markdown(results: Results, path: Path) -> None:
-    facts = "\n".join(f"- {name}: {value}" for name, value in results.facts.items())
-    path.write_text(f"{markdown_table(results.rows)}\n\n{facts}\n")

@@ -49,6 +49,7 @@ int handle_signals(void *parked);
 void tell_site(un_group *group, uint64_t about);
 void close_now(Group *self);
 int read_call(un_call *call, bool *coalesced, PyObject *const *arguments, Py_ssize_t count);
+int read_program(const Group *self, un_call *call, un_program *program, PyObject *words);
 int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input, bool coalesced,
                    side *in, side *out);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);

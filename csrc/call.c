@@ -136,7 +136,7 @@ static un_status run(exchange *x) {
     if (status) return status;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
-    return move(x);
+    return x->call->program ? play_program(x) : move(x);
 }
 
 /* The bytes that this rank gives, or takes where it gives nothing. */

@@ -29,6 +29,7 @@ struct exchange {
     stage *take;    /* everybody's slots into our output */
     bool (*pairs_agree)(exchange *x); /* for parts of different sizes; may be NULL */
     void (*settle)(exchange *x);      /* what is known only after the meeting; may be NULL */
+    size_t slices; /* of a program: how many times it is played, see programs.c */
 };
 
 /* Run a work's call with the turn; waiting is done by the hooks and timeout of `hooks`. */
@@ -36,6 +37,10 @@ un_status proceed(un_group *g, un_work *work, const un_call *hooks);
 
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state);
+
+/* programs.c: all_reduce by an algorithm that the caller brings. */
+un_status plan_program(exchange *x);
+un_status play_program(exchange *x);
 
 /* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
 un_status plan_exchange(exchange *x);

@@ -159,6 +159,19 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     return 0;
 }
 
+/* The words of a program, in a bytes object that the caller keeps alive; NULL or None: none. */
+int read_program(const Group *self, un_call *call, un_program *program, PyObject *words) {
+    if (!words || words == Py_None) return 0;
+    if (!PyBytes_Check(words) || call->operation != UN_ALL_REDUCE ||
+        !un_program_read(program, (const int64_t *)(const void *)PyBytes_AsString(words),
+                         (size_t)PyBytes_Size(words) / sizeof(int64_t), self->rank, self->ranks)) {
+        PyErr_SetString(PyExc_ValueError, "this is no program for this rank");
+        return -1;
+    }
+    call->program = program;
+    return 0;
+}
+
 static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
                      bool coalesced) {
     side in, out;
@@ -197,11 +210,11 @@ PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssiz
     return run((Group *)object, &call, tensors, tensors, false);
 }
 
-/* (operation, output, input, root, reduction, factor, coalesced) */
+/* (operation, output, input, root, reduction, factor, coalesced), and perhaps a program */
 int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
                      Py_ssize_t count) {
-    if (count != 7) {
-        PyErr_SetString(PyExc_TypeError, "a call has 7 arguments");
+    if (count != 7 && count != 8) {
+        PyErr_SetString(PyExc_TypeError, "a call has 7 or 8 arguments");
         return -1;
     }
     *call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
@@ -214,8 +227,11 @@ int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
 
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     un_call call;
+    un_program program;
     bool coalesced;
-    if (read_call(&call, &coalesced, arguments, count)) return NULL;
+    if (read_call(&call, &coalesced, arguments, count) ||
+        read_program((const Group *)object, &call, &program, count == 8 ? arguments[7] : NULL))
+        return NULL;
     return run((Group *)object, &call, arguments[1], arguments[2], coalesced);
 }
 

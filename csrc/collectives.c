@@ -424,6 +424,11 @@ un_status plan_exchange(exchange *x) {
             x->hash = mix(x->hash, factor);
         }
     }
+    if (call->program) {
+        x->hash = mix(x->hash, call->program->hash);
+        x->bring = do_nothing;
+        return plan_program(x);
+    }
     switch (call->operation) {
     case UN_BARRIER:
         x->bring = x->take = do_nothing;

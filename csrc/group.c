@@ -22,6 +22,7 @@ static void free_group(un_group *g) {
     free(g->post_pitch);
     free(g->peers);
     free(g->counters);
+    free(g->tubes);
     free(g);
 }
 
@@ -40,7 +41,8 @@ static un_status open_place(const un_group *other, int descriptor, int rank, int
     g->peers = calloc((size_t)ranks, sizeof *g->peers);
     un_status status = UN_SYSTEM;
     g->counters = calloc((size_t)ranks, sizeof *g->counters);
-    if (g->sources && g->post_pitch && g->peers && g->counters)
+    g->tubes = calloc((size_t)ranks, sizeof *g->tubes);
+    if (g->sources && g->post_pitch && g->peers && g->counters && g->tubes)
         status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);

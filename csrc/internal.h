@@ -17,6 +17,7 @@
 #define ENTRIES 256             /* messages of a channel that may be announced at once */
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
+#define TUBE_BYTES (256 * 1024) /* of a program's data between two ranks that may be under way */
 #define RECORDS 1024            /* calls of a rank that are remembered */
 #define SITES 128               /* places in its program whose text is kept at once */
 
@@ -59,6 +60,18 @@ typedef struct channel { /* from one rank to another; allocated at the first mes
     char ring[RING_BYTES];
 } channel;
 
+/* Bytes from one rank to another, in the order in which they were written; see programs.c. */
+typedef struct tube {
+    _Alignas(LINE_BYTES) flag_t written; /* the sender's line: bytes so far, over all calls */
+    _Alignas(LINE_BYTES) flag_t read;    /* the receiver's */
+    _Alignas(LINE_BYTES) char ring[TUBE_BYTES];
+} tube;
+
+typedef struct tube_ends { /* of the tubes to and from one rank */
+    uint64_t written, read;
+    bool ready; /* ours to it has memory */
+} tube_ends;
+
 /* What a call or a message leaves behind; see records.c. The first word is written last. */
 typedef struct record {
     flag_t number;
@@ -94,6 +107,7 @@ typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
+    _Atomic uint32_t core; /* where we last fell asleep, and 1; 0: nowhere yet */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
@@ -124,6 +138,7 @@ struct un_group {
     size_t control_bytes;
     size_t data_offset;
     size_t channel_offset;
+    size_t tube_offset;
     int descriptor;
     int rank;
     int ranks;
@@ -134,6 +149,7 @@ struct un_group {
     flag_t calls;      /* number of the latest call; written with the turn, read by reports */
     uint64_t progress; /* turns finished before it */
     int64_t spin_ns;
+    uint32_t short_spins; /* since the start, see wait.c */
     flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
     flag_t recorded;           /* records so far */
     _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
@@ -150,6 +166,7 @@ struct un_group {
     pthread_mutex_t message_lock; /* messages under way and all that follows: see messages.c */
     un_message *messages;
     struct counters *counters; /* one a rank */
+    tube_ends *tubes;          /* one a rank: see programs.c */
     int64_t eager_bytes;
     _Atomic bool has_courier;
     pthread_t courier;
@@ -183,6 +200,11 @@ static inline flag_t *announced_by(const un_group *g, int rank) {
 static inline channel *channel_of(const un_group *g, int from, int to) {
     size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
     return (channel *)(g->base + g->channel_offset) + number;
+}
+
+static inline tube *tube_of(const un_group *g, int from, int to) {
+    size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
+    return (tube *)(g->base + g->tube_offset) + number;
 }
 
 /* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
@@ -255,6 +277,7 @@ un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
+un_status prepare_tube(un_group *g, int to);    /* likewise its tube */
 
 /* records.c */
 uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
@@ -309,5 +332,6 @@ typedef struct reducer {
     size_t unit; /* bytes that count as one element for `run` */
 } reducer;
 reducer find_reducer(un_dtype dtype, un_reduction reduction);
+enum { DIVISION = UN_REDUCTIONS, KERNELS }; /* not a reduction: one source, divided by `factor` */
 
 #endif

@@ -45,12 +45,12 @@ reducer find_reducer(un_dtype dtype, un_reduction reduction) {
         atomic_store_explicit(&chosen, table, memory_order_relaxed);
     }
     int kind = kind_of(dtype);
-    if (kind < 0 || reduction >= UN_REDUCTIONS) return (reducer){0};
+    if (kind < 0 || (int)reduction >= KERNELS) return (reducer){0};
     size_t bytes = (dtype >> 8 & 0xff) / 8;
     bool by_halves = (kind == KIND_C64 || kind == KIND_C128) && reduction != UN_PRODUCT;
     return (reducer){.run = (*table)[kind][reduction], .unit = by_halves ? bytes / 2 : bytes};
 }
 
 bool un_reducible(un_dtype dtype, un_reduction reduction) {
-    return find_reducer(dtype, reduction).run != NULL;
+    return reduction < UN_REDUCTIONS && find_reducer(dtype, reduction).run != NULL;
 }

@@ -53,6 +53,7 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 #define SAME(x) (x)
 #define SCALED(x) ((x) * scale)
 #define DIVIDED(x) ((x) / ranks)
+#define QUOTIENT(x) ((x) / scale)
 #define ADD(a, b) ((a) + (b))
 #define MULTIPLY(a, b) (1u * (a) * (b)) /* 1u: small integers must not overflow a signed int */
 #define MULTIPLY_FLOAT(a, b) ((a) * (b))
@@ -146,21 +147,25 @@ static inline uint16_t ROUND_BRAIN(float value) {
 
 #define WIDEN_HALF_SCALED(x) (WIDEN_HALF(x) * scale)
 #define ROUND_HALF_DIVIDED(x) ROUND_HALF((x) / ranks)
+#define ROUND_HALF_QUOTIENT(x) ROUND_HALF((x) / scale)
 #define WIDEN_BRAIN_SCALED(x) (WIDEN_BRAIN(x) * scale)
 #define ROUND_BRAIN_DIVIDED(x) ROUND_BRAIN((x) / ranks)
+#define ROUND_BRAIN_QUOTIENT(x) ROUND_BRAIN((x) / scale)
 
-#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_DIVIDED)                      \
+#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_DIVIDED, FINISH_QUOTIENT)     \
+    KERNEL(divide_##KIND, T, A, LOAD, ADD, FINISH_QUOTIENT)                                       \
     KERNEL(sum_##KIND, T, A, LOAD, ADD, FINISH)                                                   \
     KERNEL(avg_##KIND, T, A, LOAD, ADD, FINISH_DIVIDED)                                           \
     KERNEL(product_##KIND, T, A, LOAD, MULTIPLY_FLOAT, FINISH)                                    \
     KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                          \
     KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                         \
     KERNEL(premul_##KIND, T, A, LOAD_SCALED, ADD, FINISH)
-FLOAT_KERNELS(f16, half, float, WIDEN_HALF, ROUND_HALF, WIDEN_HALF_SCALED, ROUND_HALF_DIVIDED)
+FLOAT_KERNELS(f16, half, float, WIDEN_HALF, ROUND_HALF, WIDEN_HALF_SCALED, ROUND_HALF_DIVIDED,
+              ROUND_HALF_QUOTIENT)
 FLOAT_KERNELS(bf16, brain, float, WIDEN_BRAIN, ROUND_BRAIN, WIDEN_BRAIN_SCALED,
-              ROUND_BRAIN_DIVIDED)
-FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, DIVIDED)
-FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED)
+              ROUND_BRAIN_DIVIDED, ROUND_BRAIN_QUOTIENT)
+FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
+FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
 
 /* Complex numbers add and scale like pairs of reals; only their product is their own. */
 #define COMPLEX_PRODUCT(NAME, REAL)                                                               \
@@ -189,10 +194,11 @@ COMPLEX_PRODUCT(product_c128, double)
      [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B}
 #define FLOAT_ROW(KIND)                                                                           \
     {[UN_SUM] = sum_##KIND, [UN_AVG] = avg_##KIND, [UN_PRODUCT] = product_##KIND,                 \
-     [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND}
+     [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND,               \
+     [DIVISION] = divide_##KIND}
 #define COMPLEX_ROW(KIND, PART)                                                                   \
     {[UN_SUM] = sum_##PART, [UN_AVG] = avg_##PART, [UN_PRODUCT] = product_##KIND,                 \
-     [UN_PREMUL_SUM] = premul_##PART}
+     [UN_PREMUL_SUM] = premul_##PART, [DIVISION] = divide_##PART}
 
 const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_I8] = INTEGER_ROW(i, 8),

@@ -23,7 +23,7 @@ enum kind {
     KINDS,
 };
 
-typedef kernel *kernel_table[KINDS][UN_REDUCTIONS];
+typedef kernel *kernel_table[KINDS][KERNELS];
 
 /* The table's name for an instruction set: kernels_avx2 and so on. */
 #define KERNELS_JOINED(isa) kernels_##isa

@@ -25,8 +25,13 @@ static size_t channel_offset_for(int ranks) {
     return data_offset_for(ranks) + (size_t)ranks * slice_bytes();
 }
 
+static size_t tube_offset_for(int ranks) {
+    size_t channels = (size_t)ranks * (size_t)ranks * sizeof(channel);
+    return round_up(channel_offset_for(ranks) + channels, PAGE_BYTES);
+}
+
 static size_t segment_bytes_for(int ranks) {
-    return channel_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(channel);
+    return tube_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(tube);
 }
 
 /* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
@@ -84,6 +89,7 @@ static void lay_out(un_group *g) {
     g->control_bytes = control_bytes_for(g->ranks);
     g->data_offset = data_offset_for(g->ranks);
     g->channel_offset = channel_offset_for(g->ranks);
+    g->tube_offset = tube_offset_for(g->ranks);
     g->mapped_bytes = segment_bytes_for(g->ranks);
 }
 
@@ -169,5 +175,12 @@ un_status prepare_channel(un_group *g, int to) {
     bool *ready = &g->counters[to].channel_ready;
     size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->base);
     if (!*ready) *ready = allocate_if_room(g, offset, sizeof(channel));
+    return *ready ? UN_OK : UN_NO_MEMORY;
+}
+
+un_status prepare_tube(un_group *g, int to) {
+    bool *ready = &g->tubes[to].ready;
+    size_t offset = (size_t)((char *)tube_of(g, g->rank, to) - g->base);
+    if (!*ready) *ready = allocate_if_room(g, offset, sizeof(tube));
     return *ready ? UN_OK : UN_NO_MEMORY;
 }

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 2u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 3u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -101,6 +101,26 @@ typedef struct un_site {
     char text[UN_TEXT_BYTES];
 } un_site;
 
+/* What one rank does in an algorithm for all_reduce that somebody wrote down as a schedule. The
+ * tensor is cut into chunks; a rank's sends of a round read what was there before its receives of
+ * that round are written. Both ends of a move have it in the same round. */
+typedef enum un_action { UN_PUT, UN_COPY, UN_COMBINE } un_action; /* a send; two kinds of receive */
+
+typedef struct un_move { /* `count` chunks from `chunk` on, to or from `peer` */
+    int64_t action, peer, chunk, count;
+} un_move;
+
+typedef struct un_program {
+    uint64_t hash; /* of the whole schedule, so that ranks which run different ones find out */
+    int64_t rounds, chunks;
+    int64_t busiest; /* the most chunks that any rank sends to any other, all rounds together */
+    const int64_t *starts; /* the sends of round r are the moves from starts[2 * r] on, */
+    const un_move *moves;  /* its receives those from starts[2 * r + 1] to starts[2 * r + 2] */
+} un_program;
+
+/* The most that `busiest` may be. */
+#define UN_BUSIEST 8192
+
 typedef struct un_call {
     un_operation operation;
     un_reduction reduction;
@@ -108,6 +128,7 @@ typedef struct un_call {
     int root;
     double factor;
     uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
+    const un_program *program; /* all_reduce: by this algorithm; NULL: by the engine's own */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
     const un_site *site; /* NULL: not known */
@@ -261,6 +282,10 @@ typedef struct un_moment {
     uint64_t ticks, ns;
 } un_moment;
 un_moment un_now(void);
+
+/* Read a program from words of 64 bits: hash, rounds, chunks, busiest, then starts and moves. They
+ * must outlive it. False: they make no sense for this rank of so many. */
+bool un_program_read(un_program *program, const int64_t *words, size_t count, int rank, int ranks);
 
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);

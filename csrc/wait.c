@@ -14,6 +14,8 @@ enum {
     ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */
     SPIN_NS_MOST = 200 * 1000,
     SPIN_NS_LEAST = 2 * 1000,
+    TRIAL_NS = 50 * 1000, /* longer than a sleeper takes to wake up and answer */
+    TRIAL_EVERY = 32,     /* so that trials which fail cost little */
     YIELD_NS = 100 * 1000,
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
 };
@@ -53,15 +55,46 @@ static un_status look_around(un_group *g, int peer, const flag_t *flag, uint64_t
     return UN_OK;
 }
 
-/* Spin for as long as it has paid off lately; true once the flag is there. */
-static bool spin(un_group *g, const flag_t *flag, uint64_t target) {
+static void note_core(un_group *g) {
+    atomic_store_explicit(&control_of(g, g->rank)->core, (uint32_t)sched_getcpu() + 1,
+                          memory_order_relaxed);
+}
+
+/* Ranks that wake each other up may be put on one core, though others are idle: there each can only
+ * go on while the other sleeps, and nothing tells the kernel to part them. So the higher one goes to
+ * another core that it may run on, and may stay there or not as the kernel likes. */
+static void part_from(un_group *g, int peer) {
+    uint32_t core = (uint32_t)sched_getcpu();
+    cpu_set_t all, others;
+    if (g->rank < peer || sched_getaffinity(0, sizeof(all), &all)) return;
+    if (atomic_load_explicit(&control_of(g, peer)->core, memory_order_relaxed) != core + 1) return;
+    others = all;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
+        sched_setaffinity(0, sizeof(all), &all);
+}
+
+/* Spin for as long as it has paid off lately, and now and then for longer: ranks that only ever
+ * wake each other up would never find out that the core they gave away is free again. True once the
+ * flag is there. */
+static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns();
+    bool trial = g->spin_ns < TRIAL_NS && ++g->short_spins % TRIAL_EVERY == 0;
+    int64_t budget_ns = trial ? TRIAL_NS : g->spin_ns;
+    if (trial) part_from(g, peer);
     do {
         for (int spins = 0; spins < 32; spins++) {
-            if (reached(flag, target)) return true;
+            if (reached(flag, target)) {
+                if (trial)
+                    g->spin_ns = TRIAL_NS;
+                else if (g->spin_ns < SPIN_NS_MOST)
+                    g->spin_ns *= 2;
+                return true;
+            }
             relax_cpu();
         }
-    } while (clock_ns() - start < g->spin_ns);
+    } while (clock_ns() - start < budget_ns);
+    if (g->spin_ns > SPIN_NS_LEAST) g->spin_ns /= 2;
     return false;
 }
 
@@ -93,15 +126,11 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         relax_cpu();
     }
     prepare_to_block(p);
-    if (!g->crowded && spin(g, flag, target)) {
-        if (g->spin_ns < SPIN_NS_MOST) g->spin_ns *= 2;
-        return UN_OK;
-    }
-    if (g->crowded && yield(g, flag, target)) return UN_OK;
-    if (g->spin_ns > SPIN_NS_LEAST) g->spin_ns /= 2;
+    if (g->crowded ? yield(g, flag, target) : spin(g, peer, flag, target)) return UN_OK;
 
     if (!p->deadline_ns) p->deadline_ns = clock_ns() + p->call->timeout_ns;
     _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;
+    note_core(g);
     while (!reached(flag, target)) {
         un_status status = look_around(g, peer, flag, target);
         if (status) return status;

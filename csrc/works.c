@@ -5,7 +5,8 @@ typedef struct Work {
     Pending pending;
     un_work work;
     side in, out;
-    PyObject *tensors; /* NULL once the work is done */
+    un_program program;
+    PyObject *tensors; /* and the program's words; NULL once the work is done */
 } Work;
 
 static PyTypeObject *work_type;
@@ -48,8 +49,9 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     if (!work) return NULL;
     start_side(&work->in);
     start_side(&work->out);
-    work->tensors = PyTuple_Pack(2, arguments[1], arguments[2]);
-    int failed = work->tensors ? 0 : -1;
+    PyObject *words = count == 9 ? arguments[7] : Py_None;
+    work->tensors = PyTuple_Pack(3, arguments[1], arguments[2], words);
+    int failed = work->tensors ? read_program(self, &call, &work->program, words) : -1;
     if (!failed && call.operation != UN_BARRIER)
         failed = read_arguments(self, &call, arguments[1], arguments[2], coalesced, &work->in,
                                 &work->out);

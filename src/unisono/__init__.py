@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         reduce_tensor,
     )
     from unisono.comm.base import Communicator, Message, PremulSum, Work
+    from unisono.comm.execute import execute
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
@@ -130,6 +131,7 @@ __all__ = [
     "clip_grad_norm",
     "debug_communication",
     "differentiable",
+    "execute",
     "gather",
     "gather_object",
     "gather_tensor",
@@ -188,6 +190,7 @@ _HOMES = {
     "unisono.collectives.softmax": ("log_softmax", "logsumexp", "softmax"),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
+    "unisono.comm.execute": ("execute",),
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),

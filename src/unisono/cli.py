@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from unisono.commands.bench import bench
 from unisono.commands.plan import plan
 from unisono.errors import UnisonoError
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Collective communication for PyTorch on one machine."""
 
 
+main.add_command(bench)
 main.add_command(plan)
 
 

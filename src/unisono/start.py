@@ -16,8 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy
-
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange, StoreExchange
@@ -30,7 +28,6 @@ from unisono.errors import RendezvousError, UnisonoError
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start."""
 
-_WORD_BYTES = 1024
 _log = logging.getLogger("unisono")
 
 
@@ -72,11 +69,11 @@ def start(
     with _meeting(place, rendezvous) as where:
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
         mine = facts_here(place)
-        comm: Communicator | None = None
+        comm: NativeCommunicator | SoloCommunicator | None = None
         everyone = [mine]
         if place.size > 1 and (store is None or backend == "unisono"):
-            comm = _connect(where, store, place, timeout_s)
-            everyone = _told_over(comm, mine)
+            comm = _connect(where, store, place, timeout_s, mine)
+            everyone = [Facts(**json.loads(word)) for word in comm.words]
         elif place.size > 1:
             everyone = _told_in(store, mine, place)
     reason = "it was asked for"
@@ -87,7 +84,7 @@ def start(
     if backend == "unisono":
         if comm is None and place.size == 1:
             comm = SoloCommunicator(timeout_s=timeout_s)
-        comm = comm or _connect(store, store, place, timeout_s)
+        comm = comm or _connect(store, store, place, timeout_s, mine)
         wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
         return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
     return _on_torch(backend, comm, store, place, timeout_s, reason)
@@ -161,22 +158,22 @@ def _kept_store(address: str, port: str, rank: int, size: int) -> Any:
     return store
 
 
-def _connect(where: Any, store: Any, place: Place, timeout_s: float) -> NativeCommunicator:
+def _connect(
+    where: Any, store: Any, place: Place, timeout_s: float, mine: Facts
+) -> NativeCommunicator:
     exchange = FileExchange(where) if store is None else StoreExchange(store)
     return NativeCommunicator.connect(
-        exchange, place.rank, place.size, timeout_s=timeout_s, join_timeout_s=JOIN_TIMEOUT_S
+        exchange,
+        place.rank,
+        place.size,
+        timeout_s=timeout_s,
+        join_timeout_s=JOIN_TIMEOUT_S,
+        word=json.dumps(vars(mine)),
     )
 
 
-def _told_over(comm: Communicator, mine: Facts) -> list[Facts]:
-    word = json.dumps(vars(mine)).encode().ljust(_WORD_BYTES)
-    rows = numpy.zeros((comm.size, _WORD_BYTES), numpy.uint8)
-    comm.all_gather(rows, numpy.frombuffer(word, numpy.uint8))
-    return [Facts(**json.loads(row.tobytes())) for row in rows]
-
-
 def _told_in(store: Any, mine: Facts, place: Place) -> list[Facts]:
-    """The same through a store, in which each start of a world has a number."""
+    """The facts about all ranks, through a store, in which each start of a world has a number."""
     serial = store.add(f"unisono/starts/{place.rank}", 1)
     store.set(f"unisono/facts/{serial}/{place.rank}", json.dumps(vars(mine)))
     everyone = []

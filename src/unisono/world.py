@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from unisono.autoload import BACKEND_VARIABLE
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, local_rank_here, place_here, size_here
@@ -37,9 +38,9 @@ def init(
     process. `rendezvous` is a path that all ranks know and may write to, an inherited descriptor
     of a file, or a torch Store.
 
-    `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": nccl where every rank has a GPU of
-    its own, unisono where all ranks are on one machine, gloo otherwise. On nccl the rank's GPU
-    becomes torch's current device.
+    `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
+    run --backend`), else nccl where every rank has a GPU of its own, unisono where all ranks are
+    on one machine, gloo otherwise. On nccl the rank's GPU becomes torch's current device.
 
     torch's default process group is made as well, over the same Communicator, if any rank has
     imported torch (`with_torch` says otherwise: True always, False never); one that is there
@@ -120,6 +121,8 @@ def _begin(
     _check_place(place.rank, place.size)
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"{backend!r} is no backend: use auto, unisono, gloo, nccl or mpi")
+    if backend == "auto":
+        backend = os.environ.get(BACKEND_VARIABLE) or backend
     return start(place, rendezvous, backend.lower(), timeout_s, with_torch)
 
 

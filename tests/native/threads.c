@@ -85,6 +85,7 @@ static const struct {
     {"collectives", test_collectives},
     {"types and reductions", test_types},
     {"many groups", test_many_groups},
+    {"programs", test_programs},
     {"works", test_works},
     {"messages", test_messages},
     {"messages that end badly", test_message_endings},

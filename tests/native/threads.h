@@ -116,6 +116,7 @@ un_call barrier(void);
 void test_collectives(void);
 void test_types(void);
 void test_many_groups(void);
+void test_programs(void);
 void test_works(void);
 void test_messages(void);
 void test_message_endings(void);

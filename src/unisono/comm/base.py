@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
+    from unisono.plan.schedule import Schedule
+
     Tensor: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
     Tensors: TypeAlias = Tensor | Sequence[Tensor]
 
@@ -143,8 +145,20 @@ class Communicator(ABC):
         return (self.rank - 1) % self.size
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
-        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same."""
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same.
+
+        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, or is a Schedule; None is
+        what UNISONO_ALGO names, and if it names nothing the make's own. It must be the same on all
+        ranks. A schedule adds in its own order: docs/execution.md.
+        """
 
     @abstractmethod
     def reduce(

@@ -108,6 +108,7 @@ class Group(Protocol):
         reduction: int,
         factor: float,
         coalesced: bool,
+        program: bytes | None = None,
     ) -> int: ...
     def submit(
         self,
@@ -119,6 +120,7 @@ class Group(Protocol):
         reduction: int,
         factor: float,
         coalesced: bool,
+        program: bytes | None = None,
     ) -> Work | int: ...
     def send(self, tensor: Any, peer: int, tag: int) -> int: ...
     def recv(self, tensor: Any, peer: int, tag: int) -> int: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,12 +31,11 @@ from unisono.comm.engine import (
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import joined
-from unisono.errors import (
-    GroupError,
-)
+from unisono.errors import GroupError, ScheduleError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+    from unisono.plan.schedule import Schedule
 
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
@@ -74,6 +74,10 @@ class NativeCommunicator(Communicator):
         self._irecv = place.group.irecv
         self._blame = Blame(place, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
+        self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
+        self._algorithm = os.environ.get("UNISONO_ALGO") or None
+        if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
+            self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
         self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
         keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
         self._group.introduce(name, global_ranks[self.rank], keeps_sites)
@@ -90,12 +94,19 @@ class NativeCommunicator(Communicator):
         global_ranks: tuple[int, ...] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = 300.0,
+        word: str = "",
     ) -> NativeCommunicator:
-        """Meet the other `size - 1` ranks through `exchange` and make a group with them."""
+        """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
+        what the others shall know of this rank: `words` has everybody's."""
         with Lobby() as lobby:
-            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s))
+            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word)
             place = lobby.meet_by(exchange, side)
             return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What each rank said of itself when they met."""
+        return self._place.words
 
     # -- settings and life ---------------------------------------------------------------------
 
@@ -181,15 +192,62 @@ class NativeCommunicator(Communicator):
             return None
         return work
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
-        if not async_op:
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if not async_op and algorithm is None:
             status = self._all_reduce(tensor, op)
             if not status:
                 return None
             if status != Status.ASK_AGAIN:
                 self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
-        return self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor, async_op)
+        algorithm = algorithm or self._algorithm
+        if algorithm is None:
+            return self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor, async_op)
+        return self._all_reduce_by(algorithm, tensor, reduction, factor, async_op)
+
+    def _all_reduce_by(
+        self,
+        algorithm: str | Schedule,
+        tensor: Any,
+        reduction: int,
+        factor: float,
+        async_op: bool,
+    ) -> Work | None:
+        mark, words = self._compiled(algorithm)
+        operation = Operation.ALL_REDUCE
+        if type(tensor) not in _LISTS:
+            return self._run(
+                operation, tensor, tensor, mark, reduction, factor, False, async_op, words
+            )
+        return joined(
+            self._run(operation, alike, alike, mark, reduction, factor, True, async_op, words)
+            for alike, _ in self._by_dtype(operation, tensor, tensor)
+        )
+
+    def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
+        """An algorithm's mark in posts, and what this rank does in it, for the engine."""
+        from unisono.comm.programs import algorithm_mark, program_of, schedule_for
+
+        try:
+            schedule = schedule_for("all_reduce", algorithm, self.size)
+            known = self._programs.get(id(schedule))
+            if known is None or known[0] is not schedule:
+                words = program_of(schedule, self.rank).words()
+                known = schedule, algorithm_mark(schedule.algorithm), words
+                self._programs[id(schedule)] = known
+            return known[1:]
+        except ScheduleError as error:
+            kind = partial(ScheduleError, rank=error.rank, chunk=error.chunk, step=error.step)
+            self._refuse(Operation.ALL_REDUCE, str(error), kind)
+        except ValueError as error:
+            self._refuse(Operation.ALL_REDUCE, str(error))
 
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
@@ -273,15 +331,16 @@ class NativeCommunicator(Communicator):
         factor: float = 1.0,
         coalesced: bool = False,
         async_op: bool = False,
+        program: bytes | None = None,
     ) -> Work | None:
         if async_op:
             work = self._group.submit(
-                self._blame, operation, output, input, root, reduction, factor, coalesced
+                self._blame, operation, output, input, root, reduction, factor, coalesced, program
             )
             if isinstance(work, int):
                 raise self._blame.call_error(work, operation)
             return work
-        status = self._call(operation, output, input, root, reduction, factor, coalesced)
+        status = self._call(operation, output, input, root, reduction, factor, coalesced, program)
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
         return None

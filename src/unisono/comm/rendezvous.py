@@ -55,6 +55,8 @@ class Side:
     size: int
     timeout_s: float
     open: Callable[[int, int, int, int], engine.Group]
+    word: str = ""
+    """What the others shall know of this rank."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Place:
     size: int
     group: engine.Group
     members: tuple[Member, ...]
+    words: tuple[str, ...] = ()
+    """What each rank says of itself."""
 
 
 @dataclass(frozen=True)
@@ -297,10 +301,13 @@ class Lobby:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
         group: engine.Group | None = None
         try:
-            everyone = [me, *(visitors[rank].hello for rank in range(1, side.size))]
+            everyone = [me | {"word": side.word}]
+            everyone += [visitors[rank].hello for rank in range(1, side.size)]
+            words = tuple(str(member.get("word", "")) for member in everyone)
             invitation = {
                 "nonce": secrets.randbits(63),
                 "members": [(member["address"], member["pid"]) for member in everyone],
+                "words": words,
             }
             members = _members(invitation)
             group = self._hand_over(side, invitation, _cores(everyone), visitors)
@@ -321,7 +328,7 @@ class Lobby:
                     f"made ({error})"
                 ) from error
             raise
-        return Place(side.key, 0, side.size, group, members)
+        return Place(side.key, 0, side.size, group, members, words)
 
     @staticmethod
     def _hand_over(
@@ -351,6 +358,7 @@ class Lobby:
         group: engine.Group | None = None
         try:
             hello = me | {"key": side.key, "rank": side.rank, "size": side.size}
+            hello["word"] = side.word
             with _own_pidfd() as mine:
                 line.send(hello, *(mine if strangers else ()))
             invitation = line.receive(patient)
@@ -364,7 +372,8 @@ class Lobby:
                 raise
             line.send({"opened": True})
             line.receive(patient)
-            return Place(side.key, side.rank, side.size, group, members)
+            words = tuple(map(str, invitation["words"]))
+            return Place(side.key, side.rank, side.size, group, members, words)
         except BaseException as error:
             if group is not None:
                 group.close()

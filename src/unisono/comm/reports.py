@@ -60,10 +60,21 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append(f"root {root}")
     if operation in _PAIRED:
         details.append("sizes of its own")
+    elif operation is Operation.ALL_REDUCE and root:
+        details.append(f"by {_algorithm(root)}, schedule with hash {shape_hash:016x}")
     elif shape_hash:
         what = "factor" if reduction == len(REDUCTIONS) else "shapes"
         details.append(f"{what} with hash {shape_hash:016x}")
     return f"{text} of {', '.join(details)}"
+
+
+def _algorithm(mark: int) -> str:
+    """The name behind a mark in a post."""
+    from unisono.comm.programs import algorithm_mark
+    from unisono.plan.catalog import catalog
+
+    names = (entry.name for entry in catalog("all_reduce"))
+    return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
 
 
 def culprits_of(calls: Sequence[str | None]) -> list[int]:

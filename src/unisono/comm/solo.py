@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,7 @@ from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+    from unisono.plan.schedule import Schedule
 
 _DEVICES = ("cpu", "cuda")
 """A group of one stands for every make: for those of GPUs, too."""
@@ -43,8 +45,19 @@ class SoloCommunicator(Communicator):
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
         self._splits = 0
+        self._algorithm = os.environ.get("UNISONO_ALGO")
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        algorithm = algorithm or self._algorithm
+        if algorithm:
+            self._check_algorithm(algorithm)
         self._reduce("all_reduce", tensor, op)
         return _over(async_op)
 
@@ -182,6 +195,14 @@ class SoloCommunicator(Communicator):
                 )
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
+
+    def _check_algorithm(self, algorithm: str | Schedule) -> None:
+        from unisono.comm.programs import program_of, schedule_for
+
+        try:
+            program_of(schedule_for("all_reduce", algorithm, 1), 0)
+        except ValueError as error:
+            self._refuse("all_reduce", str(error))
 
     def _check_op(self, what: str, tensors: list[Any], op: Op) -> None:
         kind, why = reduction_complaint(op, tensors)

@@ -7,6 +7,7 @@ it has. Sums of floats are taken in the backend's order, not in the order of ran
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from unisono.comm.arguments import count
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
+from unisono.comm.execute import all_reduce_by
 from unisono.comm.torch_arithmetic import form_of
 from unisono.comm.torch_group import LISTS, Rows, Wide, device_of
 from unisono.comm.torch_groups import new_group
@@ -26,6 +28,7 @@ from unisono.errors import GroupClosed, UnisonoError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+    from unisono.plan.schedule import Schedule
 
 
 class TorchCommunicator(TorchMessages):
@@ -53,7 +56,18 @@ class TorchCommunicator(TorchMessages):
         group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
         return TorchCommunicator(group, owns=True)
 
-    def all_reduce(self, tensor: Tensors, op: Op = "sum", *, async_op: bool = False) -> Work | None:
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        algorithm = algorithm or os.environ.get("UNISONO_ALGO")
+        if algorithm:
+            all_reduce_by(algorithm, self, tensor, op, async_op)
+            return None
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
     def reduce(

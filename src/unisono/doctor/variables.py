@@ -27,7 +27,14 @@ UNISONO = (
     Variable("UNISONO_RANK", "this process's rank; set by unisono.launch and unisono run"),
     Variable("UNISONO_SIZE", "how many ranks there are; set with it"),
     Variable("UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor"),
-    Variable("UNISONO_BACKEND", "what init_process_group() takes where no backend is named"),
+    Variable(
+        "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named"
+    ),
+    Variable(
+        "UNISONO_ALGO",
+        "the algorithm of every all_reduce that names none, from unisono plan's catalog",
+        worth_knowing=True,
+    ),
     Variable(
         "UNISONO_EAGER_SEND",
         "sends of at most so many bytes return before they are matched, as gloo's do",
@@ -38,6 +45,11 @@ UNISONO = (
         "1: every call notes its source line, blocking ones too (about 0.3 us)",
         _SWITCH,
         worth_knowing=True,
+    ),
+    Variable(
+        "UNISONO_CHECK",
+        "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+        _SWITCH,
     ),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )

@@ -104,6 +104,9 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 def find(collective: str, name: str) -> Algorithm:
     """The algorithm `name` of `collective`. Raises ValueError with the names that there are."""
+    known = _registered.get((collective, name))
+    if known is not None:
+        return known
     entries = {entry.name: entry for entry in catalog(collective)}
     if name not in entries:
         raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")

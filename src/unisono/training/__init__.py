@@ -2,11 +2,16 @@
 
 gradients.py    gradients averaged while backward runs; buckets.py: what travels together
 coalescing.py   many tensors in few messages
-sharded.py      an optimizer whose state is cut over the ranks
+sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
+agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
+evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 """
 
+from unisono.training.agreement import agree, all_ranks, any_rank, main_process_first, sync_seed
+from unisono.training.attention import ring_attention, tree_attention
 from unisono.training.coalescing import broadcast_many, reduce_many
+from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
 
@@ -14,7 +19,16 @@ __all__ = [
     "GradientReport",
     "GradientSync",
     "ShardedOptimizer",
+    "agree",
+    "all_ranks",
+    "any_rank",
     "broadcast_many",
+    "gather_in_order",
+    "main_process_first",
+    "mean_over_samples",
     "reduce_many",
+    "ring_attention",
     "sync_gradients",
+    "sync_seed",
+    "tree_attention",
 ]

@@ -1,0 +1,82 @@
+"""The repository's own record: tables and plots in README.md and docs/performance.md.
+
+    python benchmarks/record.py      write them anew from benchmarks/results/*.json
+
+A table stands between two comments, `<!-- bench: NAME -->` and `<!-- end -->`, where NAME is a file
+of benchmarks/results without its ending. "NAME all_reduce,barrier 8,64K" takes only these
+collectives and sizes, and `<!-- bench: all -->` every file, with its plot.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from unisono.bench import plot, table, text
+from unisono.bench.results import Run, read
+from unisono.errors import UnisonoError
+from unisono.plan.sizes import parse_sizes
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results"
+PLOTS = REPOSITORY / "docs" / "plots"
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
+_BLOCK = re.compile(r"(<!-- bench: (\S+)(?: (\S+) (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def runs() -> dict[str, Run]:
+    """The results that `unisono bench` wrote; older files of other forms are passed over."""
+    found = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        try:
+            found[path.stem] = read(path)
+        except UnisonoError:
+            continue
+    return found
+
+
+def write_all() -> None:
+    """Draw every run, and write every marked table anew."""
+    known = runs()
+    PLOTS.mkdir(exist_ok=True)
+    for name, run in known.items():
+        plot.save(run, PLOTS / f"{name}.png")
+    for page in PAGES:
+        before = page.read_text()
+        after = _BLOCK.sub(lambda match: match[1] + _inner(match, known) + match[5], before)
+        if after != before:
+            page.write_text(after)
+            print(f"wrote {page.relative_to(REPOSITORY)}")
+
+
+def _inner(match: re.Match[str], known: dict[str, Run]) -> str:
+    name, collectives, sizes = match[2], match[3], match[4]
+    if name == "all":
+        return "\n" + "\n".join(_section(name, run) for name, run in known.items())
+    if name not in known:
+        kept = match[0][len(match[1]) : -len(match[5])]
+        print(f"record.py: there is no {name}.json yet: its table stays", file=sys.stderr)
+        return kept
+    run = known[name]
+    if collectives:
+        # What has no size has one of 0.
+        wanted = {0, *parse_sizes(sizes)}
+        rows = [row for row in run.rows if row.collective in collectives.split(",")]
+        run = replace(run, rows=[row for row in rows if row.size_bytes in wanted])
+    return f"\n{table.side_by_side(run)}\n"
+
+
+def _section(name: str, run: Run) -> str:
+    lines = "\n".join(f"- {line}" for line in text.summary(run) if not line.startswith("*"))
+    disturbed = "\n\\* other programs had a share of the cores in this row.\n"
+    mark = disturbed if any(row.disturbed for row in run.rows) else ""
+    return (
+        f"## {name}\n\n{text.about(run)}.\n\n{table.side_by_side(run)}{mark}\n{lines}\n\n"
+        f"![time and bandwidth over size](plots/{name}.png)\n"
+    )
+
+
+if __name__ == "__main__":
+    write_all()

@@ -1,0 +1,230 @@
+/* Programs: all_reduce by an algorithm that the caller brings, as rounds of sends and receives.
+ *
+ * Between any two ranks runs a tube, a ring of bytes with one writer and one reader: a sender
+ * copies a chunk into it, a receiver copies or combines it out of it into its own tensor. A large
+ * tensor is cut into slices, each of which is sent through the whole program; slice s is in round
+ * r at time s + r, so that all rounds are busy with different slices at once.
+ *
+ * Why nobody waits for ever: all moves between two ranks at one time fit into half a tube, and
+ * at any time a rank writes everything before it reads anything. So a writer waits only for reads
+ * of earlier times, a reader only for writes of the same time or an earlier one, and those who are
+ * furthest behind can go on. */
+#include "call.h"
+
+enum {
+    SLICE_BYTES = 128 * 1024,
+    PIECE_BYTES = 32 * 1024, /* of a chunk, published at once: the reader need not wait for more */
+    BOUNCE_BYTES = 4096,     /* through the stack, where user memory is not in one piece */
+};
+
+_Static_assert(UN_BUSIEST * 16 <= TUBE_BYTES / 2, "one element a chunk must fit");
+
+/* -- reading ----------------------------------------------------------------------------------- */
+
+static bool is_sound(const un_program *p, int64_t number, int rank, int ranks, bool sends) {
+    const un_move *m = &p->moves[number];
+    return m->peer >= 0 && m->peer < ranks && m->peer != rank && m->chunk >= 0 && m->count > 0 &&
+           m->count <= p->chunks && m->chunk <= p->chunks - m->count &&
+           (sends ? m->action == UN_PUT : m->action == UN_COPY || m->action == UN_COMBINE);
+}
+
+bool un_program_read(un_program *p, const int64_t *words, size_t count, int rank, int ranks) {
+    const size_t head = 4, most = (size_t)1 << 40;
+    if (count <= head) return false;
+    *p = (un_program){.hash = (uint64_t)words[0],
+                      .rounds = words[1],
+                      .chunks = words[2],
+                      .busiest = words[3],
+                      .starts = words + head};
+    if (p->rounds < 0 || (size_t)p->rounds > most || p->chunks < 1 || (size_t)p->chunks > most ||
+        p->busiest < 0 || p->busiest > UN_BUSIEST)
+        return false;
+    size_t starts = 2 * (size_t)p->rounds + 1, words_a_move = sizeof(un_move) / sizeof *words;
+    if (count < head + starts || (count - head - starts) % words_a_move) return false;
+    int64_t moves = (int64_t)((count - head - starts) / words_a_move);
+    p->moves = (const un_move *)(words + head + starts);
+    if (p->starts[0] != 0 || p->starts[starts - 1] != moves) return false;
+    for (size_t part = 0; part + 1 < starts; part++) {
+        if (p->starts[part] > p->starts[part + 1] || p->starts[part + 1] > moves) return false;
+        for (int64_t move = p->starts[part]; move < p->starts[part + 1]; move++)
+            if (!is_sound(p, move, rank, ranks, part % 2 == 0)) return false;
+    }
+    return true;
+}
+
+/* -- where chunks lie -------------------------------------------------------------------------- */
+
+static size_t item_bytes_of(const exchange *x) { return (x->call->dtype >> 8 & 0xff) / 8; }
+
+/* Where part `part` begins if `items` are cut into `parts`; the first ones get what is left over. */
+static size_t cut(size_t items, size_t parts, size_t part) {
+    size_t over = items % parts;
+    return items / parts * part + (part < over ? part : over);
+}
+
+typedef struct span {
+    size_t offset, bytes;
+} span;
+
+static span slice_of(const exchange *x, size_t slice) {
+    size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
+    size_t begin = cut(items, x->slices, slice), end = cut(items, x->slices, slice + 1);
+    return (span){begin * item, (end - begin) * item};
+}
+
+static span chunks_of(const exchange *x, const un_move *m, size_t slice) {
+    span whole = slice_of(x, slice);
+    size_t item = item_bytes_of(x), items = whole.bytes / item;
+    size_t chunks = (size_t)x->call->program->chunks;
+    size_t begin = cut(items, chunks, (size_t)m->chunk);
+    size_t end = cut(items, chunks, (size_t)(m->chunk + m->count));
+    return (span){whole.offset + begin * item, (end - begin) * item};
+}
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* -- moving ------------------------------------------------------------------------------------ */
+
+static un_status put(exchange *x, const un_move *m, span s) {
+    un_group *g = x->g;
+    int peer = (int)m->peer;
+    tube *t = tube_of(g, g->rank, peer);
+    uint64_t *written = &g->tubes[peer].written;
+    for (size_t done = 0, part; done < s.bytes; done += part) {
+        size_t inside = *written % TUBE_BYTES;
+        part = least(least(s.bytes - done, PIECE_BYTES), TUBE_BYTES - inside);
+        uint64_t end = *written + part;
+        if (end > TUBE_BYTES) {
+            un_status status = await_flag(g, peer, &t->read, end - TUBE_BYTES, &x->patience);
+            if (status) return status;
+        }
+        stream_read(t->ring + inside, x->call->output, s.offset + done, part);
+        *written = end;
+        publish(g, &t->written, end);
+    }
+    return UN_OK;
+}
+
+/* Combine bytes of our output with others, or with none; the result takes their place. */
+static void combine(const exchange *x, reducer r, const un_stream *own, size_t offset,
+                    const char *other, size_t bytes, double factor) {
+    if (!bytes) return;
+    const un_stream *out = x->call->output;
+    char *to = stream_direct(out, offset, bytes);
+    const char *from = own == out ? to : stream_direct(own, offset, bytes);
+    if (to && from) {
+        r.run(to, NULL, (const void *[]){from, other}, other ? 2 : 1, bytes / r.unit, factor);
+        return;
+    }
+    _Alignas(64) char bounce[BOUNCE_BYTES];
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = least(bytes - done, sizeof bounce);
+        stream_read(bounce, own, offset + done, part);
+        r.run(bounce, NULL, (const void *[]){bounce, other ? other + done : NULL}, other ? 2 : 1,
+              part / r.unit, factor);
+        stream_write(out, offset + done, bounce, part, false);
+    }
+}
+
+static un_status take(exchange *x, const un_move *m, span s) {
+    un_group *g = x->g;
+    int peer = (int)m->peer;
+    tube *t = tube_of(g, peer, g->rank);
+    uint64_t *read = &g->tubes[peer].read;
+    for (size_t done = 0, part; done < s.bytes; done += part) {
+        size_t inside = *read % TUBE_BYTES;
+        part = least(least(s.bytes - done, PIECE_BYTES), TUBE_BYTES - inside);
+        un_status status = await_flag(g, peer, &t->written, *read + part, &x->patience);
+        if (status) return status;
+        if (m->action == UN_COPY)
+            stream_write(x->call->output, s.offset + done, t->ring + inside, part, false);
+        else
+            combine(x, x->reducer, x->call->output, s.offset + done, t->ring + inside, part, 1);
+        *read += part;
+        publish(g, &t->read, *read);
+    }
+    return UN_OK;
+}
+
+/* Before its first round: our contribution, scaled where that was asked for. */
+static void begin_slice(exchange *x, size_t slice) {
+    const un_call *call = x->call;
+    span s = slice_of(x, slice);
+    if (call->reduction == UN_PREMUL_SUM)
+        combine(x, find_reducer(call->dtype, UN_PREMUL_SUM), call->input, s.offset, NULL, s.bytes,
+                call->factor);
+    else if (call->input != call->output) /* the sum of one is a copy of it */
+        combine(x, x->reducer, call->input, s.offset, NULL, s.bytes, 1);
+}
+
+static void end_slice(exchange *x, size_t slice) {
+    span s = slice_of(x, slice);
+    if (x->call->reduction == UN_AVG)
+        combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset, NULL,
+                s.bytes, x->g->ranks);
+}
+
+/* All moves of round `round` in one direction. */
+static un_status play(exchange *x, size_t round, size_t slice, bool sends) {
+    const un_program *p = x->call->program;
+    const int64_t *starts = p->starts + 2 * round + (sends ? 0 : 1);
+    for (int64_t move = starts[0]; move < starts[1]; move++) {
+        const un_move *m = &p->moves[move];
+        span s = chunks_of(x, m, slice);
+        un_status status = sends ? put(x, m, s) : take(x, m, s);
+        if (status) return status;
+    }
+    return UN_OK;
+}
+
+un_status play_program(exchange *x) {
+    size_t rounds = (size_t)x->call->program->rounds;
+    for (size_t time = 0; time < x->slices + (rounds ? rounds - 1 : 0); time++) {
+        size_t oldest = time < rounds ? 0 : time - rounds + 1;
+        if (time < x->slices) begin_slice(x, time);
+        for (int sends = 1; sends >= 0; sends--)
+            for (size_t slice = oldest; rounds && slice <= time && slice < x->slices; slice++) {
+                un_status status = play(x, time - slice, slice, sends);
+                if (status) return status;
+            }
+        if (time + 1 >= rounds) end_slice(x, oldest);
+    }
+    return UN_OK;
+}
+
+/* -- planning ---------------------------------------------------------------------------------- */
+
+/* So many that a slice stays in the cache, and all that goes through a tube at once in half of it.
+ * All ranks come to the same number. */
+static size_t slices_for(const exchange *x) {
+    const un_program *p = x->call->program;
+    size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
+    size_t chunk_items = TUBE_BYTES / 2 / item / (size_t)(p->busiest ? p->busiest : 1);
+    size_t most = least(chunk_items * (size_t)p->chunks, SLICE_BYTES / item);
+    if (most < (size_t)p->chunks) most = (size_t)p->chunks;
+    return items > most ? (items + most - 1) / most : 1;
+}
+
+/* Elements in a tube lie at multiples of their size: each call starts on a new line. */
+static void align_tubes(un_group *g) {
+    for (int rank = 0; rank < g->ranks; rank++) {
+        g->tubes[rank].written = round_up(g->tubes[rank].written, LINE_BYTES);
+        g->tubes[rank].read = round_up(g->tubes[rank].read, LINE_BYTES);
+    }
+}
+
+un_status plan_program(exchange *x) {
+    const un_call *call = x->call;
+    const un_program *p = call->program;
+    bool adds = call->reduction == UN_AVG || call->reduction == UN_PREMUL_SUM;
+    if (adds) x->reducer = find_reducer(call->dtype, UN_SUM);
+    x->bytes = call->input->bytes;
+    x->slices = slices_for(x);
+    for (int64_t move = 0; move < p->starts[2 * p->rounds]; move++) {
+        if (p->moves[move].action != UN_PUT) continue;
+        un_status status = prepare_tube(x->g, (int)p->moves[move].peer);
+        if (status) return status;
+    }
+    align_tubes(x->g);
+    return UN_OK;
+}

@@ -1,0 +1,62 @@
+"""Data that is prepared once: rank 0 does the work, the others wait and find it done.
+
+If rank 0 fails, nobody waits for ever: rank 0 raises what went wrong, the others that it did.
+
+    unisono run -n 4 examples/preprocess_once.py
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import unisono
+from unisono.training import agree, main_process_first
+
+TEXT = "to be or not to be"
+
+
+def vocabulary(folder: Path, rank: int) -> list[str]:
+    """Read from the cache, or made and put there. Every rank runs the same text."""
+    cache = folder / "vocabulary.json"
+    with main_process_first():
+        if not cache.exists():
+            cache.write_text(json.dumps(sorted(set(TEXT.split()))))
+            (folder / f"made by rank {rank}").touch()
+    return json.loads(cache.read_text())
+
+
+def what_a_failure_looks_like(rank: int) -> str:
+    try:
+        with main_process_first():
+            raise ValueError("the corpus is damaged")
+    except ValueError as error:
+        assert rank == 0, "only rank 0 was to run the block"
+        return f"ValueError: {error}"
+    except unisono.UnisonoError as error:
+        assert rank != 0, "rank 0 is to raise its own error"
+        return f"UnisonoError: {error}"
+
+
+def main() -> None:
+    comm = unisono.init()
+    folder = Path(agree(tempfile.mkdtemp() if comm.rank == 0 else None))
+    words = vocabulary(folder, comm.rank)
+    assert words == ["be", "not", "or", "to"], f"rank {comm.rank} read {words}"
+    makers = [path.name for path in folder.glob("made by *")]
+    assert makers == ["made by rank 0"], f"the cache was {makers}"
+
+    told = what_a_failure_looks_like(comm.rank)
+    assert "the corpus is damaged" in told, f"rank {comm.rank} was told: {told}"
+    everyone = unisono.gather_object(told)  # the group is as good as before
+    if comm.rank == 0:
+        assert everyone is not None
+        print(f"made once, read by {comm.size} ranks: {words}")
+        for rank, text in enumerate(everyone):
+            print(f"if rank 0 fails, rank {rank} gets {text}")
+        shutil.rmtree(folder)
+    unisono.shutdown()
+
+
+if __name__ == "__main__":
+    main()

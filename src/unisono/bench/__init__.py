@@ -1,0 +1,1 @@
+"""Measure collectives on any backend, and say what is normal (docs/bench.md)."""

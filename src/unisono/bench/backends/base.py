@@ -1,0 +1,200 @@
+"""What every backend offers: for a case and its buffers, the calls that are timed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from unisono.bench.collectives import Collective, Place, gradient_counts, neighbour
+
+if TYPE_CHECKING:
+    import torch
+
+BACKENDS = ("unisono", "unisono-torch", "gloo", "nccl", "mpi")
+"""unisono is the Communicator called directly, unisono-torch the same under torch.distributed."""
+
+Call: TypeAlias = Callable[[], object]
+
+
+class Unsupported(Exception):
+    """A backend does not do this; the message says what."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row before it is measured: which collective, how, and how large."""
+
+    collective: Collective
+    size_bytes: int
+    place: Place
+    dtype: str
+    op: str
+    roots: tuple[int, ...]
+    ranks: int
+
+    @property
+    def where(self) -> str:
+        """For messages: "all_reduce of 1024 bytes"."""
+        return f"{self.collective.name} of {self.size_bytes} bytes"
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One rank's memory for a case. In place, one side is the other or a part of it."""
+
+    output: torch.Tensor
+    input: torch.Tensor
+
+    @classmethod
+    def make(cls, case: Case, rank: int, device: str) -> Buffers:
+        """Zeros of the right shape."""
+        import torch
+
+        dtype = getattr(torch, case.dtype)
+        counts = case.collective.counts(case.size_bytes, dtype.itemsize, case.ranks)
+
+        def zeros(count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        if case.place == "out":
+            return cls(zeros(counts.output), zeros(counts.input))
+        if counts.output == counts.input:
+            both = zeros(counts.output)
+            return cls(both, both)
+        whole = zeros(max(counts.output, counts.input))
+        part = whole.view(case.ranks, -1)[rank]
+        return cls(whole, part) if counts.output > counts.input else cls(part, whole)
+
+    def parts(self, side: str, ranks: int) -> list[torch.Tensor]:
+        """The part of a wide side that each rank has."""
+        wide: torch.Tensor = getattr(self, side)
+        return list(wide.view(ranks, -1))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The output as a list of gradients."""
+        import torch
+
+        return list(torch.split(self.output, list(gradient_counts(self.output.numel()))))
+
+
+class Backend(ABC):
+    """One way to run collectives, connected to its peers in the other ranks."""
+
+    name: str
+    device = "cpu"
+    rank: int
+    size: int
+
+    def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
+        """What is timed, one a root. Raises Unsupported."""
+        make = getattr(self, case.collective.name)
+        roots = case.roots if case.collective.rooted else (0,)
+        return [make(case, buffers, root) for root in roots]
+
+    @abstractmethod
+    def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def reduce_scatter(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def broadcast(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def reduce(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def gather(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def scatter(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def all_to_all(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def barrier(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    @abstractmethod
+    def gradients(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+
+    @abstractmethod
+    def start_send(self, tensor: Any, peer: int) -> Any:
+        """Begin to send; the handle is for `wait_for`."""
+
+    @abstractmethod
+    def start_recv(self, tensor: Any, peer: int) -> Any:
+        """Begin to receive; the handle is for `wait_for`."""
+
+    @abstractmethod
+    def wait_for(self, handles: Sequence[Any]) -> None:
+        """Return once all of them are over."""
+
+    def native(self, tensor: torch.Tensor) -> Any:
+        """The tensor in the form that the backend's calls take."""
+        return tensor
+
+    def ping_pong(self, case: Case, buffers: Buffers, root: int) -> Call:
+        """There and back: the even rank begins."""
+        peer = neighbour(self.rank, self.size)
+        if peer is None:
+            return _nothing
+        output, input = self.native(buffers.output), self.native(buffers.input)
+        send, recv, wait = self.start_send, self.start_recv, self.wait_for
+        if self.rank % 2:
+
+            def answer() -> None:
+                wait([recv(output, peer)])
+                wait([send(input, peer)])
+
+            return answer
+
+        def ask() -> None:
+            wait([send(input, peer)])
+            wait([recv(output, peer)])
+
+        return ask
+
+    def stream(self, case: Case, buffers: Buffers, root: int) -> Call:
+        """Messages one way, all under way at once, then one element back."""
+        peer = neighbour(self.rank, self.size)
+        if peer is None:
+            return _nothing
+        messages = range(case.collective.messages(case.size_bytes))
+        output, input = self.native(buffers.output), self.native(buffers.input)
+        word = self.native(buffers.output.new_zeros(1))
+        send, recv, wait = self.start_send, self.start_recv, self.wait_for
+        if self.rank % 2:
+
+            def take() -> None:
+                wait([recv(output, peer) for _ in messages])
+                wait([send(word, peer)])
+
+            return take
+
+        def give() -> None:
+            wait([send(input, peer) for _ in messages])
+            wait([recv(word, peer)])
+
+        return give
+
+    def synchronise(self) -> None:  # noqa: B027 - most have no device
+        """Return once the device has done all that was asked of it."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing of their own
+        """Leave the others."""
+
+
+def _nothing() -> None:
+    """What a rank without a neighbour does."""
+
+
+def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:
+    """A call that works in place, out of place: the input is copied over first."""
+    if case.place == "in" or not copies:
+        return call
+    copy, output, input = type(buffers.output).copy_, buffers.output, buffers.input
+
+    def copy_and_call() -> None:
+        copy(output, input)
+        call()
+
+    return copy_and_call

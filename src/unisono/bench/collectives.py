@@ -1,0 +1,134 @@
+"""What can be measured: every collective's sizes and bandwidths, as nccl-tests defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+Place: TypeAlias = Literal["in", "out"]
+PLACES: tuple[Place, ...] = ("in", "out")
+
+STREAM_MESSAGES = 16
+STREAM_BYTES = 64 << 20
+"""A stream has so many messages, or fewer where they would be more than so many bytes."""
+
+GRADIENT_LAYERS = 12
+BIAS_SHARE = 64
+"""A list of gradients: so many layers, each a weight and a bias that is so many times smaller."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: how its bytes are counted, and in which places its buffers may lie.
+
+    `wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
+    the bandwidth that a caller sees (algbw) into the one that the machine has to bring (busbw).
+    """
+
+    name: str
+    factor: Literal["2(n-1)/n", "(n-1)/n", "1", "0"]
+    wide: tuple[str, ...] = ()
+    reduces: bool = False
+    rooted: bool = False
+    places: tuple[Place, ...] = PLACES
+    """The first one is what torch's own form of the call does."""
+    sized: bool = True
+    pairwise: bool = False
+
+    def bus_factor(self, ranks: int) -> Fraction:
+        """busbw / algbw, as in nccl-tests' PERFORMANCE.md."""
+        if self.factor == "2(n-1)/n":
+            return Fraction(2 * (ranks - 1), ranks)
+        if self.factor == "(n-1)/n":
+            return Fraction(ranks - 1, ranks)
+        return Fraction(int(self.factor))
+
+    def counts(self, nbytes: int, item_bytes: int, ranks: int) -> Counts:
+        """The elements on each side for a size of `nbytes`: the wide side has that size."""
+        if not self.sized:
+            return Counts(0, 0, 0)
+        whole = max(1, nbytes // item_bytes)
+        if not self.wide:
+            return Counts(whole, whole, whole)
+        part = max(1, whole // ranks)
+        output = part * ranks if "output" in self.wide else part
+        input = part * ranks if "input" in self.wide else part
+        return Counts(part * ranks, output, input)
+
+    def messages(self, nbytes: int) -> int:
+        """How many messages, one after the other or at once, one call stands for."""
+        if self.name == "ping_pong":
+            return 2
+        if self.name == "stream":
+            return max(2, min(STREAM_MESSAGES, STREAM_BYTES // max(1, nbytes)))
+        return 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements: of the size that is reported, of the output and of the input of one rank."""
+
+    size: int
+    output: int
+    input: int
+
+
+_INTO_ANOTHER: tuple[Place, ...] = ("out", "in")
+
+_ALL = (
+    Collective("all_reduce", "2(n-1)/n", reduces=True),
+    Collective("all_gather", "(n-1)/n", ("output",), places=_INTO_ANOTHER),
+    Collective("reduce_scatter", "(n-1)/n", ("input",), reduces=True, places=_INTO_ANOTHER),
+    Collective("broadcast", "1", rooted=True),
+    Collective("reduce", "1", reduces=True, rooted=True),
+    Collective("gather", "(n-1)/n", ("output",), rooted=True, places=_INTO_ANOTHER),
+    Collective("scatter", "(n-1)/n", ("input",), rooted=True, places=_INTO_ANOTHER),
+    Collective("all_to_all", "(n-1)/n", ("output", "input"), places=_INTO_ANOTHER),
+    Collective("barrier", "0", places=("in",), sized=False),
+    Collective("ping_pong", "1", places=("out",), pairwise=True),
+    Collective("stream", "1", places=("out",), pairwise=True),
+    Collective("all_reduce_async", "2(n-1)/n", reduces=True, places=("in",)),
+    Collective("gradients", "2(n-1)/n", reduces=True, places=("in",)),
+)
+COLLECTIVES = {one.name: one for one in _ALL}
+
+MAIN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
+"""What is measured where nobody says what."""
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
+
+
+def item_bytes(dtype: str) -> int:
+    """The bytes of one element."""
+    digits = "".join(character for character in dtype if character.isdigit())
+    return int(digits) // 8
+
+
+def bandwidths(
+    collective: Collective, size_bytes: int, seconds: float, ranks: int
+) -> tuple[float, float]:
+    """(algbw, busbw) in GB/s, GB = 1e9; (0, 0) for what moves nothing."""
+    if size_bytes == 0 or seconds <= 0:
+        return 0.0, 0.0
+    algbw = size_bytes / seconds / 1e9
+    return algbw, algbw * float(collective.bus_factor(ranks))
+
+
+def gradient_counts(count: int) -> Sequence[int]:
+    """How `count` elements are spread over a list of gradients."""
+    layers = min(GRADIENT_LAYERS, count // 4)
+    if layers == 0:
+        return [count]
+    layer = count // layers
+    bias = max(1, layer // BIAS_SHARE)
+    counts = [layer - bias, bias] * layers
+    counts[0] += count - sum(counts)
+    return counts
+
+
+def neighbour(rank: int, size: int) -> int | None:
+    """Who exchanges messages with a rank: 0 with 1, 2 with 3; a last odd one with nobody."""
+    other = rank ^ 1
+    return other if other < size else None

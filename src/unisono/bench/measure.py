@@ -1,0 +1,324 @@
+"""How one row is measured: checked, warmed up, and timed in blocks in which all take turns."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import numpy
+from numpy.typing import NDArray
+
+from unisono.bench import floor
+from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
+from unisono.bench.collectives import bandwidths, item_bytes, neighbour
+from unisono.bench.control import Control
+from unisono.bench.exact import POISON, Trial
+from unisono.bench.results import Row, Skipped
+from unisono.bench.statistics import summarise
+from unisono.errors import UnisonoError
+
+BATCH_BYTES = 64 << 10
+"""Up to this size calls go back to back after one barrier; above, each has its own barrier."""
+SHORT_S = 100e-6
+"""A longer call is timed alone: the mean of several would hide how far they lie apart."""
+BATCH_S = 0.003
+TURN_S = 0.02
+"""About how long a batch of calls goes on, and how long calls of their own do, before the next
+backend has its turn."""
+BATCH_CALLS = 20_000
+TURN_CALLS = 50
+BLOCKS_AT_LEAST = 5
+BLOCKS_AT_MOST = 400
+STABLE = 0.01
+"""A row is done when every median is known to this share of itself, or its time is up."""
+QUEUED_SHARE = 0.1
+"""A sample is disturbed if a rank wanted to run and had no core for so much of it."""
+
+OVER_RANKS = ("max", "mean", "min")
+
+
+@dataclass
+class _Contestant:
+    """One backend in a row, or the floor, and what it has been measured to take on this rank."""
+
+    name: str
+    calls: Sequence[Call]
+    backend: Backend | None
+    wrong: int = 0
+    batch: int = 1
+    """Calls in one sample."""
+    repeat: int = 1
+    """Samples in one turn."""
+
+    def synchronise(self) -> None:
+        if self.backend is not None:
+            self.backend.synchronise()
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of all ranks; shape (ranks, samples)."""
+
+    begin_s: NDArray[numpy.float64]
+    end_s: NDArray[numpy.float64]
+    queued_s: NDArray[numpy.float64]
+
+    @classmethod
+    def joined(cls, several: Sequence[_Samples]) -> _Samples:
+        return cls(
+            numpy.concatenate([one.begin_s for one in several], axis=1),
+            numpy.concatenate([one.end_s for one in several], axis=1),
+            numpy.concatenate([one.queued_s for one in several], axis=1),
+        )
+
+    def took_s(self, over: str) -> NDArray[numpy.float64]:
+        """Each sample's time: that of the slowest rank, or another view over the ranks."""
+        view: NDArray[numpy.float64] = getattr(numpy, over)(self.end_s - self.begin_s, axis=0)
+        return view
+
+
+class Measurer:
+    """Measures rows, all ranks together; every rank gets the same figures."""
+
+    def __init__(
+        self,
+        control: Control,
+        backends: Sequence[Backend],
+        *,
+        budget_s: float,
+        over: str = "max",
+        with_floor: bool = True,
+        crowded: bool = False,
+    ) -> None:
+        self.control, self.backends = control, backends
+        self.budget_s, self.over, self.with_floor = budget_s, over, with_floor
+        self.crowded = crowded
+        """Whether there are more ranks than cores."""
+        self._clock = _Clock()
+        self._buffers: dict[str, Buffers] = {}
+
+    def check(self, case: Case) -> dict[str, int]:
+        """How many elements each backend gets wrong, without measuring any time."""
+        contestants, _ = self._prepare(case)
+        return {one.name: one.wrong for one in contestants}
+
+    def measure(self, case: Case) -> tuple[list[Row], list[Skipped]]:
+        """One row a backend that can do this, and those that cannot."""
+        contestants, skipped = self._prepare(case)
+        if contestants and self.with_floor:
+            calls = floor.floor_calls(case, next(iter(self._buffers.values())))
+            if calls is not None:
+                contestants.append(_Contestant(floor.NAME, calls, None))
+        if not contestants:
+            return [], skipped
+        self._plan(case, contestants)
+        samples = self._time(case, contestants)
+        for one in contestants:
+            if one.backend is not None:
+                one.wrong += self._check(case, one, self._buffers[one.backend.device], phase=1)
+        floor_us = None
+        for one in contestants:
+            if one.backend is None:
+                took_s = samples[one.name].took_s(self.over) / one.batch
+                floor_us = float(numpy.median(took_s)) * 1e6
+        self._buffers = {}
+        rows = [
+            self._row(case, one, samples[one.name], floor_us)
+            for one in contestants
+            if one.backend is not None
+        ]
+        return rows, skipped
+
+    # -- before the clock runs -----------------------------------------------------------------
+
+    def _prepare(self, case: Case) -> tuple[list[_Contestant], list[Skipped]]:
+        """Who takes part, each checked once."""
+        self._buffers = {}
+        contestants: list[_Contestant] = []
+        skipped: list[Skipped] = []
+        for backend in self.backends:
+            if backend.device not in self._buffers:
+                self._buffers[backend.device] = Buffers.make(
+                    case, self.control.rank, backend.device
+                )
+            buffers = self._buffers[backend.device]
+            try:
+                one = _Contestant(backend.name, backend.calls(case, buffers), backend)
+                one.wrong = self._check(case, one, buffers, phase=0)
+            except UnisonoError:
+                raise
+            except (Unsupported, ValueError, TypeError, RuntimeError) as error:
+                # Arguments that a backend refuses, it refuses on every rank, before it moves.
+                reason = str(error).strip().split("\n")[0]
+                skipped.append(Skipped(f"{backend.name}: {case.where}", reason))
+            else:
+                contestants.append(one)
+        return contestants, skipped
+
+    def _check(self, case: Case, one: _Contestant, buffers: Buffers, phase: int) -> int:
+        """How many elements are wrong on all ranks after one call; the buffers are zero then.
+
+        Sums of zeros stay zero, however often they are taken in place.
+        """
+        which = 0 if phase else -1
+        root = case.roots[which] if case.collective.rooted else 0
+        rank, size = self.control.rank, self.control.size
+        trial = Trial(case.collective, case.op, rank, size, root, phase)
+        buffers.output.fill_(POISON)
+        trial.fill(buffers.input)
+        self.control.meet()
+        one.calls[which]()
+        one.synchronise()
+        self.control.meet()
+        wrong = trial.wrong(buffers.output)
+        buffers.output.zero_()
+        buffers.input.zero_()
+        return int(self.control.gather(numpy.array([float(wrong)])).sum())
+
+    def _plan(self, case: Case, contestants: Sequence[_Contestant]) -> None:
+        """Warm up, and decide how many calls make a sample and how many samples a turn."""
+        for one in contestants:
+            estimate_s = self._estimate_s(one, 1)
+            if case.size_bytes <= BATCH_BYTES:
+                for calls_at_most in (500, BATCH_CALLS):  # the second time from calls back to back
+                    fit = min(calls_at_most, round(BATCH_S / estimate_s))
+                    one.batch = fit if estimate_s < SHORT_S else 1
+                    estimate_s = self._estimate_s(one, one.batch)
+            sample_s = estimate_s * one.batch
+            one.repeat = max(1, min(TURN_CALLS, round(TURN_S / sample_s))) if one.batch == 1 else 1
+
+    def _estimate_s(self, one: _Contestant, batch: int) -> float:
+        """The least of three tries, of the slowest rank; the same on every rank."""
+        tries = []
+        for _ in range(3):
+            begin_s, end_s, _ = self._sample(one, batch)
+            tries.append((end_s - begin_s) / batch)
+        return max(1e-7, float(self.control.gather(numpy.array([min(tries)])).max()))
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def _time(self, case: Case, contestants: Sequence[_Contestant]) -> dict[str, _Samples]:
+        taken: dict[str, list[_Samples]] = {one.name: [] for one in contestants}
+        order = list(contestants)
+        shuffler = random.Random(case.size_bytes)  # the same order on every rank
+        end_s = time.perf_counter() + self.budget_s
+        gc.collect()
+        gc.disable()
+        try:
+            for block in range(BLOCKS_AT_MOST):
+                shuffler.shuffle(order)
+                for one in order:
+                    taken[one.name].append(self._turn(one))
+                enough = block + 1 >= BLOCKS_AT_LEAST and (
+                    time.perf_counter() > end_s or (block % 5 == 4 and self._stable(taken))
+                )
+                late = time.perf_counter() > end_s + 4 * self.budget_s and block >= 2
+                if self.control.agree(float(enough or late)):
+                    break
+        finally:
+            gc.enable()
+        return {name: _Samples.joined(several) for name, several in taken.items()}
+
+    def _turn(self, one: _Contestant) -> _Samples:
+        """One contestant's samples of a block, from all ranks."""
+        one.calls[0]()  # brings the backend's own memory back into the caches
+        one.synchronise()
+        mine = numpy.array([self._sample(one, one.batch) for _ in range(one.repeat)])
+        self.control.meet()
+        everyone = self.control.gather(mine.reshape(-1)).reshape(self.control.size, -1, 3)
+        return _Samples(everyone[:, :, 0], everyone[:, :, 1], everyone[:, :, 2])
+
+    def _sample(self, one: _Contestant, batch: int) -> tuple[float, float, float]:
+        """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
+        todo = list(islice(cycle(one.calls), batch))
+        queued_before_s = self._clock.queued_s()
+        self.control.barrier()
+        begin_s = time.perf_counter()
+        for call in todo:
+            call()
+        one.synchronise()
+        end_s = time.perf_counter()
+        return begin_s, end_s, self._clock.queued_s() - queued_before_s
+
+    def _stable(self, taken: dict[str, list[_Samples]]) -> bool:
+        return all(
+            summarise(_Samples.joined(several).took_s(self.over)).uncertainty < STABLE
+            for several in taken.values()
+        )
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def _row(self, case: Case, one: _Contestant, samples: _Samples, floor_us: float | None) -> Row:
+        collective, ranks = case.collective, case.ranks
+        mine = _participants(case, samples)
+        messages = collective.messages(case.size_bytes)
+        each = one.batch * messages
+        time_us = summarise(mine.took_s(self.over) / each * 1e6)
+        items = item_bytes(case.dtype)
+        counts = collective.counts(case.size_bytes, items, ranks)
+        algbw, busbw = bandwidths(collective, counts.size * items, time_us.p50 / 1e6, ranks)
+        skew_us = transfer_us = None
+        if self.control.same_clock:
+            last_s = mine.begin_s.max(axis=0)
+            skew_us = float(numpy.median(last_s - mine.begin_s.min(axis=0)) * 1e6)
+            transfer_us = float(numpy.median(mine.end_s.max(axis=0) - last_s) / each * 1e6)
+        return Row(
+            collective=collective.name,
+            size_bytes=counts.size * items,
+            count=counts.size,
+            dtype=case.dtype,
+            op=case.op if collective.reduces else "none",
+            root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.rooted else -1,
+            place=case.place,
+            backend=one.name,
+            ranks=ranks,
+            time_us=time_us,
+            skew_us=skew_us,
+            transfer_us=transfer_us,
+            algbw=algbw,
+            busbw=busbw,
+            wrong=one.wrong,
+            floor_us=floor_us,
+            expected_us=None,
+            calibrates=False,
+            samples=mine.begin_s.shape[1],
+            calls_per_sample=one.batch,
+            disturbed_share=self._disturbed_share(one, mine),
+        )
+
+    def _disturbed_share(self, one: _Contestant, samples: _Samples) -> float:
+        """The share of samples in which a rank wanted to run and had no core."""
+        # gloo's own threads compete with one another, and ranks that share a core do anyway.
+        if self.crowded or one.name == "gloo":
+            return 0.0
+        queued = samples.queued_s.max(axis=0) / samples.took_s("max")
+        return float(numpy.mean(queued > QUEUED_SHARE))
+
+
+def _participants(case: Case, samples: _Samples) -> _Samples:
+    """Only the ranks that have something to do: a last odd one has no neighbour."""
+    if not case.collective.pairwise:
+        return samples
+    ranks = [rank for rank in range(case.ranks) if neighbour(rank, case.ranks) is not None]
+    return _Samples(samples.begin_s[ranks], samples.end_s[ranks], samples.queued_s[ranks])
+
+
+class _Clock:
+    """How long this thread was ready to run and had no core."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a kernel that does not count it
+            self._file = -1
+
+    def queued_s(self) -> float:
+        """Since the thread began; 0 where the kernel does not say."""
+        if self._file < 0:
+            return 0.0
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9

@@ -1,0 +1,195 @@
+"""What one run found out, and its form as JSON (docs/bench.md has the schema)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unisono.bench.statistics import Summary
+from unisono.errors import UnisonoError
+
+SCHEMA = "unisono-bench/1"
+DISTURBED_SHARE = 0.4
+"""A row is disturbed if other programs got in the way of so many of its samples."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend, one collective, one size. Times are microseconds, bandwidths GB/s (1e9)."""
+
+    collective: str
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    root: int
+    """-1 where each rank is the root in turn, as in nccl-tests."""
+    place: str
+    backend: str
+    ranks: int
+    time_us: Summary
+    skew_us: float | None
+    """How far apart the ranks arrived, median; None where their clocks cannot be compared."""
+    transfer_us: float | None
+    """From the last rank's arrival to the last one's end, median."""
+    algbw: float
+    busbw: float
+    wrong: int
+    floor_us: float | None
+    expected_us: float | None
+    calibrates: bool
+    """Whether the model was fitted to this row; it then says nothing about it."""
+    samples: int
+    calls_per_sample: int
+    disturbed_share: float
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """What two runs of the same thing have in common."""
+        return (
+            self.collective,
+            self.size_bytes,
+            self.dtype,
+            self.op,
+            self.root,
+            self.place,
+            self.backend,
+            self.ranks,
+        )
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took so much of the cores that the median may suffer."""
+        return self.disturbed_share > DISTURBED_SHARE
+
+    @property
+    def verdict(self) -> str:
+        """What the time is, beside the one that was expected."""
+        if self.expected_us is None:
+            return "calibrates" if self.calibrates else ""
+        ratio = self.time_us.p50 / self.expected_us
+        # Nobody can be surer than the samples are alike.
+        tolerance = 1.25 + min(self.time_us.spread, 1.0)
+        if ratio > tolerance:
+            return f"slow by {ratio:.1f}x"
+        if ratio < 1 / tolerance:
+            return f"fast by {1 / ratio:.1f}x"
+        return "normal"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something asked for that could not be measured, why, and what would help."""
+
+    what: str
+    reason: str
+    install: str | None = None
+
+    def __str__(self) -> str:
+        help = f" ({self.install})" if self.install else ""
+        return f"{self.what} is left out: {self.reason}{help}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the fit says about one backend and collective, in plain units."""
+
+    backend: str
+    collective: str
+    latency_us: float
+    regimes: list[tuple[int, float]]
+    """(bytes, GB/s): the bandwidth without the latency at each size that the fit knows."""
+
+
+@dataclass
+class Run:
+    """Everything that one run measured, on what, and how. Grows while the run goes on."""
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    models: list[Model] = field(default_factory=list)
+    reduction_ns_per_byte: dict[str, float] = field(default_factory=dict)
+    held_out_error: dict[str, float] = field(default_factory=dict)
+    """Backend -> mean absolute error of the expected times of rows that were not calibrated on."""
+    finished: bool = False
+
+    @property
+    def wrong(self) -> int:
+        """How many elements of any result were not what they had to be."""
+        return sum(row.wrong for row in self.rows)
+
+    @property
+    def in_order(self) -> list[Row]:
+        """The rows as a reader wants them: by collective, place, size and backend."""
+        names: list[str] = list(self.settings.get("collectives", []))
+        backends: list[str] = list(self.settings.get("backends", []))
+        algorithms: list[str] = list(self.settings.get("algorithms", []))
+
+        def place(value: str, known: list[str]) -> int:
+            return known.index(value) if value in known else len(known)
+
+        return sorted(
+            self.rows,
+            key=lambda row: (
+                place(row.collective, names),
+                row.place,
+                row.size_bytes,
+                place(row.backend.partition(":")[0], backends),
+                place(row.backend.partition(":")[2], algorithms),
+            ),
+        )
+
+
+def to_json(run: Run) -> str:
+    """The run as a document."""
+    document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
+    document["rows"] = [row_to_json(row) for row in run.in_order]
+    return json.dumps(document, indent=1) + "\n"
+
+
+def from_json(text: str, where: str = "the file") -> Run:
+    """The run that `to_json` wrote. Raises UnisonoError where it is none."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UnisonoError(f"{where} is not JSON: {error}") from error
+    schema = document.pop("schema", None) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise UnisonoError(f"{where} is no result of `unisono bench --json` ({SCHEMA})")
+    document["rows"] = [row_from_json(row) for row in document["rows"]]
+    document["skipped"] = [Skipped(**one) for one in document["skipped"]]
+    document["models"] = [
+        Model(**{**one, "regimes": [(size, rate) for size, rate in one["regimes"]]})
+        for one in document["models"]
+    ]
+    return Run(**document)
+
+
+def read(path: Path) -> Run:
+    """The run in a file. Raises UnisonoError where there is none."""
+    try:
+        return from_json(path.read_text(), str(path))
+    except OSError as error:
+        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    """A row, with the figures that follow from others, for readers of the file."""
+    return {
+        **dataclasses.asdict(row),
+        "spread": row.time_us.spread,
+        "verdict": row.verdict,
+    }
+
+
+def row_from_json(document: dict[str, Any]) -> Row:
+    """The row that `row_to_json` wrote."""
+    known = {item.name for item in dataclasses.fields(Row)}
+    values = {name: value for name, value in document.items() if name in known}
+    return Row(**{**values, "time_us": Summary(**document["time_us"])})

@@ -1,0 +1,136 @@
+"""A run as its ranks go through it: connect, measure row by row, tell rank 0's listener."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from unisono.bench import machine
+from unisono.bench.connect import connect
+from unisono.bench.forecast import Forecast, held_out_error
+from unisono.bench.measure import Measurer
+from unisono.bench.meeting import InFolder, Meeting
+from unisono.bench.results import Model, Row, Run, Skipped, row_from_json, row_to_json
+from unisono.bench.settings import Settings
+from unisono.launcher import share
+
+Event: TypeAlias = "dict[str, Any]"
+Listener: TypeAlias = Callable[[Event], None]
+
+MARK = "\x1eunisono-bench "
+"""Begins the lines in which rank 0 tells the process that started it."""
+
+
+def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
+    """Take part in a run. `listener` hears, on rank 0 alone, what comes out."""
+
+    def tell(kind: str, **values: Any) -> None:
+        if listener is not None and meeting.rank == 0:
+            listener({"event": kind, **values})
+
+    begin_s = time.perf_counter()
+    connected = connect(meeting, settings)
+    tell(
+        "begin",
+        machine=machine.machine(),
+        versions=machine.versions(),
+        settings=dataclasses.asdict(settings),
+        skipped=[dataclasses.asdict(one) for one in connected.skipped],
+    )
+    measurer = Measurer(
+        connected.control,
+        connected.backends,
+        budget_s=settings.budget_s,
+        over=settings.over,
+        with_floor=settings.floor,
+        crowded=settings.ranks > share.core_count(),
+    )
+    forecast = Forecast()
+    everything: list[Row] = []
+    cases = settings.cases(machine.caches_bytes()) if connected.backends else []
+    for number, (case, calibrates) in enumerate(cases):
+        tell("next", what=case.where, collective=case.collective.name, done=number, of=len(cases))
+        rows, skipped = measurer.measure(case)
+        if calibrates:
+            if any(row.disturbed for row in rows):
+                # All expected times would suffer from it.
+                again, _ = measurer.measure(case)
+                rows = min(rows, again, key=lambda them: sum(row.disturbed_share for row in them))
+            forecast.learn(rows)
+        # The model knows calibration rows alone: what it says of others does not depend on them.
+        rows = [forecast.expect(row, calibrates) for row in rows]
+        everything += rows
+        tell(
+            "rows",
+            rows=[row_to_json(row) for row in rows],
+            skipped=[dataclasses.asdict(one) for one in skipped],
+        )
+    tell(
+        "end",
+        models=[dataclasses.asdict(model) for model in forecast.models()],
+        reduction_ns_per_byte=forecast.reduction_ns_per_byte(),
+        held_out_error=held_out_error(everything),
+        took_s=time.perf_counter() - begin_s,
+    )
+    connected.close()
+    meeting.close()
+
+
+def take_in(run: Run | None, event: Event) -> Run:
+    """The run, with what an event adds to it."""
+    if event["event"] == "begin":
+        skipped = [Skipped(**one) for one in event["skipped"]]
+        return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
+    if run is None:
+        raise ValueError("the ranks tell of results before they have begun")
+    if event["event"] == "rows":
+        run.rows += [row_from_json(row) for row in event["rows"]]
+        run.skipped += [Skipped(**one) for one in event["skipped"]]
+        run.held_out_error = held_out_error(run.rows)
+    elif event["event"] == "end":
+        run.models = [
+            Model(**{**one, "regimes": [(size, rate) for size, rate in one["regimes"]]})
+            for one in event["models"]
+        ]
+        run.reduction_ns_per_byte = event["reduction_ns_per_byte"]
+        run.finished = True
+    return run
+
+
+# -- ranks that we started ---------------------------------------------------------------------
+
+
+def go_in_folder(rank: int, size: int, folder: str, settings: Settings) -> None:
+    """What a rank does that the command has started: its events are lines of its stdout."""
+    go(InFolder(rank, size, folder), settings, _write)
+
+
+def _write(event: Event) -> None:
+    print(MARK + json.dumps(event), flush=True)
+
+
+def _main(folder: str) -> None:
+    """A rank of mpirun's."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    settings = Settings.from_json((Path(folder) / "settings.json").read_text())
+    try:
+        go_in_folder(world.rank, world.size, folder, settings)
+    except BaseException as error:
+        # The others would wait for this rank forever.
+        if not isinstance(error, KeyboardInterrupt):
+            import traceback
+
+            traceback.print_exc()
+            sys.stderr.flush()
+        world.Abort(1)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,106 @@
+"""What a run is asked to do, the same on every rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unisono.bench.backends.base import Case
+from unisono.bench.collectives import COLLECTIVES, Collective, Place, item_bytes
+from unisono.bench.floor import floor_bytes
+from unisono.plan.predict import calibration_sizes
+from unisono.plan.sizes import format_size
+
+BUDGET_S = 2.0
+DEFAULT_RUN_S = 55.0
+"""All rows of a run without a budget get so long together, if that is less than the budget each."""
+LEAST_BUDGET_S = 0.15
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be chosen. `budget_s` is for one row, all backends together."""
+
+    ranks: int
+    collectives: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    backends: tuple[str, ...]
+    algorithms: tuple[str, ...] = ()
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+    place: str = "natural"
+    over: str = "max"
+    floor: bool = True
+    mpi_spins: bool = False
+    budget_s: float = BUDGET_S
+
+    def to_json(self) -> str:
+        """For the ranks that mpirun starts."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """What `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+    def places(self, collective: Collective) -> tuple[Place, ...]:
+        """Where the buffers of a collective lie; several where both ways were asked for."""
+        if self.place == "natural":
+            return collective.places[:1]
+        if self.place == "both":
+            return collective.places
+        return tuple(place for place in collective.places if place == self.place)
+
+    def roots(self) -> tuple[int, ...]:
+        """Who is the root: each rank in turn, unless one was chosen."""
+        return tuple(range(self.ranks)) if self.root is None else (self.root,)
+
+    def cases(self, caches_bytes: tuple[int, ...] = ()) -> list[tuple[Case, bool]]:
+        """All rows in the order of measuring, each with whether the model is fitted to it."""
+        found = []
+        for name in self.collectives:
+            collective = COLLECTIVES[name]
+            sizes = self.sizes_bytes if collective.sized else (0,)
+            first = calibration_sizes(sizes, caches_bytes)
+            order = [*first, *(size for size in sizes if size not in first)]
+            found += [
+                (self._case(collective, size, place), size in first)
+                for place in self.places(collective)
+                for size in order
+            ]
+        return found
+
+    def _case(self, collective: Collective, size: int, place: Place) -> Case:
+        # Interned, as the name in a program's source is: the engine knows such names by address.
+        op = sys.intern(self.op)
+        return Case(collective, size, place, self.dtype, op, self.roots(), self.ranks)
+
+    def memory_bytes(self) -> tuple[int, str]:
+        """What the largest row needs on all ranks together, and what that row is.
+
+        Buffers and the floor's, and once more the wide side: gloo and MPI keep copies.
+        """
+        items = item_bytes(self.dtype)
+        needs = []
+        for case, _ in self.cases():
+            counts = case.collective.counts(case.size_bytes, items, self.ranks)
+            sides = [counts.output, counts.input]
+            buffers = max(sides) if case.place == "in" else sum(sides)
+            each = items * (buffers + max(sides)) + (floor_bytes(case, items) if self.floor else 0)
+            needs.append((each * self.ranks, f"{case.collective.name} of {_size(case)}"))
+        return max(needs, default=(0, "nothing"))
+
+
+def _size(case: Case) -> str:
+    return f"{format_size(case.size_bytes)}B"
+
+
+def budget_s(rows: int) -> float:
+    """A row's time where nobody chose one: a run of many rows shall not take for ever."""
+    return max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / max(1, rows)))

@@ -1,0 +1,130 @@
+"""The table on a terminal: it grows while the run goes on, one table a collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from unisono.bench import text
+from unisono.bench.results import Row, Run
+from unisono.bench.session import Event, take_in
+
+PLAIN_WIDTH = 150
+"""Columns where nobody looks: a pipe, a file, a log."""
+
+
+class Show:
+    """Hears the events of a run, keeps it, and shows it."""
+
+    def __init__(self, console: Console) -> None:
+        if not console.is_terminal:
+            console.width = PLAIN_WIDTH
+        self.console = console
+        self.run: Run | None = None
+        self._shown = 0
+        self._next: Event | None = None
+        self._begin_s = time.monotonic()
+        # Refreshed by events alone: a thread that draws would take time from what is measured.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Show:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._print_rest()
+        self._live.update(Text(""), refresh=True)
+        self._live.stop()
+
+    def hear(self, event: Event) -> None:
+        """Take an event of rank 0 in."""
+        if event["event"] == "next":
+            if self._next is None or event["collective"] != self._next["collective"]:
+                self._print_rest()
+                if not self.console.is_terminal:
+                    self.console.print(f"measuring {event['collective']} ...")
+            self._next = event
+        else:
+            self.run = take_in(self.run, event)
+        if event["event"] == "begin":
+            self._print_head()
+        self._live.update(self._picture(), refresh=self.console.is_terminal)
+
+    def line(self, line: str) -> None:
+        """Something else that a rank has written."""
+        self.console.print(line, markup=False, highlight=False)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _print_head(self) -> None:
+        assert self.run is not None
+        self.console.print(text.about(self.run), highlight=False, markup=False)
+        for one in self.run.skipped:
+            self.console.print(f"{one}", style="yellow", highlight=False, markup=False)
+
+    def _print_rest(self) -> None:
+        """The tables of what has been measured and not shown for good."""
+        if self.run is None:
+            return
+        new = self.run.rows[self._shown :]
+        self._shown = len(self.run.rows)
+        for rows in text.tables(self.run, new):
+            self.console.print(table(rows, self.console.width))
+
+    def _picture(self) -> RenderableType:
+        """The collective that is being measured, as much of it as fits, and how far we are."""
+        parts: list[RenderableType] = []
+        if self.run is not None:
+            room = max(3, self.console.height - 8)
+            current = text.tables(self.run, self.run.rows[self._shown :])[-1:]
+            parts += [table(rows[-room:], self.console.width) for rows in current]
+        if self._next is not None:
+            done, of = self._next["done"], self._next["of"]
+            gone_s = time.monotonic() - self._begin_s
+            left = f", about {gone_s / done * (of - done):.0f} s left" if done else ""
+            parts.append(Text(f"{self._next['what']}: row {done + 1} of {of}{left}", style="dim"))
+        return Group(*parts)
+
+
+def table(rows: Sequence[Row], width: int) -> Table:
+    """One collective's rows."""
+    kept = [width >= column.least_width for column in text.COLUMNS]
+    shown = Table(
+        title=text.title(rows),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column, keep in zip(text.COLUMNS, kept, strict=True):
+        if keep:
+            left = column.heading in ("backend", "verdict")
+            shown.add_column(column.heading, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        first = text.first_of(rows, row)
+        values = text.cells(row, first)
+        if first is not row:
+            values[0] = values[1] = ""
+        shown.add_row(
+            *(value for value, keep in zip(values, kept, strict=True) if keep), style=_style(row)
+        )
+    return shown
+
+
+def _style(row: Row) -> str:
+    if row.wrong:
+        return "bold red"
+    return "yellow" if row.verdict.startswith("slow") else ""

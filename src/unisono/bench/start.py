@@ -1,0 +1,161 @@
+"""Starting the ranks of a run: by `unisono.launch`, or by mpirun where MPI takes part."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from unisono.bench import meeting
+from unisono.bench.session import MARK, Event, Listener, go, go_in_folder
+from unisono.bench.settings import Settings
+from unisono.errors import UnisonoError
+from unisono.launcher import launch
+
+GRACE_S = 5.0
+"""How long mpirun has to end its ranks, once told to, before it is killed."""
+
+
+def run(settings: Settings, listener: Listener, others: Callable[[str], None]) -> None:
+    """Measure; `listener` hears of everything here, and `others` gets the ranks' other lines.
+
+    Raises UnisonoError if ranks fail, and KeyboardInterrupt; what was heard until then is right.
+    """
+    if meeting.already_a_rank():
+        with _ended_by_signals():
+            go(meeting.of_environment(), settings, listener)
+        return
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        mpirun = find_mpirun() if "mpi" in settings.backends else None
+        if mpirun is not None:
+            _run_mpi(mpirun, settings, folder, _lines_to(listener, others))
+            return
+        hear = _lines_to(listener, others)
+        launch(
+            _rank,
+            settings.ranks,
+            (folder, settings),
+            threads=1,
+            on_line=lambda rank, stream, text: hear(text),
+        )
+
+
+def _rank(folder: str, settings: Settings) -> None:
+    go_in_folder(int(os.environ["UNISONO_RANK"]), settings.ranks, folder, settings)
+
+
+def _lines_to(listener: Listener, others: Callable[[str], None]) -> Callable[[str], None]:
+    def hear(text: str) -> None:
+        before, mark, event = text.partition(MARK)
+        if mark:
+            heard: Event = json.loads(event)
+            listener(heard)
+        if before:
+            others(before)
+
+    return hear
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Whoever started this rank ends it by SIGTERM: that is then as good as a Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+# -- mpirun ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """The program that starts ranks, and whether it is Open MPI's."""
+
+    path: str
+    is_open_mpi: bool
+
+
+def find_mpirun() -> Mpirun | None:
+    """The mpirun beside this Python, or in PATH, if mpi4py is there to use it."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    beside = Path(sys.executable).parent / "mpirun"
+    path = str(beside) if beside.exists() else shutil.which("mpirun")
+    if path is None:
+        return None
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return Mpirun(path, "Open MPI" in said or "prte" in said.lower())
+
+
+def _command(mpirun: Mpirun, ranks: int, spins: bool) -> list[str]:
+    if not mpirun.is_open_mpi:
+        return [mpirun.path, "-n", str(ranks)]
+    return [
+        mpirun.path,
+        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+        # As many slots as ranks, whatever mpirun counts as a core.
+        *("--host", f"localhost:{ranks}", "-n", str(ranks)),
+        # Where another program takes a core for a moment, a rank that spins keeps it from its peer.
+        *("--mca", "mpi_yield_when_idle", str(int(not spins))),
+        # A rank bound to one core would share it with its own gloo threads, and would tell any
+        # library which looks at its affinity that there is one core for all ranks.
+        *("--bind-to", "none"),
+    ]
+
+
+def _run_mpi(mpirun: Mpirun, settings: Settings, folder: str, hear: Callable[[str], None]) -> None:
+    (Path(folder) / "settings.json").write_text(settings.to_json())
+    # mpirun keeps its session in TMPDIR: what a killed one leaves there goes with ours.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+    command = [
+        *_command(mpirun, settings.ranks, settings.mpi_spins),
+        sys.executable,
+        "-m",
+        "unisono.bench.session",
+    ]
+    with subprocess.Popen(
+        [*command, folder],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                hear(line.rstrip("\n"))
+            status = process.wait()
+        finally:
+            _end(process)
+    if status:
+        raise UnisonoError(f"mpirun ended with {status}: what the ranks said stands above")
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """The polite way, since mpirun then ends its ranks, and the hard way if it must be."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

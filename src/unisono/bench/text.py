@@ -1,0 +1,182 @@
+"""A run as people read it: the cells of its tables, and the sentences around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.bench.results import Row, Run, Skipped
+from unisono.plan.sizes import format_size
+
+MIDDLE, WIDE = 105, 130
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, what it means, and how wide a terminal must be to show it."""
+
+    heading: str
+    meaning: str
+    least_width: int = 0
+
+
+COLUMNS = (
+    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one"),
+    Column("count", "as many elements", WIDE),
+    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
+    Column("time us", "median of the slowest rank's time of one call"),
+    Column("p95", "95% of the samples took at most so many us", WIDE),
+    Column(
+        "spread",
+        "the middle half of the samples lies in a range so wide, beside the median",
+        MIDDLE,
+    ),
+    Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", WIDE),
+    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", MIDDLE),
+    Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
+    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
+    Column("expected", "us by the model that was fitted to the rows marked calibrates", MIDDLE),
+    Column("verdict", "the measured time beside the expected one"),
+    Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
+    Column("x first", "times the first backend's time"),
+)
+
+
+def cells(row: Row, first: Row | None) -> list[str]:
+    """The row's text under each of COLUMNS; `first` is the first backend's row of this size."""
+    return [
+        size_text(row.size_bytes),
+        str(row.count) if row.count else "-",
+        row.backend + (" *" if row.disturbed else ""),
+        time_text(row.time_us.p50),
+        time_text(row.time_us.p95),
+        f"{row.time_us.spread:.0%}",
+        time_text(row.skew_us),
+        bandwidth_text(row.algbw),
+        bandwidth_text(row.busbw),
+        str(row.wrong) if row.count else "-",
+        time_text(row.expected_us),
+        row.verdict,
+        ratio_text(row.time_us.p50, row.floor_us),
+        ratio_text(row.time_us.p50, first.time_us.p50 if first else None),
+    ]
+
+
+def first_of(rows: Sequence[Row], row: Row) -> Row | None:
+    """The first backend's row with the same collective, size and place."""
+    for other in rows:
+        same = (other.collective, other.size_bytes, other.place)
+        if same == (row.collective, row.size_bytes, row.place):
+            return other
+    return None
+
+
+def title(rows: Sequence[Row]) -> str:
+    """What the rows of one collective and place have in common."""
+    row = rows[0]
+    parts = [row.collective]
+    if row.count:
+        parts.append(row.dtype)
+    if row.op != "none":
+        parts.append(row.op)
+    if row.collective in ("broadcast", "reduce", "gather", "scatter"):
+        parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
+    if row.count:
+        parts.append("in place" if row.place == "in" else "out of place")
+    return f"{', '.join(parts)}, {row.ranks} ranks"
+
+
+def size_text(size_bytes: int) -> str:
+    """8 -> "8 B", 65536 -> "64 KiB"."""
+    if not size_bytes:
+        return "-"
+    short = format_size(size_bytes)
+    return f"{short[:-1]} {short[-1]}iB" if short[-1].isalpha() else f"{short} B"
+
+
+def time_text(time_us: float | None) -> str:
+    """Three digits or so, whatever the size of the number."""
+    if time_us is None:
+        return "-"
+    digits = 2 if time_us < 10 else 1 if time_us < 100 else 0
+    return f"{time_us:,.{digits}f}"
+
+
+def bandwidth_text(bandwidth: float) -> str:
+    """GB/s; "-" for what moves nothing."""
+    return f"{bandwidth:.2f}" if bandwidth >= 0.01 else f"{bandwidth:.1g}" if bandwidth else "-"
+
+
+def ratio_text(value: float, beside: float | None) -> str:
+    """How many times as much."""
+    if not beside:
+        return "-"
+    ratio = value / beside
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows, in order, by collective and place."""
+    wanted = {id(row) for row in rows}
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in run.in_order:
+        if id(row) in wanted:
+            found.setdefault((row.collective, row.place), []).append(row)
+    return list(found.values())
+
+
+def about(run: Run) -> str:
+    """On what and with what, in a line or two."""
+    facts, versions = run.machine, run.versions
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
+        f"{run.settings['ranks']} ranks; {named}"
+    )
+
+
+def summary(run: Run) -> list[str]:
+    """What follows below the tables."""
+    lines = []
+    if run.held_out_error:
+        errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
+        held_out = sum(row.expected_us is not None and not row.disturbed for row in run.rows)
+        lines.append(
+            f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
+        )
+    for name, cost in run.reduction_ns_per_byte.items():
+        lines.append(f"{name}: combining costs {cost:.2f} ns a byte more than moving")
+    slow = [row for row in run.rows if row.verdict.startswith("slow")]
+    for row in slow:
+        where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
+        lines.append(f"{where} is {row.verdict}: {_reason(row)}")
+    lines += [f"{one}" for one in _gaps(run)]
+    if any(row.disturbed for row in run.rows):
+        lines.append("* other programs took the cores: measure again on a quiet machine")
+    if run.wrong:
+        names = ", ".join(sorted({row.backend for row in run.rows if row.wrong}))
+        lines.append(f"WRONG RESULTS: {run.wrong} elements differ from the exact result ({names})")
+    if not run.finished:
+        lines.append("the run was cut short: this is what was measured until then")
+    return lines
+
+
+def _reason(row: Row) -> str:
+    if row.disturbed:
+        return "other programs took the cores"
+    if row.time_us.spread > 0.3:
+        return f"its samples spread over {row.time_us.spread:.0%} of the median"
+    if row.transfer_us is not None and row.transfer_us < 0.7 * row.time_us.p50:
+        return "the ranks arrived far apart"
+    return "the samples agree, so look at the backend or the machine"
+
+
+def _gaps(run: Run) -> list[Skipped]:
+    """What single backends cannot do, said once for all sizes."""
+    found: dict[tuple[str, str], Skipped] = {}
+    for one in run.skipped:
+        backend, colon, where = one.what.partition(": ")
+        if colon:
+            collective = where.partition(" ")[0]
+            found.setdefault((backend, collective), Skipped(f"{backend} {collective}", one.reason))
+    return list(found.values())

@@ -1,0 +1,279 @@
+"""Run a schedule on any Communicator, over point to point."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from unisono.comm import flat
+from unisono.comm.base import Communicator, Message, Op, Work
+from unisono.comm.flat import Row
+from unisono.comm.programs import Move, Program, Round, program_of, schedule_for
+from unisono.comm.reports import culprits_of
+from unisono.comm.workspace import Workspace
+from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
+from unisono.plan.schedule import Schedule
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Tensor, Tensors
+
+FIRST_TAG = 1 << 30
+"""Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""
+
+SLICE_BYTES = 1 << 20
+_MOST_SLICES = 64
+_MOST_SENDS = 64  # that nobody has waited for yet
+_TEXT_BYTES = 248
+
+_executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
+
+
+def execute(
+    schedule: Schedule,
+    comm: Communicator,
+    output: Tensor | None = None,
+    input: Tensor | None = None,
+    op: Op = "sum",
+) -> None:
+    """Do what `schedule` says, on `comm`, by messages between its ranks.
+
+    Arguments and results are those of the Communicator's method for the schedule's collective,
+    output first; the root is the schedule's own:
+
+        execute(all_reduce_schedule, comm, tensor, op="max")     broadcast and reduce likewise
+        execute(all_gather_schedule, comm, output, input)        reduce_scatter, all_to_all too
+        execute(gather_schedule, comm, output, input)            output None but on the root
+        execute(scatter_schedule, comm, output, input)           input None but on the root
+        execute(barrier_schedule, comm)
+
+    Each side is one tensor; a wide one is cut evenly. Every rank calls it with an equal schedule.
+    Sums are taken in the schedule's order and rounded to the tensor's type at every step; avg
+    divides the result once, `PremulSum` scales every contribution first.
+
+    Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
+    of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
+    schedules, sizes, types or reductions differ: before anything has moved, and the group goes on.
+    What goes wrong later is raised as for any message, and ends the group.
+    """
+    try:
+        if schedule.ranks != comm.size:
+            raise ValueError(f"{schedule.title()}: group {comm.name} has {comm.size}")
+        program = program_of(schedule, comm.rank)
+        workspace = Workspace(schedule, comm.rank, program.receives, output, input, op)
+    except (ValueError, TypeError, ScheduleError) as error:
+        _refuse(comm, schedule.collective, error)
+    tag = _agree(comm, program, workspace)
+    try:
+        workspace.begin()
+        if comm.size > 1:
+            _Execution(comm, program, workspace, tag).run()
+        workspace.end()
+    except UnisonoError:
+        raise
+    except Exception as error:  # the others must not wait for what this rank could not do
+        comm.abort(f"{schedule.title()} failed on rank {comm.rank}: {error!r}")
+        raise
+
+
+def all_reduce_by(
+    algorithm: str | Schedule, comm: Communicator, tensor: Tensors, op: Op, async_op: bool
+) -> None:
+    """What `comm.all_reduce(tensor, op, algorithm=algorithm)` does where there is no engine."""
+    try:
+        schedule = schedule_for("all_reduce", algorithm, comm.size)
+        if async_op:
+            raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
+    except ValueError as error:
+        _refuse(comm, "all_reduce", error)
+    for one in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
+        execute(schedule, comm, one, op=op)
+
+
+def _refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
+    """Raise an error about our own arguments, once the others know that we do not take part."""
+    with contextlib.suppress(ValueError):
+        comm.refuse(collective, str(error))
+    raise error
+
+
+# -- before anything moves -------------------------------------------------------------------------
+
+
+def _agree(comm: Communicator, program: Program, workspace: Workspace) -> int:
+    """Compare what all ranks are about to do; the tag of this execution's messages."""
+    serial = _executions.get(comm, 0)
+    _executions[comm] = serial + 1
+    text = f"{program.title}, {workspace.text}"
+    described = hashlib.blake2b(
+        f"{program.fingerprint} {serial} {workspace.text}".encode(), digest_size=8
+    ).digest()
+    if comm.size > 1:
+        line = described + text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+        _compare(comm, line, workspace.whole)
+    return FIRST_TAG + (serial % (1 << 13) << 16) + int.from_bytes(described[:2], "little")
+
+
+def _compare(comm: Communicator, line: bytes, like: Row) -> None:
+    mine = _bytes_as(np.frombuffer(line, np.uint8).copy(), like)
+    all_lines = flat.empty_like(mine, comm.size * len(line))
+    comm.all_gather(all_lines, mine)
+    raw = (all_lines.cpu().numpy() if flat.is_torch(all_lines) else all_lines).tobytes()
+    lines = [raw[start : start + len(line)] for start in range(0, len(raw), len(line))]
+    if len(set(lines)) == 1:
+        return
+    calls = [one[8:].decode(errors="replace").strip() + f" [{one[:8].hex()}]" for one in lines]
+    told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
+    raise CollectiveMismatch(
+        f"the ranks of group {comm.name} execute different things\n{told}\n"
+        "Nothing was moved. Make every rank execute the same, in the same order.",
+        rank=comm.rank,
+        group=comm.name,
+        calls=calls,
+        sites=[None] * comm.size,
+        culprits=culprits_of(calls),
+    )
+
+
+def _bytes_as(row: Any, like: Row) -> Row:
+    """A row of bytes where messages of `like`'s kind may lie."""
+    if not flat.is_torch(like):
+        return row
+    import torch
+
+    return torch.from_numpy(row).to(like.device)
+
+
+# -- moving ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Send:
+    """A message from us, and the elements of the row that must not change before it is gone."""
+
+    work: Work
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A message to us, how much of it has been taken, and whether it lies where it belongs."""
+
+    row: Row
+    elements: int
+    in_place: bool
+    taken: int = 0
+
+
+class _Execution:
+    """One execution on one rank. Slices are in different steps at once: see `programs`."""
+
+    def __init__(
+        self, comm: Communicator, program: Program, workspace: Workspace, tag: int
+    ) -> None:
+        self._comm = comm
+        self._rounds = program.rounds
+        self._workspace = workspace
+        self._whole = workspace.whole
+        self._tag = tag
+        self._slices = workspace.slices(SLICE_BYTES, _MOST_SLICES)
+        self._sends: list[_Send] = []
+
+    def run(self) -> None:
+        rounds, slices = len(self._rounds), self._slices
+        for time in range(slices + rounds - 1):
+            first, last = max(0, time - rounds + 1), min(time, slices - 1)
+            self._step([(part, self._rounds[time - part]) for part in range(first, last + 1)])
+        self._settle(0)
+
+    def _step(self, active: list[tuple[int, Round]]) -> None:
+        """Everything of one time: begin all messages, then take what has come in."""
+        outgoing = [
+            (peer, self._spans(moves, part))
+            for part, one in active
+            for peer, moves in one.sends_by_peer
+        ]
+        sent = [span for _, spans in outgoing for span in spans]
+        arrivals = {
+            (part, peer): self._expect(moves, self._spans(moves, part), sent)
+            for part, one in active
+            for peer, moves in one.receives_by_peer
+        }
+        messages = [
+            Message("recv", arrival.row, peer, self._tag)
+            for (_, peer), arrival in arrivals.items()
+            if arrival.elements
+        ]
+        receiving = len(messages)
+        held = []
+        for peer, spans in outgoing:
+            if _length(spans):
+                messages.append(Message("send", self._gathered(spans), peer, self._tag))
+                held.append(spans[0] if len(spans) == 1 else (0, 0))
+        works = self._comm.batch_isend_irecv(messages) if messages else []
+        self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
+        for work in works[:receiving]:
+            work.wait()
+        for part, one in active:
+            for move in one.receives:
+                self._take(move, part, arrivals[part, move.peer])
+        self._settle(_MOST_SENDS)
+
+    def _spans(self, moves: Sequence[Move], part: int) -> list[tuple[int, int]]:
+        return [
+            span
+            for move in moves
+            for span in self._workspace.spans(move.chunk, move.count, part, self._slices)
+        ]
+
+    def _gathered(self, spans: list[tuple[int, int]]) -> Row:
+        if len(spans) == 1:
+            return self._whole[spans[0][0] : spans[0][1]]
+        return flat.joined([self._whole[begin:end] for begin, end in spans])
+
+    def _expect(
+        self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
+    ) -> _Arrival:
+        """A message may arrive where it belongs if it overwrites what lies there, in one piece,
+        and that is not being sent meanwhile; else it arrives aside."""
+        if len(moves) == 1 and len(spans) == 1 and not moves[0].reduces:
+            begin, end = spans[0]
+            if not any(begin < last and first < end for first, last in sent):
+                self._wait_for_sends_of(begin, end)
+                return _Arrival(self._whole[begin:end], end - begin, True)
+        elements = _length(spans)
+        return _Arrival(flat.empty_like(self._whole, elements), elements, False)
+
+    def _take(self, move: Move, part: int, arrival: _Arrival) -> None:
+        """Combine or copy what has come in."""
+        if arrival.in_place:
+            return
+        for begin, end in self._spans([move], part):
+            piece = arrival.row[arrival.taken : arrival.taken + end - begin]
+            arrival.taken += end - begin
+            self._wait_for_sends_of(begin, end)
+            if move.reduces:
+                flat.combine(self._whole[begin:end], piece, self._workspace.op)
+            else:
+                self._whole[begin:end] = piece
+
+    def _wait_for_sends_of(self, begin: int, end: int) -> None:
+        """Nothing may be overwritten while it is being sent."""
+        for send in self._sends:
+            if send.begin < end and begin < send.end:
+                send.work.wait()
+
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many sends are under way."""
+        while len(self._sends) > most:
+            self._sends.pop(0).work.wait()
+
+
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - begin for begin, end in spans)

@@ -1,0 +1,169 @@
+"""From a schedule to what one rank has to do: its program, proven right once.
+
+Large tensors are cut into slices, each of which goes through the whole schedule; slice s is in
+step r at time s + r. So a rank works on many steps at once, on different slices, and a tree with a
+single chunk is a pipeline all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.plan.catalog import find
+from unisono.plan.proof import verify
+from unisono.plan.schedule import Schedule, Step
+
+BUSIEST = 8192
+"""How many chunks one rank may send another in a compiled program: csrc/unisono.h's UN_BUSIEST."""
+
+_SEND, _COPY, _COMBINE = range(3)  # csrc/unisono.h's un_action
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`count` chunks, beginning with `chunk`, to or from `peer`."""
+
+    peer: int
+    chunk: int
+    count: int
+    reduces: bool
+
+
+ByPeer = tuple[tuple[int, tuple[Move, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a rank sends and receives in one step, in the order in which the schedule lists it.
+
+    What goes to one peer, or comes from one, is one message.
+    """
+
+    sends: tuple[Move, ...]
+    receives: tuple[Move, ...]
+    sends_by_peer: ByPeer
+    receives_by_peer: ByPeer
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's part of a schedule: a round for each step, many of them perhaps empty.
+
+    `fingerprint` is the same for equal schedules, on every rank. `busiest` is the largest number
+    of chunks that any rank sends to any other one.
+    """
+
+    title: str
+    chunks: int
+    rounds: tuple[Round, ...]
+    fingerprint: int
+    busiest: int
+
+    @property
+    def receives(self) -> bool:
+        """Whether anything ever comes to this rank."""
+        return any(one.receives for one in self.rounds)
+
+    def words(self) -> bytes:
+        """As the engine reads it (un_program_read in csrc/unisono.h).
+
+        Raises ValueError if the chunks are too many for it.
+        """
+        if self.busiest > BUSIEST:
+            raise ValueError(
+                f"{self.title} sends up to {self.busiest} chunks between two ranks, and "
+                f"the engine takes {BUSIEST}: use unisono.execute"
+            )
+        starts, moves = [0], []
+        for one in self.rounds:
+            moves += [(_SEND, move.peer, move.chunk, move.count) for move in one.sends]
+            starts.append(len(moves))
+            for move in one.receives:
+                action = _COMBINE if move.reduces else _COPY
+                moves.append((action, move.peer, move.chunk, move.count))
+            starts.append(len(moves))
+        head = [self.fingerprint, len(self.rounds), self.chunks, self.busiest]
+        flat = [word for move in moves for word in move]
+        return np.array(head + starts + flat, np.int64).tobytes()
+
+
+def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Schedule:
+    """The schedule that `algorithm` stands for: a name of the catalog, or a schedule itself.
+
+    Raises ValueError, with the names that there are, if it stands for none, or does not work for
+    so many ranks.
+    """
+    if isinstance(algorithm, str):
+        entry = find(collective, algorithm)
+        made = _made.get((entry.make, ranks))
+        if made is None:
+            made = _made[entry.make, ranks] = entry.schedule(ranks)
+        return made
+    if not isinstance(algorithm, Schedule):
+        raise ValueError(f"an algorithm is a name or a Schedule, not {type(algorithm).__name__}")
+    if algorithm.collective != collective:
+        raise ValueError(f"{algorithm.title()}: that is not a schedule for {collective}")
+    if algorithm.ranks != ranks:
+        raise ValueError(f"{algorithm.title()}: this group has {ranks}")
+    return algorithm
+
+
+def program_of(schedule: Schedule, rank: int) -> Program:
+    """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right.
+
+    The proof is done once for each schedule object, and kept as long as the object lives.
+    """
+    programs = _programs.get(id(schedule))
+    if programs is None:
+        verify(schedule)
+        programs = _programs[id(schedule)] = {}
+        weakref.finalize(schedule, _programs.pop, id(schedule), None).atexit = False
+    if rank not in programs:
+        programs[rank] = _compile(schedule, rank)
+    return programs[rank]
+
+
+def algorithm_mark(algorithm: str) -> int:
+    """A small number, not 0, for an algorithm's name: it goes where other calls have a root."""
+    return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
+
+
+_made: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
+_programs: dict[int, dict[int, Program]] = {}
+
+
+def _compile(schedule: Schedule, rank: int) -> Program:
+    rounds = []
+    sent = np.zeros(schedule.ranks**2, np.int64)
+    for step in schedule.steps:
+        np.add.at(sent, step.source * schedule.ranks + step.destination, step.count)
+        sends = _moves(step, step.destination, step.source == rank)
+        receives = _moves(step, step.source, step.destination == rank)
+        rounds.append(Round(sends, receives, _by_peer(sends), _by_peer(receives)))
+    digest = hashlib.blake2b(schedule.to_json().encode(), digest_size=8).digest()
+    return Program(
+        schedule.title(),
+        schedule.chunks,
+        tuple(rounds),
+        int.from_bytes(digest, "little", signed=True),
+        int(sent.max()),
+    )
+
+
+def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tuple[Move, ...]:
+    columns = (peer, step.chunk, step.count, step.reduces)
+    return tuple(Move(*row) for row in zip(*(one[which].tolist() for one in columns), strict=True))
+
+
+def _by_peer(moves: tuple[Move, ...]) -> ByPeer:
+    peers: dict[int, list[Move]] = {}
+    for move in moves:
+        peers.setdefault(move.peer, []).append(move)
+    return tuple((peer, tuple(of_peer)) for peer, of_peer in peers.items())

@@ -1,0 +1,139 @@
+"""How long a collective should take: a model fitted to a few measured points, for all other sizes.
+
+t(S) = latency + S x cost(S). The cost of a byte (the inverse of the bandwidth) is not a constant,
+since it depends on the cache that the bytes lie in: between the sizes that were measured it is
+taken to be a power of the size. Collectives that reduce have a cost of their own; what it is
+above that of a collective that only moves as many bytes is the cost of the reduction.
+
+The shape is the alpha-beta-gamma model of Thakur, Rabenseifner and Gropp (2005), with a beta for
+each regime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy
+
+WIDEST_GAP = 24.0
+"""Calibration points lie no further apart than this factor: a regime may hide in a wider gap."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A fitted collective: its latency, and what a byte costs at the sizes that were measured."""
+
+    latency_s: float
+    sizes_bytes: tuple[int, ...] = ()
+    costs_s_per_byte: tuple[float, ...] = ()
+
+    def cost_s_per_byte(self, size_bytes: float) -> float:
+        """What a byte of a message of this size costs."""
+        if not self.sizes_bytes or size_bytes <= 0:
+            return 0.0
+        logarithms = [math.log(size) for size in self.sizes_bytes]
+        costs = numpy.asarray(self.costs_s_per_byte)
+        if costs.min() <= 0:
+            return float(numpy.interp(math.log(size_bytes), logarithms, costs))
+        return float(numpy.exp(numpy.interp(math.log(size_bytes), logarithms, numpy.log(costs))))
+
+    def predict_s(self, size_bytes: int) -> float:
+        """How long a call of this size should take."""
+        return self.latency_s + size_bytes * self.cost_s_per_byte(size_bytes)
+
+    def bandwidths(self) -> list[tuple[int, float]]:
+        """(size, bytes a second without the latency) for each regime that the fit knows."""
+        pairs = zip(self.sizes_bytes, self.costs_s_per_byte, strict=True)
+        return [(size, 1 / cost) for size, cost in pairs if cost > 0]
+
+
+def fit(times_s: Mapping[int, float], like: CostModel | None = None) -> CostModel:
+    """The model through these measured times, by size in bytes.
+
+    One or two points do not show the regimes; where another model of the same kind of collective
+    is given, its regimes are taken over, scaled to the largest of the points. Raises ValueError
+    without a point, or where a time is not above zero.
+    """
+    if not times_s:
+        raise ValueError("a fit needs at least one measured time")
+    if min(times_s.values()) <= 0:
+        raise ValueError("a measured time must be above zero")
+    sizes = sorted(size for size in times_s if size > 0)
+    if not sizes:
+        return CostModel(times_s[0])
+    latency_s = times_s[0] if 0 in times_s else _latency_s(sizes, times_s, like)
+    costs = [max(0.0, times_s[size] - latency_s) / size for size in sizes]
+    if len(sizes) > 1 and costs[0] == 0.0:
+        # All of the smallest one's time is latency, so it says nothing about its bytes.
+        costs[0] = costs[1]
+    if like is not None and like.sizes_bytes and len(sizes) < 3:
+        return _scaled(like, latency_s, sizes[-1], costs[-1])
+    return CostModel(latency_s, tuple(sizes), tuple(costs))
+
+
+def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float], like: CostModel | None) -> float:
+    """The time of a message without bytes, by the line through the two smallest points.
+
+    Where they lie far apart the line misses the cost of few bytes, but then the first point has so
+    few of them that its time is the latency.
+    """
+    first, first_s = sizes[0], times_s[sizes[0]]
+    if len(sizes) == 1:
+        share = 1.0 if like is None else like.latency_s / like.predict_s(first)
+        return first_s * share
+    second, second_s = sizes[1], times_s[sizes[1]]
+    slope = max(0.0, (second_s - first_s) / (second - first))
+    # Where the first point is slower than a later one, that was no latency.
+    return max(0.0, min(first_s - slope * first, *times_s.values()))
+
+
+def _scaled(like: CostModel, latency_s: float, size: int, cost_s_per_byte: float) -> CostModel:
+    theirs = like.cost_s_per_byte(size)
+    factor = cost_s_per_byte / theirs if theirs > 0 else 1.0
+    costs = tuple(cost * factor for cost in like.costs_s_per_byte)
+    return CostModel(latency_s, like.sizes_bytes, costs)
+
+
+def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) -> tuple[int, ...]:
+    """Which of the sizes to measure first, so that the others can be predicted.
+
+    The smallest and the largest; the one nearest to the size of each cache, where the cost of a
+    byte changes, and the first one well behind the last cache; and more wherever two of them would
+    lie further apart than `WIDEST_GAP`.
+    """
+    ordered = sorted(set(sizes))
+    if len(ordered) <= 2:
+        return tuple(ordered)
+    chosen = {ordered[0], ordered[-1]}
+    for cache in caches_bytes:
+        if ordered[0] < cache < ordered[-1]:
+            chosen.add(min(ordered, key=lambda size: abs(math.log(max(size, 1) / cache))))
+    # Behind the last cache comes memory, and the step down to it is the steepest.
+    chosen.update([size for size in ordered if size >= 2 * max(caches_bytes, default=0)][:1])
+    while True:
+        known = sorted(chosen)
+        gaps = [
+            (high / max(low, 1), low, high)
+            for low, high in pairwise(known)
+            if high / max(low, 1) > WIDEST_GAP and any(low < size < high for size in ordered)
+        ]
+        if not gaps:
+            return tuple(known)
+        _, low, high = max(gaps)
+        middle = math.sqrt(max(low, 1) * high)
+        between = [size for size in ordered if low < size < high]
+        chosen.add(min(between, key=lambda size: abs(math.log(size / middle))))
+
+
+def reduction_s_per_byte(reducing: CostModel, moving: CostModel, size_bytes: int) -> float:
+    """What combining costs a byte, above moving it; never below zero."""
+    return max(0.0, reducing.cost_s_per_byte(size_bytes) - moving.cost_s_per_byte(size_bytes))
+
+
+def mean_absolute_error(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """The mean of |expected - measured| / measured over (expected, measured); None of nothing."""
+    errors = [abs(expected - measured) / measured for expected, measured in pairs]
+    return sum(errors) / len(errors) if errors else None

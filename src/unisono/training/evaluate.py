@@ -1,0 +1,141 @@
+"""Evaluation on shards of a dataset: results in its order, each once; averages that are exact.
+
+Shards are seldom equal. The last batch is smaller, and samplers pad shards by giving samples out
+twice (torch's DistributedSampler does). Here every sample counts once, whoever has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.collectives import primitives, structures
+from unisono.collectives.objects import all_gather_object, gather_object
+from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.comm.base import Communicator
+from unisono.world import resolve
+
+
+def gather_in_order(
+    results: torch.Tensor | Sequence[Any],
+    indices: torch.Tensor | Sequence[int],
+    total: int,
+    dst: int = 0,
+    group: Any = None,
+) -> Any:
+    """On rank `dst` the results of all ranks, in the order of the dataset; None elsewhere.
+
+    `results` has this rank's results, rows of a tensor or a list of plain data (strings, dicts,
+    ...), and `indices` says which sample each of them belongs to, of 0 to `total` - 1. Of a sample
+    that several ranks have, the lowest rank's first result is taken. Ranks may have any number of
+    results, and none.
+
+    Raises ValueError on every rank if a sample has no result or an index is out of range, if a
+    rank's results and indices differ in number, or if ranks have results of different kinds;
+    TypeError on a rank that passes something else.
+    """
+    comm = resolve(group)
+    check_rank(comm, "gather", dst)
+    numbers = _as_indices(comm, indices)
+    cards = all_gather_object([_length(comm, results), len(numbers), _kind(results), total], comm)
+    kind = _agreed_kind(comm, cards)
+    places = _places(comm, primitives.all_gather(numbers, comm), total)
+    if kind == _LIST:
+        lists = gather_object(list(results), dst, comm)
+        if lists is None:
+            return None
+        everything = [result for one in lists for result in one]
+        return [everything[place] for place in places]
+    rows = results.detach() if isinstance(results, torch.Tensor) else torch.empty(0)
+    tensors = primitives.gather(rows, dst, comm)
+    if tensors is None:
+        return None
+    filled = [one for one in tensors if len(one)]
+    return torch.cat(filled)[places] if filled else rows
+
+
+def mean_over_samples(
+    sums: Mapping[str, float | torch.Tensor], count: int, group: Any = None
+) -> dict[str, float]:
+    """The mean of each of some quantities over all samples of all ranks, on every rank.
+
+    `sums` has this rank's sums over its own `count` samples: of losses, of right answers, ...
+    One message, in float64. The mean of the ranks' means would be wrong where ranks have
+    different numbers of samples.
+
+    Raises ValueError on every rank if their quantities differ or nobody has a sample.
+    """
+    comm = resolve(group)
+    try:
+        mine = {"count": int(count), "sums": {name: float(one) for name, one in sums.items()}}
+    except (TypeError, ValueError, RuntimeError) as error:
+        refuse_type(comm, "all_gather", f"mean_over_samples takes numbers: {error}")
+    everyone = structures.all_reduce(comm, mine, "sum", False)
+    if everyone["count"] < 1:
+        raise ValueError(f"no rank of group {comm.name} has a sample to take the mean of")
+    return {name: value / everyone["count"] for name, value in everyone["sums"].items()}
+
+
+_LIST = "a list"
+
+
+def _kind(results: Any) -> str:
+    """What must be the same on all ranks: of a tensor, what its rows are."""
+    if isinstance(results, torch.Tensor):
+        dtype = str(results.dtype).removeprefix("torch.")
+        return f"a {dtype} tensor with rows of shape {list(results.shape[1:])}"
+    return _LIST
+
+
+def _length(comm: Communicator, results: Any) -> int:
+    try:
+        return len(results)
+    except TypeError:
+        what = f"gather_in_order takes a tensor with rows or a list, not {type(results).__name__}"
+        refuse_type(comm, "all_gather", what)
+
+
+def _as_indices(comm: Communicator, indices: Any) -> torch.Tensor:
+    try:
+        numbers = torch.as_tensor(indices, device=getattr(comm, "device", "cpu"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        refuse_type(comm, "all_gather", f"the indices of gather_in_order are no numbers: {error}")
+    if numbers.numel() and (numbers.is_floating_point() or numbers.dim() != 1):
+        what = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+        refuse_type(comm, "all_gather", f"gather_in_order takes a row of whole indices, not {what}")
+    return numbers.flatten().long()
+
+
+def _agreed_kind(comm: Communicator, cards: list[Any]) -> str:
+    """The kind of the results of those ranks that have any."""
+    where = f"gather_in_order on group {comm.name}"
+    for rank, (results, indices, _, total) in enumerate(cards):
+        if results != indices:
+            raise ValueError(f"{where}: rank {rank} has {results} results and {indices} indices")
+        if total != cards[0][3]:
+            raise ValueError(f"{where}: rank 0 says total={cards[0][3]}, and rank {rank} {total}")
+    having = [rank for rank, card in enumerate(cards) if card[0]] or [0]
+    first, kind = having[0], str(cards[having[0]][2])
+    for rank in having:
+        if cards[rank][2] != kind:
+            raise ValueError(f"{where}: rank {first} has {kind}, and rank {rank} {cards[rank][2]}")
+    return kind
+
+
+def _places(comm: Communicator, indices: list[torch.Tensor], total: int) -> list[int]:
+    """For each sample, where its result stands in the results of all ranks, one after another."""
+    where: dict[int, int] = {}
+    for place, index in enumerate(torch.cat(indices).tolist()):
+        where.setdefault(index, place)
+    outside = [index for index in where if not 0 <= index < total]
+    missing = [index for index in range(total) if index not in where]
+    for what, found in (("is out of range", outside), ("has no result", missing)):
+        if found:
+            others = f", nor have {len(found) - 1} others" if found is missing else ""
+            raise ValueError(
+                f"gather_in_order on group {comm.name}: of {total} samples, number {min(found)} "
+                f"{what}{others if len(found) > 1 else ''}"
+            )
+    return [where[index] for index in range(total)]

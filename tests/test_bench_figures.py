@@ -1,0 +1,306 @@
+"""What `unisono bench` computes: nccl-tests' bandwidths, statistics, files, verdicts."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy
+import pytest
+from click.testing import CliRunner
+
+from unisono.bench.collectives import (
+    COLLECTIVES,
+    bandwidths,
+    gradient_counts,
+    item_bytes,
+)
+from unisono.bench.compare import compare
+from unisono.bench.html import report
+from unisono.bench.results import Row, Run, Skipped, from_json, to_json
+from unisono.bench.settings import Settings
+from unisono.bench.statistics import geometric_mean, summarise
+from unisono.bench.table import side_by_side, to_csv
+from unisono.cli import main
+from unisono.errors import UnisonoError
+
+
+def row(backend: str = "unisono", size: int = 1024, **changes: object) -> Row:
+    """A row that took about 10 us."""
+    samples = changes.pop("samples_us", numpy.linspace(9.5, 10.5, 41))
+    values = Row(
+        collective="all_reduce",
+        size_bytes=size,
+        count=size // 4,
+        dtype="float32",
+        op="sum",
+        root=-1,
+        place="in",
+        backend=backend,
+        ranks=2,
+        time_us=summarise(samples),
+        skew_us=0.5,
+        transfer_us=9.0,
+        algbw=0.1,
+        busbw=0.1,
+        wrong=0,
+        floor_us=2.0,
+        expected_us=None,
+        calibrates=False,
+        samples=41,
+        calls_per_sample=10,
+        disturbed_share=0.0,
+    )
+    return dataclasses.replace(values, **changes)
+
+
+def run(*rows: Row) -> Run:
+    """A finished run of these rows."""
+    facts = {"processor": "Test", "architecture": "none", "cores": 2}
+    settings = {"ranks": 2, "collectives": ["all_reduce"], "backends": ["unisono", "gloo"]}
+    return Run(facts, {"python": "3"}, settings, list(rows), finished=True)
+
+
+# -- nccl-tests' formulas ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_bandwidths_are_those_of_nccl_tests(ranks: int) -> None:
+    # nccl-tests, doc/PERFORMANCE.md: busbw = algbw * factor
+    factors = {
+        "all_reduce": 2 * (ranks - 1) / ranks,
+        "reduce_scatter": (ranks - 1) / ranks,
+        "all_gather": (ranks - 1) / ranks,
+        "gather": (ranks - 1) / ranks,
+        "scatter": (ranks - 1) / ranks,
+        "all_to_all": (ranks - 1) / ranks,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "ping_pong": 1.0,
+        "stream": 1.0,
+        "all_reduce_async": 2 * (ranks - 1) / ranks,
+        "gradients": 2 * (ranks - 1) / ranks,
+    }
+    assert set(factors) == set(COLLECTIVES) - {"barrier"}
+    for name, factor in factors.items():
+        algbw, busbw = bandwidths(COLLECTIVES[name], 4_000_000_000, 2.0, ranks)
+        assert algbw == pytest.approx(2.0)  # GB = 1e9
+        assert busbw == pytest.approx(2.0 * factor)
+    assert bandwidths(COLLECTIVES["barrier"], 0, 1.0, ranks) == (0.0, 0.0)
+
+
+def test_the_seeds_effective_bandwidth_is_busbw() -> None:
+    size, ranks, seconds = 400_000_000, 4, 0.25
+    _, busbw = bandwidths(COLLECTIVES["all_reduce"], size, seconds, ranks)
+    assert busbw == pytest.approx(size * 2 * (ranks - 1) / (ranks * seconds) / 1e9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_sizes_are_those_of_nccl_tests(ranks: int) -> None:
+    for name, collective in COLLECTIVES.items():
+        counts = collective.counts(4096, 4, ranks)
+        if name == "barrier":
+            assert counts.size == 0
+            continue
+        part = 1024 // ranks
+        assert counts.size == (part * ranks if collective.wide else 1024)
+        wide_output = name in ("all_gather", "gather", "all_to_all")
+        wide_input = name in ("reduce_scatter", "scatter", "all_to_all")
+        assert counts.output == (part * ranks if wide_output else part if wide_input else 1024)
+        assert counts.input == (part * ranks if wide_input else part if wide_output else 1024)
+        assert collective.counts(1, 4, ranks).size >= 1  # never nothing
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 47, 48, 1000, 1 << 20])
+def test_gradients_are_all_elements(count: int) -> None:
+    counts = gradient_counts(count)
+    assert sum(counts) == count
+    assert min(counts) >= 1
+
+
+def test_item_bytes() -> None:
+    assert [item_bytes(name) for name in ("float32", "bfloat16", "int8", "int64")] == [4, 2, 1, 8]
+
+
+# -- statistics --------------------------------------------------------------------------------
+
+
+def test_statistics_of_known_samples() -> None:
+    samples = list(range(1, 102))  # 1..101: the p-th percentile is p + 1
+    random.Random(1).shuffle(samples)
+    found = summarise(samples)
+    assert (found.min, found.p25, found.p50, found.p75) == (1, 26, 51, 76)
+    assert (found.p95, found.p99, found.max, found.mean) == (96, 100, 101, 51)
+    assert found.spread == pytest.approx(50 / 51)
+    assert found.low < found.p50 < found.high
+    alone = summarise([7.0])
+    assert (alone.p50, alone.low, alone.high, alone.spread) == (7, 7, 7, 0)
+    with pytest.raises(ValueError, match="at least one"):
+        summarise([])
+
+
+def test_the_median_lies_in_its_interval_as_often_as_promised() -> None:
+    generator = numpy.random.default_rng(7)
+    hits = 0
+    for _ in range(400):
+        found = summarise(generator.exponential(size=60))
+        hits += found.low <= numpy.log(2) <= found.high
+    assert hits >= 0.93 * 400
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1, 4]) == pytest.approx(2)
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+def test_verdicts() -> None:
+    assert row(expected_us=10.0).verdict == "normal"
+    assert row(expected_us=10.0 / 1.8).verdict == "slow by 1.8x"
+    assert row(expected_us=20.0).verdict == "fast by 2.0x"
+    assert row(calibrates=True).verdict == "calibrates"
+    assert row().verdict == ""
+    # Samples that differ by as much as the median do not tell slow from normal.
+    assert row(expected_us=10.0 / 1.8, samples_us=[5, 6, 10, 14, 15]).verdict == "normal"
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def test_json_round_trip() -> None:
+    before = run(row(), row("gloo", wrong=3), row(size=4096, expected_us=5.0, skew_us=None))
+    before.skipped.append(Skipped("mpi", "not here", "pip install mpi4py"))
+    before.held_out_error["unisono"] = 0.05
+    text = to_json(before)
+    after = from_json(text)
+    before.rows = before.in_order
+    assert after == before
+    document = json.loads(text)
+    assert document["schema"] == "unisono-bench/1"
+    assert document["rows"][0]["verdict"] == ""
+    assert "environ" not in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "another/1", "rows": []}'])
+def test_files_that_are_no_results(text: str) -> None:
+    with pytest.raises(UnisonoError, match=r"that\.json is (not JSON|no result)"):
+        from_json(text, "that.json")
+
+
+def test_csv_has_a_line_a_row() -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(run(row(), row("gloo"))))))
+    assert [line["backend"] for line in lines] == ["unisono", "gloo"]
+    assert {"size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong"} <= set(
+        lines[0]
+    )
+    assert float(lines[0]["time"]) == pytest.approx(10)
+
+
+def test_markdown_has_backends_side_by_side() -> None:
+    text = side_by_side(run(row(), row("gloo", samples_us=[40.0] * 5), row(size=4096)))
+    assert "| all_reduce | 1 KiB | 10.0 | 40.0 | 2.00 | 4.00 |" in text
+    assert "| all_reduce | 4 KiB | 10.0 | - | 2.00 | - |" in text
+
+
+def test_the_report_stands_alone() -> None:
+    rows = [
+        row(name, size, wrong=int(size == 64)) for name in ("unisono", "gloo") for size in (8, 64)
+    ]
+    page = report(run(*rows))
+    assert page.count("<svg") == 1
+    assert page.count("<tr class='wrong'>") == 2
+    assert "How to read this" in page
+    assert "WRONG RESULTS" in page
+    for outside in ("http://", "https://", "<link", "<script"):
+        assert outside not in page.replace("http://www.w3.org/", "")
+
+
+# -- comparing ---------------------------------------------------------------------------------
+
+
+def noisy(generator: random.Random, median_us: float, spread: float) -> list[float]:
+    """Samples around a median, half of them within +- spread/2."""
+    return [median_us * (1 + spread * generator.uniform(-1, 1)) for _ in range(101)]
+
+
+def test_compare_finds_slow_downs_and_leaves_noise_alone() -> None:
+    generator = random.Random(3)
+    sizes = [8 * 4**power for power in range(12)]
+    for spread in (0.02, 0.3):
+        old = run(*(row(size=size, samples_us=noisy(generator, 10, spread)) for size in sizes))
+        new = run(*(row(size=size, samples_us=noisy(generator, 10, spread)) for size in sizes))
+        assert not compare(old, new).is_regression
+        slow = run(
+            *(
+                row(size=size, samples_us=noisy(generator, 18 if size == 512 else 10, spread))
+                for size in sizes
+            )
+        )
+        comparison = compare(old, slow)
+        assert [change.new.size_bytes for change in comparison.of_kind("slower")] == [512]
+        assert comparison.is_regression
+        back = compare(slow, old)
+        assert [change.new.size_bytes for change in back.of_kind("faster")] == [512]
+        assert not back.is_regression
+
+
+def test_a_median_that_moved_within_the_spread_is_noise() -> None:
+    old = run(row(samples_us=[6, 8, 10, 12, 14]))
+    new = run(row(samples_us=[7, 9, 11.5, 14, 16]))
+    comparison = compare(old, new)
+    assert [change.kind for change in comparison.changes] == ["noise"]
+
+
+def test_compare_as_a_command(tmp_path: Path) -> None:
+    old, slow, other = (tmp_path / name for name in ("old.json", "slow.json", "other.json"))
+    old.write_text(to_json(run(row(), row("gloo"))))
+    slow.write_text(to_json(run(row(samples_us=[20.0] * 9), row("gloo", wrong=2))))
+    other.write_text(to_json(run(row(size=1 << 20))))
+
+    def invoke(*arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["bench", "compare", *map(str, arguments)])
+        return result.exit_code, result.output
+
+    code, output = invoke(old, old)
+    assert (code, "2 rows in both: 0 slower" in output) == (0, True)
+    code, output = invoke(old, slow)
+    assert code == 1
+    assert "slower  all_reduce 1 KiB unisono in place: 10.0 -> 20.0 us, 2.00x" in output
+    assert "wrong   all_reduce 1 KiB gloo in place" in output
+    assert invoke(old, slow, "--threshold", "150")[0] == 1  # wrong stays wrong
+    assert invoke(old, other) == (2, f"Error: {old} and {other} have no row in common\n")
+    code, output = invoke(old, tmp_path / "missing.json")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "missing.json cannot be read: No such file" in output
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def test_settings_survive_the_way_to_mpirun() -> None:
+    settings = Settings(3, ("all_reduce",), (8, 1024), ("unisono",), root=2, budget_s=0.5)
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_memory_is_counted_for_the_largest_row() -> None:
+    settings = Settings(2, ("barrier", "all_gather"), (8, 1 << 20), ("gloo",))
+    need, what = settings.memory_bytes()
+    # Output, half an input, the backend's copy and the floor's, on two ranks.
+    assert need == 2 * (1 << 20) * (1 + 0.5 + 1 + 1)
+    assert what == "all_gather of 1MB"
+
+
+def test_places() -> None:
+    def places(name: str, place: str) -> tuple[str, ...]:
+        settings = Settings(2, (name,), (8,), ("unisono",), place=place)
+        return settings.places(COLLECTIVES[name])
+
+    assert places("all_reduce", "natural") == ("in",)
+    assert places("all_gather", "natural") == ("out",)
+    assert places("all_reduce", "both") == ("in", "out")
+    assert places("barrier", "out") == ()
