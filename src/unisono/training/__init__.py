@@ -1,12 +1,20 @@
 """What training programs do with the collectives.
 
+gradients.py    gradients averaged while backward runs; buckets.py: what travels together
+coalescing.py   many tensors in few messages
+sharded.py      an optimizer whose work and state are cut over the ranks
+attention.py    attention over a sequence that is cut over the ranks
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 weights.py      weights from a trainer to inference engines; weight_*.py stand behind it
 """
 
 from unisono.training.agreement import agree, all_ranks, any_rank, main_process_first, sync_seed
+from unisono.training.attention import ring_attention, tree_attention
+from unisono.training.coalescing import broadcast_many, reduce_many
 from unisono.training.evaluate import gather_in_order, mean_over_samples
+from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
+from unisono.training.sharded import ShardedOptimizer
 from unisono.training.weights import (
     WeightReceiver,
     WeightSender,
@@ -16,6 +24,9 @@ from unisono.training.weights import (
 )
 
 __all__ = [
+    "GradientReport",
+    "GradientSync",
+    "ShardedOptimizer",
     "WeightReceiver",
     "WeightSender",
     "WeightShard",
@@ -23,9 +34,14 @@ __all__ = [
     "agree",
     "all_ranks",
     "any_rank",
+    "broadcast_many",
     "gather_in_order",
     "main_process_first",
     "mean_over_samples",
+    "reduce_many",
+    "ring_attention",
+    "sync_gradients",
     "sync_seed",
+    "tree_attention",
     "weight_update",
 ]

@@ -1,0 +1,106 @@
+"""A GPT as this rank has it: the layers of its pipeline stage, its heads, its positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from layers import ColumnParallel, RowParallel, whole
+from torch.nn import functional
+
+from unisono import ProcessGroupManager
+from unisono.training.attention import ring_attention
+
+
+@dataclass(frozen=True)
+class Config:
+    """The model and a step. The defaults have 3.6 million parameters."""
+
+    vocabulary: int = 128
+    width: int = 192
+    layers: int = 8
+    heads: int = 8
+    positions: int = 128
+    batch: int = 16
+    micro_batches: int = 4
+    learning_rate: float = 1e-3
+
+    def check(self, manager: ProcessGroupManager) -> None:
+        """Raise ValueError, with what fits, if this layout cannot hold the model or the batch."""
+        wanted = (
+            ("tp", "heads", self.heads, manager.tp_world_size),
+            ("pp", "layers", self.layers, manager.pp_world_size),
+            ("cp", "positions", self.positions, manager.cp_world_size),
+            (
+                "dp",
+                "batch / micro_batches",
+                self.batch // self.micro_batches,
+                manager.dp_world_size,
+            ),
+        )
+        if self.batch % self.micro_batches:
+            raise ValueError(f"{self.micro_batches} micro-batches do not divide {self.batch}")
+        for axis, name, number, size in wanted:
+            if number % size:
+                fits = [str(one) for one in range(1, number + 1) if number % one == 0]
+                raise ValueError(
+                    f"{axis} {size} does not divide {name} {number}: use {axis} {', '.join(fits)}"
+                )
+
+
+class Block(torch.nn.Module):
+    """Attention and a small network, each behind a norm and beside the way straight on."""
+
+    def __init__(
+        self, name: str, config: Config, manager: ProcessGroupManager, like: torch.Tensor
+    ) -> None:
+        super().__init__()
+        width, tp = config.width, manager.tp
+        self.heads = config.heads // tp.size
+        self.cp = manager.cp
+        self.before_attention = torch.nn.LayerNorm(width).to(like)
+        self.before_network = torch.nn.LayerNorm(width).to(like)
+        # Rows in the order (head, one of query, key and value, width): whole heads on each rank.
+        self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like)
+        self.out = RowParallel(f"{name} out", width, width, tp, like)
+        self.up = ColumnParallel(f"{name} up", width, 4 * width, tp, like)
+        self.down = RowParallel(f"{name} down", 4 * width, width, tp, like)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, positions, _ = x.shape
+        qkv = self.qkv(self.before_attention(x)).view(batch, positions, self.heads, 3, -1)
+        query, key, value = qkv.transpose(1, 2).unbind(3)
+        seen = ring_attention(query, key, value, self.cp, causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, positions, -1))
+        return x + self.down(functional.gelu(self.up(self.before_network(x))))
+
+
+class Stage(torch.nn.Module):
+    """The part of the model between the previous and the next pipeline stage."""
+
+    def __init__(self, config: Config, manager: ProcessGroupManager, like: torch.Tensor) -> None:
+        super().__init__()
+        self.is_first, self.is_last = manager.pp_is_first_stage, manager.pp_is_last_stage
+        self.shift = manager.cp_rank * config.positions // manager.cp_world_size
+        if self.is_first:
+            words = whole("words", config.vocabulary, config.width, like=like)
+            places = whole("places", config.positions, config.width, like=like)
+            self.words, self.places = torch.nn.Parameter(words), torch.nn.Parameter(places)
+        count = config.layers // manager.pp_world_size
+        mine = range(manager.pp_rank * count, (manager.pp_rank + 1) * count)
+        self.blocks = torch.nn.Sequential(
+            *(Block(f"block {number}", config, manager, like) for number in mine)
+        )
+        if self.is_last:
+            self.norm = torch.nn.LayerNorm(config.width).to(like)
+            self.head = torch.nn.Parameter(
+                whole("head", config.vocabulary, config.width, like=like)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From characters, or the previous stage's result, to this stage's."""
+        if self.is_first:
+            places = self.places[self.shift : self.shift + x.shape[1]]
+            x = functional.embedding(x, self.words) + places
+        x = self.blocks(x)
+        return functional.linear(self.norm(x), self.head) if self.is_last else x

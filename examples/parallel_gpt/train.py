@@ -1,0 +1,96 @@
+"""Train a small GPT on Shakespeare's sonnets, cut over ranks in any combination of four ways.
+
+    python examples/parallel_gpt/train.py
+    unisono run -n 4 examples/parallel_gpt/train.py --tp 2 --pp 2
+    unisono run -n 8 examples/parallel_gpt/train.py --tp 2 --cp 2 --dp 2 --backend gloo
+
+tp cuts heads and inner layers, cp the sequence, pp the layers, dp the batch. Whatever the layout,
+the losses are those of one process, but for rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from model import Config, Stage
+from pipeline import Pipeline
+
+import unisono
+from unisono import ProcessGroupManager
+from unisono.training import GradientSync
+
+TEXT = Path(__file__).with_name("sonnets.txt")
+
+
+def batches(config: Config, device: torch.device) -> Iterator[torch.Tensor]:
+    """Whole batches of characters, each row one longer than its inputs; the same on all ranks."""
+    text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        begins = torch.randint(
+            len(text) - config.positions - 1, (config.batch,), generator=generator
+        )
+        rows = [text[begin : begin + config.positions + 1] for begin in begins.tolist()]
+        yield torch.stack(rows).to(device)
+
+
+def train(
+    config: Config,
+    manager: ProcessGroupManager,
+    steps: int,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[float]:
+    """The loss of each step, the same on every rank."""
+    config.check(manager)
+    like = torch.empty(0, dtype=dtype, device=device)
+    stage = Stage(config, manager, like)
+    sync = GradientSync(stage, manager.cp_dp)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=config.learning_rate)
+    pipeline = Pipeline(stage, sync, manager.pp, like)
+    for _, batch in zip(range(steps), batches(config, like.device), strict=False):
+        mine = batch.chunk(manager.dp_world_size)[manager.dp_rank]
+        inputs, targets = (
+            list(one.chunk(manager.cp_world_size, 1)[manager.cp_rank].chunk(config.micro_batches))
+            for one in (mine[:, :-1], mine[:, 1:])
+        )
+        local = pipeline.step(inputs, targets, config.width)
+        loss = torch.tensor([local], dtype=torch.float64, device=like.device)
+        manager.pp.broadcast(loss, manager.pp.size - 1)
+        manager.cp_dp.all_reduce(loss, "mean")
+        optimizer.step()
+        optimizer.zero_grad()
+        yield float(loss)
+
+
+def main() -> None:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for axis in ("tp", "cp", "pp"):
+        parser.add_argument(f"--{axis}", type=int, default=1)
+    parser.add_argument("--dp", type=int, help="what is left of the ranks, unless given")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--backend", default="auto", help="auto, unisono, gloo, nccl")
+    options = parser.parse_args()
+    world = unisono.init(options.backend)
+    dp = options.dp or max(1, world.size // (options.tp * options.cp * options.pp))
+    config = Config()
+    with ProcessGroupManager(options.tp, options.cp, options.pp, dp) as manager:
+        began_s = time.monotonic()
+        losses = train(config, manager, options.steps, device=unisono.get_device())
+        for step, loss in enumerate(losses, 1):
+            if world.rank == 0 and (step == 1 or step % 10 == 0):
+                took_s = time.monotonic() - began_s
+                print(f"step {step:4}  loss {loss:.4f}  {took_s:6.1f} s", flush=True)
+    unisono.shutdown()
+
+
+if __name__ == "__main__":
+    main()

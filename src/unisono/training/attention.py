@@ -1,0 +1,240 @@
+"""Attention over a sequence that is cut over the ranks of a group: a ring, and a tree.
+
+Both combine softmaxes of parts of the keys by their maxima and sums, which is exact (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018). Queries, keys and values have the
+shape (..., positions, width); all work is done in float32 at least.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from unisono.collectives.words import all_gather_words
+from unisono.comm.base import Communicator, Message, Work
+from unisono.world import resolve
+
+_KEYS, _SLOPES = 0, 1
+"""Tags: what goes round in backward are keys and values, and their gradients behind them."""
+
+
+def ring_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: Any = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's queries to all ranks' keys and values, with gradients.
+
+    The sequence is cut in rank order, into shards of any lengths; a rank has queries, keys and
+    values of its own positions, and gets the result for them. Keys and values go round in a ring
+    (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank works on the block that it has
+    while it sends it on and receives the next. Each rank sends its keys and values `size - 1`
+    times; in backward again, and their gradients `size` times.
+
+    `causal` hides later positions; blocks that are hidden whole are passed on and not computed.
+    `scale` is 1 / sqrt(width) unless given. Backward is collective, as in `unisono.differentiable`:
+    all ranks' inputs want gradients, or none. Raises ValueError for shapes that do not fit.
+    """
+    comm = resolve(group)
+    width = _width(comm, query, key, value)
+    if query.shape[-2] != key.shape[-2]:
+        comm.refuse("all_gather", f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank")
+    scale = width**-0.5 if scale is None else scale
+    return _Ring.apply(query, key, value, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: Any = None,
+    *,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of the same few queries, on every rank, to all ranks' keys and values: decoding
+    with a cache that is cut over ranks, in any way. Every rank has the result.
+
+    All that moves is, for each query, the maximum, the sum and the weighted values of each rank's
+    softmax, in one call: an all_reduce by an operator of its own (Shyam et al., "Tree attention",
+    2024, with one call instead of two). `mask` is True where a query may see one of this rank's
+    keys; where it sees none on any rank, the result is zero. There are no gradients: ValueError if
+    one is wanted.
+    """
+    comm = resolve(group)
+    width = _width(comm, query, key, value)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
+        comm.refuse("all_gather", "tree_attention has no gradients: use torch.no_grad()")
+    scale = width**-0.5 if scale is None else scale
+    with torch.no_grad():
+        scores = _wide(query) @ _wide(key).transpose(-1, -2) * scale
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        mine = torch.cat(_summary(scores, _wide(value)), dim=-1)
+        everyone = mine.new_empty(comm.size, *mine.shape)
+        comm.all_gather(everyone, mine.contiguous())
+        tops, sums, values = everyone.split_with_sizes([1, 1, value.shape[-1]], dim=-1)
+        shares = _exp(tops - tops.amax(0))
+        total = (shares * sums).sum(0)
+        result = (shares * values).sum(0) / total.masked_fill(total == 0, 1)
+    return result.to(query.dtype)
+
+
+def _width(comm: Communicator, *three: torch.Tensor) -> int:
+    query, key, value = three
+    shapes = ", ".join(str(tuple(one.shape)) for one in three)
+    if min(one.dim() for one in three) < 2:
+        comm.refuse("all_gather", f"shapes {shapes}: positions and width are needed")
+    fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
+    if not fits or query.shape[:-2] != key.shape[:-2]:
+        comm.refuse("all_gather", f"query, key and value of shapes {shapes} do not fit")
+    return int(query.shape[-1])
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _exp(difference: torch.Tensor) -> torch.Tensor:
+    """exp, where minus infinity less itself is minus infinity: nothing has no weight."""
+    return difference.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp()
+
+
+def _summary(scores: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+    """Of each row its maximum, the sum of exp(score - maximum), and the values weighted so."""
+    if scores.shape[-1] == 0:
+        top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    else:
+        top = scores.amax(-1, keepdim=True)
+    weights = _exp(scores - top)
+    return [top, weights.sum(-1, keepdim=True), weights @ value]
+
+
+class _Block:
+    """Where a block of keys lies beside this rank's queries."""
+
+    def __init__(self, lengths: list[int], rank: int, source: int, causal: bool) -> None:
+        self.is_hidden = (causal and source > rank) or 0 in (lengths[rank], lengths[source])
+        self._is_cut = causal and source == rank
+
+    def scores(self, query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
+        scores = query @ key.transpose(-1, -2) * scale
+        if self._is_cut:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores.masked_fill_(later, -torch.inf)
+        return scores
+
+
+class _Carrier:
+    """One tensor that goes round the ring: what we have is sent on while the next one comes."""
+
+    def __init__(self, comm: Communicator, lengths: list[int], tag: int) -> None:
+        self._comm, self._lengths, self._tag = comm, lengths, tag
+        self._works: list[Work] = []
+
+    def pass_on(self, mine: torch.Tensor, next_source: int) -> torch.Tensor:
+        """Start sending `mine`; returns the tensor that will hold what the previous rank sends,
+        after `wait`."""
+        shape = [*mine.shape[:-2], self._lengths[next_source], mine.shape[-1]]
+        coming = mine.new_empty(shape)
+        if self._comm.size == 1:
+            return mine
+        self._works = self._comm.batch_isend_irecv(
+            [
+                Message("send", mine, self._comm.next, self._tag),
+                Message("recv", coming, self._comm.prev, self._tag),
+            ]
+        )
+        return coming
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        comm: Communicator,
+        causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        lengths = [words[0] for words in all_gather_words(comm, (query.shape[-2],), query.device)]
+        wide = _wide(query)
+        top = wide.new_full((*query.shape[:-1], 1), -torch.inf)
+        total = torch.zeros_like(top)
+        result = wide.new_zeros(*query.shape[:-1], value.shape[-1])
+        both = torch.cat([key, value], dim=-1).contiguous()  # one message instead of two
+        carrier = _Carrier(comm, lengths, _KEYS)
+        for step in range(comm.size):
+            source = (comm.rank - step) % comm.size
+            is_last = step == comm.size - 1
+            coming = both if is_last else carrier.pass_on(both, (source - 1) % comm.size)
+            block = _Block(lengths, comm.rank, source, causal)
+            if not block.is_hidden:
+                keys, values = _wide(both).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
+                found = _summary(block.scores(wide, keys, scale), values)
+                highest = torch.maximum(top, found[0])
+                old, new = _exp(top - highest), _exp(found[0] - highest)
+                total = total * old + found[1] * new
+                result = result * old + found[2] * new
+                top = highest
+            carrier.wait()
+            both = coming
+        result = result / total
+        ctx.save_for_backward(query, key, value, result, top + total.log())
+        ctx.comm, ctx.causal, ctx.scale, ctx.lengths = comm, causal, scale, lengths
+        return result.to(query.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        query, key, value, result, log_sum = ctx.saved_tensors
+        comm: Communicator = ctx.comm
+        wide, slope = _wide(query), _wide(gradient)
+        widths = [key.shape[-1], value.shape[-1]]
+        own = (slope * result).sum(-1, keepdim=True)
+        query_slope = torch.zeros_like(wide)
+        both = torch.cat([key, value], dim=-1).contiguous()
+        slopes: torch.Tensor | None = None  # of the block at hand, from the ranks before us
+        keys_carrier = _Carrier(comm, ctx.lengths, _KEYS)
+        slopes_carrier = _Carrier(comm, ctx.lengths, _SLOPES)
+        for step in range(comm.size):
+            source = (comm.rank - step) % comm.size
+            is_last = step == comm.size - 1
+            coming = both if is_last else keys_carrier.pass_on(both, (source - 1) % comm.size)
+            block = _Block(ctx.lengths, comm.rank, source, ctx.causal)
+            ours = torch.zeros_like(_wide(both))
+            if not block.is_hidden:
+                keys, values = _wide(both).split_with_sizes(widths, -1)
+                weights = (block.scores(wide, keys, ctx.scale) - log_sum).exp()
+                inner = weights * (slope @ values.transpose(-1, -2) - own) * ctx.scale
+                query_slope += inner @ keys
+                ours = torch.cat([inner.mT @ wide, weights.mT @ slope], dim=-1)
+            slopes_carrier.wait()  # what the ranks before us found came while we computed
+            slopes = ours if slopes is None else slopes.add_(ours)
+            slopes = slopes_carrier.pass_on(slopes.contiguous(), (source - 1) % comm.size)
+            keys_carrier.wait()
+            both = coming
+        slopes_carrier.wait()
+        assert slopes is not None
+        key_slope, value_slope = slopes.split_with_sizes(widths, -1)
+        return (
+            query_slope.to(query.dtype),
+            key_slope.to(key.dtype),
+            value_slope.to(value.dtype),
+            None,
+            None,
+            None,
+        )

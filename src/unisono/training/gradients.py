@@ -1,0 +1,310 @@
+"""Gradients averaged over ranks while backward still runs, for programs without DDP."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from unisono.collectives.words import device_of
+from unisono.comm.base import Work
+from unisono.errors import UnisonoError
+from unisono.training.buckets import (
+    Bucket,
+    Missing,
+    Parameters,
+    Slot,
+    buckets_of,
+    check_options,
+    check_the_same_everywhere,
+    check_used,
+    slots_of,
+)
+from unisono.training.coalescing import broadcast_many
+from unisono.world import resolve
+
+BUCKET_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What a GradientSync has done so far, on this rank.
+
+    `communicating_s` is the time in which at least one bucket was under way, from its start to the
+    moment at which it was seen to be over (at the next gradient, or in `finish`), waiting for
+    slower ranks included; `waiting_s` is the part of it that `finish` had to wait.
+    """
+
+    steps: int
+    buckets: int
+    bytes: int
+    communicating_s: float
+    waiting_s: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the communication that was hidden behind backward, 0 to 1."""
+        if self.communicating_s <= 0:
+            return 0.0
+        return max(0.0, 1 - self.waiting_s / self.communicating_s)
+
+    def __str__(self) -> str:
+        steps = max(self.steps, 1)
+        return (
+            f"{self.steps} steps, each {self.buckets} buckets of {self.bytes / 1e6:.3g} MB "
+            f"together: communicating {self.communicating_s / steps * 1e3:.3g} ms, waiting "
+            f"{self.waiting_s / steps * 1e3:.3g} ms; {self.hidden:.0%} hidden behind backward"
+        )
+
+
+class GradientSync:
+    """Averages the gradients of a model over the ranks of a group, in buckets, during backward.
+
+        sync = GradientSync(model, group)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for batch in batches:
+            loss_of(model, batch).backward()  # full buckets set out while it goes on
+            sync.finish()  # every rank has the mean of all ranks' gradients
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Making one is collective: parameters are compared, then those of rank `src`, and its buffers,
+    are copied to all (`src=None` leaves them). After that each rank's `finish()` answers the
+    others', once a step. The first step shows in which order backward makes gradients; from then
+    on buckets are filled in rank 0's order.
+
+    `bucket_bytes` is about how much travels at once. With `overlap=False` everything sets out in
+    `finish`. `op` is "mean" or "sum". `unused` says what happens where a rank has no gradient for
+    a parameter: "error" raises on every rank and names it; "zero" counts it as zero, and leaves
+    the gradient None if no rank has one, as in a program of one process. `accumulate_float32` adds
+    up gradients in half precision, of several backward passes and of all ranks, in float32, and
+    rounds once.
+
+    Raises ValueError, on every rank, if the ranks' parameters differ.
+    """
+
+    def __init__(
+        self,
+        model: Parameters,
+        group: Any = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool = True,
+        op: str = "mean",
+        unused: str = "error",
+        accumulate_float32: bool = False,
+        src: int | None = 0,
+    ) -> None:
+        self._op = check_options(bucket_bytes, unused, op)
+        self._comm = resolve(group)
+        self._bucket_bytes, self._overlap, self._unused = bucket_bytes, overlap, unused
+        self._wide = accumulate_float32
+        self._model = model if isinstance(model, torch.nn.Module) else None
+        self._slots = slots_of(model)
+        if not self._slots:
+            raise ValueError("no parameter wants a gradient")
+        self._frozen = [
+            (name, one)
+            for name, one in (self._model.named_parameters() if self._model is not None else ())
+            if not one.requires_grad
+        ]
+        check_the_same_everywhere(self._comm, self._slots)
+        if src is not None:
+            self._start_from(src)
+        self._seen: dict[int, None] = {}  # the order of the first step
+        self._learned = False
+        self._silent = False
+        self._steps, self._communicating_s, self._waiting_s = 0, 0.0, 0.0
+        self._served: set[int] = set()  # optimizers that have stepped since `finish`
+        self._finished = False
+        self._start_over()
+        self._arrange(list(reversed(self._slots)))
+        self._handles: list[Any] = [
+            slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._arrived, slot)
+            )
+            for slot in self._slots
+        ]
+
+    def _start_from(self, src: int) -> None:
+        kept: list[torch.Tensor] = [slot.parameter.detach() for slot in self._slots]
+        if self._model is not None:
+            kept = [one.detach() for one in (*self._model.parameters(), *self._model.buffers())]
+        broadcast_many(kept, src, self._comm)
+
+    def _arrange(self, order: list[Slot]) -> None:
+        self._buckets = buckets_of(order, self._comm, self._bucket_bytes, self._op, self._wide)
+        self._places: dict[int, tuple[Bucket, int]] = {
+            slot.number: (bucket, place)
+            for bucket in self._buckets
+            for place, slot in enumerate(bucket.slots)
+        }
+
+    def _start_over(self) -> None:
+        self._works: list[Work] = []
+        self._begun_s: list[float] = []
+        self._over = 0  # how many were seen to be over
+        self._latest_s = 0.0  # and when
+
+    # -- during backward -------------------------------------------------------------------------
+
+    def _arrived(self, slot: Slot, parameter: torch.Tensor) -> None:
+        """A gradient is there."""
+        self._finished = False
+        bucket, place = self._places[slot.number]
+        if bucket.begun or (bucket.arrived[place] and not self._silent):
+            raise UnisonoError(
+                f"a second gradient for {slot.name} before finish(): put all backward passes of a "
+                "step but the last under no_sync()"
+            )
+        if not self._learned:
+            self._seen.setdefault(slot.number)
+        if bucket.wide:
+            bucket.add_wide(place)
+        if self._silent:
+            return
+        bucket.arrived[place] = True
+        bucket.waiting_for -= 1
+        if self._overlap:
+            self._look()
+            while len(self._works) < len(self._buckets) and self._next_is_full():
+                self._set_out()
+
+    def _next_is_full(self) -> bool:
+        return self._buckets[len(self._works)].waiting_for == 0
+
+    def _set_out(self) -> None:
+        """Buckets set out in their order, whichever is full first: ranks may differ in that."""
+        with torch.no_grad():
+            work = self._buckets[len(self._works)].begin()
+        self._works.append(work)
+        self._begun_s.append(time.monotonic())
+
+    def _look(self) -> None:
+        """See which buckets are over by now."""
+        while self._over < len(self._works) and self._works[self._over].is_completed():
+            now_s: float = time.monotonic()
+            self._communicating_s += now_s - max(self._begun_s[self._over], self._latest_s)
+            self._latest_s = now_s
+            self._over += 1
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here add to this rank's gradients and send nothing; the first one
+        after it, or `finish`, sends the sums. All ranks do the same."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    # -- after backward --------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Wait until every rank has all ranks' gradients, combined, in `parameter.grad`.
+
+        All ranks call it once a step, one without a batch, too. Raises UnisonoError, on every rank
+        and with the gradients in place, where `unused="error"` and a parameter had none; a
+        GroupError if the communication failed.
+        """
+        self._complete()
+        missing = [one for bucket in self._buckets for one in bucket.end()]
+        self._steps += 1
+        self._finished = True
+        self._served.clear()
+        self._start_over()
+        if not self._learned:
+            self._learn()
+        if self._unused == "error":
+            check_used(missing, self._comm)
+        thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
+        if thawed:
+            raise UnisonoError(
+                f"{', '.join(thawed)} wanted no gradient when this GradientSync was made, and has "
+                "one now: make another"
+            )
+
+    def _complete(self) -> None:
+        begun_s = time.monotonic()
+        self._look()
+        while len(self._works) < len(self._buckets):
+            self._set_out()
+        for work in self._works:
+            work.wait()
+            self._look()
+        self._waiting_s += time.monotonic() - begun_s
+
+    def _learn(self) -> None:
+        """Take the order in which rank 0 saw its gradients for that of all ranks."""
+        order = [*self._seen, *(one.number for one in self._slots if one.number not in self._seen)]
+        tensor = torch.tensor(order, device=device_of(self._comm))
+        self._comm.broadcast(tensor)
+        self._arrange([self._slots[index] for index in tensor.tolist()])
+        self._learned = True
+
+    def discard(self) -> None:
+        """Drop a step that went wrong, on all ranks: none of its gradients stays."""
+        self._complete()
+        for bucket in self._buckets:
+            bucket.forget()
+        self._start_over()
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Have every `optimizer.step()` call `finish` first, unless the program has done so since
+        the latest backward pass. Returns the optimizer."""
+        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if [*args[1:], *kwargs.values()] not in ([], [None]):
+            raise ValueError("a closure runs after this: call finish() at its end, do not attach")
+        if not self._finished or id(optimizer) in self._served:
+            self.finish()
+        self._served.add(id(optimizer))
+
+    def report(self) -> GradientReport:
+        """How much has moved so far, and how much of it was hidden behind backward."""
+        return GradientReport(
+            self._steps,
+            len(self._buckets),
+            sum(bucket.nbytes for bucket in self._buckets),
+            self._communicating_s,
+            self._waiting_s,
+        )
+
+    def close(self) -> None:
+        """Leave the model and the optimizers alone from now on. Closing twice does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def sync_gradients(
+    parameters: Parameters,
+    group: Any = None,
+    *,
+    op: str = "mean",
+    unused: str = "error",
+    bucket_bytes: int = BUCKET_BYTES,
+) -> None:
+    """Average the gradients of a module, or of a list of parameters, over all ranks, in one call.
+
+    To be called after backward, by every rank, with parameters of the same shapes and dtypes in
+    the same order. `op` and `unused` are as in GradientSync.
+    """
+    op = check_options(bucket_bytes, unused, op)
+    comm = resolve(group)
+    buckets = buckets_of(slots_of(parameters), comm, bucket_bytes, op)
+    with torch.no_grad():
+        works = [bucket.begin() for bucket in buckets]
+    missing: list[Missing] = []
+    for bucket, work in zip(buckets, works, strict=True):
+        work.wait()
+        missing += bucket.end()
+    if unused == "error":
+        check_used(missing, comm)

@@ -1,0 +1,201 @@
+"""An optimizer whose work and state are cut over the ranks of a group.
+
+Every rank has the whole model and its own gradients. A step is a reduce_scatter of the gradients,
+an update of this rank's share, and an all_gather of the parameters: the bytes of one all_reduce,
+and of the optimizer's state each rank holds one part in `size`. Known as ZeRO, stages 1 and 2
+(Rajbhandari et al., 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono.collectives.refusals import refuse_type
+from unisono.comm.base import Communicator
+from unisono.training.buckets import (
+    Missing,
+    Slot,
+    check_options,
+    check_the_same_everywhere,
+    check_used,
+    slots_of,
+)
+from unisono.world import resolve
+
+
+@dataclass
+class _Row:
+    """Parameters of one group and dtype, one behind the other, cut into a share for each rank."""
+
+    slots: list[Slot]
+    whole: torch.Tensor  # what the parameters are views of
+    gradients: torch.Tensor
+    views: list[torch.Tensor]  # of the gradients
+    share: torch.nn.Parameter
+    absent: torch.Tensor
+
+    def load(self, comm: Communicator) -> None:
+        """Bring the gradients into one row; those that are views of it lie there already."""
+        for place, (slot, view) in enumerate(zip(self.slots, self.views, strict=True)):
+            gradient = slot.parameter.grad
+            self.absent[place] = float(gradient is None)
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout is not torch.strided:
+                why = f"the gradient of {slot.name} is {gradient.layout}, not dense"
+                refuse_type(comm, "all_reduce", why)
+            elif gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
+                view.copy_(gradient)
+                slot.parameter.grad = view
+
+
+class ShardedOptimizer:
+    """Any optimizer that treats every element alone (SGD, Adam, AdamW, ...), cut over the ranks.
+
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, group, lr=1e-3)
+        loss.backward()
+        optimizer.step()  # no GradientSync or DDP beside it: this takes the mean of the gradients
+        optimizer.zero_grad()
+
+    `parameters` is a module, a list of parameters, or of dicts with "params" and options of their
+    own, as torch's optimizers take them; `make` is called with this rank's shares. Making one is
+    collective, and copies the parameters of rank `src` to all (`src=None` leaves them); they become
+    views of one tensor for each group and dtype. `unused` is as in GradientSync, except that under
+    "zero" a parameter that no rank has a gradient for is updated, too, with zero.
+
+    `inner` is the optimizer of this rank's shares: schedulers take it. Raises ValueError, on every
+    rank, if the ranks' parameters differ.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        make: Callable[..., torch.optim.Optimizer],
+        group: Any = None,
+        *,
+        unused: str = "error",
+        src: int | None = 0,
+        **options: Any,
+    ) -> None:
+        check_options(1, unused, "mean")
+        self._comm = resolve(group)
+        self._unused = unused
+        groups = _groups_of(parameters)
+        check_the_same_everywhere(self._comm, [slot for slots, _ in groups for slot in slots])
+        self._rows: list[_Row] = []
+        shares: list[dict[str, Any]] = []
+        with torch.no_grad():
+            for slots, own in groups:
+                rows = [_row(self._comm, alike) for alike in _alike(slots)]
+                self._rows += rows
+                shares.append({"params": [row.share for row in rows], **own})
+            for row in self._rows if src is not None else ():
+                self._comm.broadcast(row.whole, src or 0)
+                row.share.copy_(row.whole.view(self._comm.size, -1)[self._comm.rank])
+        self.inner = make(shares, **options)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of `inner`: change `lr` here."""
+        return self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Average the gradients, update this rank's share, and have all ranks' in every model.
+
+        Raises UnisonoError, on every rank and before anything has changed, where `unused="error"`
+        and a parameter had no gradient.
+        """
+        works = []
+        for row in self._rows:
+            row.load(self._comm)
+            assert row.share.grad is not None
+            works += [
+                self._comm.all_reduce(row.absent, async_op=True),
+                self._comm.reduce_scatter(row.share.grad, row.gradients, "avg", async_op=True),
+            ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        if self._unused == "error":
+            check_used(self._missing(), self._comm)
+        self.inner.step()
+        gathered = [
+            self._comm.all_gather(row.whole, row.share.detach(), async_op=True)
+            for row in self._rows
+        ]
+        for work in gathered:
+            if work is not None:
+                work.wait()
+
+    def _missing(self) -> list[Missing]:
+        return [
+            Missing(slot, round(ranks), slot.parameter.grad is None)
+            for row in self._rows
+            for slot, ranks in zip(row.slots, row.absent.tolist(), strict=True)
+            if ranks
+        ]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of torch's optimizers; zeros instead of None save a copy in the next step."""
+        for row in self._rows:
+            for slot in row.slots:
+                if set_to_none:
+                    slot.parameter.grad = None
+                elif slot.parameter.grad is not None:
+                    slot.parameter.grad.detach().zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank's share. It fits the same rank of a group of the same size."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned on the same rank of a group of the same size."""
+        self.inner.load_state_dict(state)
+
+
+def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
+    """The parameters of each group, with the group's own options."""
+    if not isinstance(parameters, torch.nn.Module):
+        parameters = list(parameters)
+        if parameters and isinstance(parameters[0], dict):
+            return [
+                (slots_of(one["params"]), {k: v for k, v in one.items() if k != "params"})
+                for one in parameters
+            ]
+    slots = slots_of(parameters)
+    if not slots:
+        raise ValueError("no parameter wants a gradient")
+    return [(slots, {})]
+
+
+def _alike(slots: Iterable[Slot]) -> list[list[Slot]]:
+    kinds: dict[Any, list[Slot]] = {}
+    for slot in slots:
+        kinds.setdefault((slot.parameter.dtype, slot.parameter.device), []).append(slot)
+    return list(kinds.values())
+
+
+def _row(comm: Communicator, slots: list[Slot]) -> _Row:
+    first = slots[0].parameter
+    sizes = [slot.parameter.numel() for slot in slots]
+    length = -(-sum(sizes) // comm.size)
+    whole = torch.zeros(length * comm.size, dtype=first.dtype, device=first.device)
+    gradients = torch.zeros_like(whole)
+    views = []
+    begin = 0
+    for slot, size in zip(slots, sizes, strict=True):
+        shape = slot.parameter.shape
+        here = whole[begin : begin + size].view(shape)
+        here.copy_(slot.parameter)
+        slot.parameter.data = here
+        views.append(gradients[begin : begin + size].view(shape))
+        begin += size
+    share = torch.nn.Parameter(whole.view(comm.size, length)[comm.rank].clone())
+    share.grad = torch.zeros_like(share)
+    absent = torch.zeros(len(slots), device=first.device)
+    return _Row(slots, whole, gradients, views, share, absent)
