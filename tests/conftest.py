@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
     before = _our_shared_files()
     yield
     assert _our_shared_files() <= before
+
+
+@pytest.fixture(autouse=True)
+def _only_our_algorithms() -> Iterator[None]:
+    """What a test adds to the catalog of algorithms goes with it."""
+    yield
+    catalog = sys.modules.get("unisono.plan.catalog")
+    for key, entry in list(catalog._registered.items()) if catalog else ():
+        if not entry.make.__module__.startswith("unisono."):
+            del catalog._registered[key]
 
 
 def _our_shared_files() -> set[str]:

@@ -325,7 +325,11 @@ def test_own_messages_in_flight(comm: Communicator) -> None:
 # -- choosing --------------------------------------------------------------------------------------
 
 
-@algorithm("all_reduce", "through_the_last")
+@pytest.fixture
+def own_algorithm() -> None:
+    algorithm("all_reduce", "through_the_last")(through_the_last)
+
+
 def through_the_last(ranks: int) -> Schedule:
     """A program's own: everything to the last rank, and back."""
     last = ranks - 1
@@ -335,6 +339,7 @@ def through_the_last(ranks: int) -> Schedule:
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.usefixtures("own_algorithm")
 def test_an_algorithm_of_ones_own(comm: Communicator) -> None:
     for way in (by_messages, by_engine):
         tensor = torch.arange(5) + comm.rank
@@ -343,6 +348,7 @@ def test_an_algorithm_of_ones_own(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.usefixtures("own_algorithm")
 def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """1e8 swallows a 1 that is added to it: the order of the sum shows in its result."""
     mine = torch.tensor([[1.0, 1e8, 1.0, -1e8][comm.rank + shift] for shift in (0, 1)])
