@@ -28,6 +28,7 @@ TINY = {
     "batch": 8,
     "micro_batches": 2,
     "learning_rate": 1e-2,
+    "warm_up": 1,
 }
 STEPS = 3
 REPRESENTATIVE = [

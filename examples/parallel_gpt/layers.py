@@ -70,11 +70,17 @@ class RowParallel(torch.nn.Module):
     """All outputs on every rank, from `inputs / size` inputs on each."""
 
     def __init__(
-        self, name: str, inputs: int, outputs: int, comm: Communicator, like: torch.Tensor
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        comm: Communicator,
+        like: torch.Tensor,
+        std: float,
     ) -> None:
         super().__init__()
         self.comm = comm
-        columns = whole(name, outputs, inputs, like=like).chunk(comm.size, 1)[comm.rank]
+        columns = whole(name, outputs, inputs, like=like, std=std).chunk(comm.size, 1)[comm.rank]
         self.weight = torch.nn.Parameter(columns.clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -20,10 +20,11 @@ class Config:
     width: int = 192
     layers: int = 8
     heads: int = 8
-    positions: int = 128
+    positions: int = 64
     batch: int = 16
-    micro_batches: int = 4
-    learning_rate: float = 1e-3
+    micro_batches: int = 2
+    learning_rate: float = 5e-4
+    warm_up: int = 20
 
     def check(self, manager: ProcessGroupManager) -> None:
         """Raise ValueError, with what fits, if this layout cannot hold the model or the batch."""
@@ -62,9 +63,10 @@ class Block(torch.nn.Module):
         self.before_network = torch.nn.LayerNorm(width).to(like)
         # Rows in the order (head, one of query, key and value, width): whole heads on each rank.
         self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like)
-        self.out = RowParallel(f"{name} out", width, width, tp, like)
+        std = 0.02 / (2 * config.layers) ** 0.5  # as many are added up on the way straight on
+        self.out = RowParallel(f"{name} out", width, width, tp, like, std)
         self.up = ColumnParallel(f"{name} up", width, 4 * width, tp, like)
-        self.down = RowParallel(f"{name} down", 4 * width, width, tp, like)
+        self.down = RowParallel(f"{name} down", 4 * width, width, tp, like, std)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, positions, _ = x.shape

@@ -52,6 +52,7 @@ def train(
     stage = Stage(config, manager, like)
     sync = GradientSync(stage, manager.cp_dp)
     optimizer = torch.optim.AdamW(stage.parameters(), lr=config.learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / config.warm_up, 1, config.warm_up)
     pipeline = Pipeline(stage, sync, manager.pp, like)
     for _, batch in zip(range(steps), batches(config, like.device), strict=False):
         mine = batch.chunk(manager.dp_world_size)[manager.dp_rank]
@@ -64,6 +65,7 @@ def train(
         manager.pp.broadcast(loss, manager.pp.size - 1)
         manager.cp_dp.all_reduce(loss, "mean")
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         yield float(loss)
 
