@@ -221,7 +221,7 @@ def test_more_gpus_than_there_are_is_one_sentence() -> None:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("unisono.comm.torch") is None,
+    importlib.util.find_spec("unisono.comm.torch.communicator") is None,
     reason="there is no Communicator over other backends of torch yet",
 )
 def test_gloo_is_green() -> None:

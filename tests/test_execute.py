@@ -103,7 +103,7 @@ def test_tensors_of_several_slices(comm: Communicator, collective: str) -> None:
 
 @pytest.mark.ranks([2, 3], backend="gloo")
 def test_the_same_over_gloo(process_group: Any) -> None:
-    make = pytest.importorskip("unisono.comm.torch")
+    make = pytest.importorskip("unisono.comm.torch.communicator")
     comm = make.wrap(process_group)
     for collective in COLLECTIVES:
         for schedule in schedules(collective, comm.size)[:4]:

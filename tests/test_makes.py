@@ -32,7 +32,7 @@ from expected import (
 from ranks import attempt
 from unisono import Message, PremulSum
 from unisono.comm.base import Communicator
-from unisono.comm.torch import TorchCommunicator
+from unisono.comm.torch.communicator import TorchCommunicator
 from unisono.world import resolve
 
 MAKES = [("solo", 1), ("native", 3), *(("torch", ranks) for ranks in (1, 2, 3, 4))]

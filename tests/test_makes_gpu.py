@@ -12,7 +12,7 @@ import unisono
 from expected import OPS, REDUCIBLE, assert_same, copy_of, inputs, meaningful, reduced
 from unisono import PremulSum
 from unisono.comm.base import Communicator
-from unisono.comm.torch import TorchCommunicator
+from unisono.comm.torch.communicator import TorchCommunicator
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"

@@ -37,7 +37,7 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Make a group; what that needs is imported when the first one is made."""
-    from unisono.comm.torch_creation import create
+    from unisono.comm.backend.creation import create
 
     return create(options, backend_options)
 

@@ -84,7 +84,7 @@ class AxisGroup:
         if not self._owned:
             return
         if group is not None:
-            from unisono.comm import torch_groups
+            from unisono.comm.backend import groups as torch_groups
 
             torch_groups.destroy(group)  # and with it the Communicator
         elif comm is not None:
@@ -281,7 +281,7 @@ class ProcessGroupManager:
         them alone. Its dimensions are the axes, by their names; `along` takes those that are not
         tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that this
         process has no place in."""
-        from unisono.comm import torch_groups
+        from unisono.comm.backend import groups as torch_groups
 
         names = device_mesh.mesh_dim_names
         if not names:
@@ -373,7 +373,7 @@ class _Parent:
             return comm
 
         def group_over(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm import torch_groups
+            from unisono.comm.backend import groups as torch_groups
 
             torch_groups.check_started()
             group: ProcessGroup = torch_groups.group_over(own.comm)
@@ -400,7 +400,7 @@ class _ForeignParent(_Parent):
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
 
         def new_group(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm import torch_groups
+            from unisono.comm.backend import groups as torch_groups
 
             group: ProcessGroup = torch_groups.new_group(self.source, ranks, name)
             return group
@@ -414,7 +414,7 @@ def _parent(group: Any) -> _Parent:
     if "torch" in sys.modules:
         import torch.distributed as dist
 
-        from unisono.comm import torch_groups
+        from unisono.comm.backend import groups as torch_groups
 
         if group is None:
             group = torch_groups.world()

@@ -21,7 +21,7 @@ from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange, StoreExchange
 from unisono.comm.siblings import meeting_of_siblings
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.torch_store import store_of
+from unisono.comm.torch.store import store_of
 from unisono.environment import Place, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
 
@@ -197,7 +197,7 @@ def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
     import torch.distributed as dist
 
     from unisono.autoload import register
-    from unisono.comm.torch_creation import make_default_group
+    from unisono.comm.backend.creation import make_default_group
 
     register()
     with contextlib.ExitStack() as stack:
@@ -221,7 +221,7 @@ def _on_torch(
     import torch
     import torch.distributed as dist
 
-    from unisono.comm.torch import TorchCommunicator
+    from unisono.comm.torch.communicator import TorchCommunicator
 
     with contextlib.ExitStack() as stack:
         if backend == "nccl":

@@ -205,12 +205,12 @@ def _of_process_group(group: Any) -> Communicator | None:
     there is no group, or this process is not a member."""
     if group is None:
         return None
-    from unisono.comm.backend import ProcessGroup, UnisonoProcessGroup
+    from unisono.comm.backend.process_group import ProcessGroup, UnisonoProcessGroup
 
     if isinstance(group, UnisonoProcessGroup):
         return group.comm
     if isinstance(group, ProcessGroup):
-        from unisono.comm.torch import wrap
+        from unisono.comm.torch.communicator import wrap
 
         return wrap(group)
     return None

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.comm.backend.compile import never_compiled
 from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.ledger import Ledger
 from unisono.comm.reports import REDUCING, ROOTED
-from unisono.comm.torch_compile import never_compiled
 
 hide_files(os.path.dirname(torch.__file__))
 

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.arguments import count
+from unisono.comm.backend.groups import new_group
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
 from unisono.comm.execute import all_reduce_by
-from unisono.comm.torch_arithmetic import form_of
-from unisono.comm.torch_group import LISTS, Rows, Wide, device_of
-from unisono.comm.torch_groups import new_group
-from unisono.comm.torch_messages import TorchMessages
-from unisono.comm.torch_rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
-from unisono.comm.torch_wire import ON_STREAMS
+from unisono.comm.torch.arithmetic import form_of
+from unisono.comm.torch.group import LISTS, Rows, Wide, device_of
+from unisono.comm.torch.messages import TorchMessages
+from unisono.comm.torch.rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
+from unisono.comm.torch.wire import ON_STREAMS
 from unisono.errors import GroupClosed, UnisonoError
 
 if TYPE_CHECKING:

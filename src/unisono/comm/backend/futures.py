@@ -23,8 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.comm.backend.compile import never_compiled
 from unisono.comm.base import Communicator, Work
-from unisono.comm.torch_compile import never_compiled
 
 _KEPT_WORKS = 8
 

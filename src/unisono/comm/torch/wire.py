@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import (
 )
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S
-from unisono.comm.torch_arithmetic import Form, reduce_op
-from unisono.comm.torch_rows import bytes_of
+from unisono.comm.torch.arithmetic import Form, reduce_op
+from unisono.comm.torch.rows import bytes_of
 from unisono.errors import UnisonoError
 
 _AllToAllOptions: Any = AllToAllOptions  # torch's stubs do not know its fields

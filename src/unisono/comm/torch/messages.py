@@ -10,9 +10,9 @@ import torch
 
 from unisono.comm.arguments import complaint
 from unisono.comm.base import Message, Work
-from unisono.comm.torch_group import LAST_TAG, TorchGroup, device_of
-from unisono.comm.torch_rows import bytes_of, give_back, row_of
-from unisono.comm.torch_wire import ON_STREAMS
+from unisono.comm.torch.group import LAST_TAG, TorchGroup, device_of
+from unisono.comm.torch.rows import bytes_of, give_back, row_of
+from unisono.comm.torch.wire import ON_STREAMS
 from unisono.errors import CollectiveTimeout
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.backend import NAME, UnisonoProcessGroup
+from unisono.comm.backend.process_group import NAME, UnisonoProcessGroup
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange

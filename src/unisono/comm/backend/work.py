@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.comm.backend.compile import never_compiled
+from unisono.comm.backend.futures import Completer, future_of
 from unisono.comm.base import Work
-from unisono.comm.torch_compile import never_compiled
-from unisono.comm.torch_futures import Completer, future_of
 
 Tensors = Sequence[torch.Tensor]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.comm.backend import NAME, UnisonoProcessGroup
+from unisono.comm.backend.process_group import NAME, UnisonoProcessGroup
 from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 

@@ -30,12 +30,12 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._profiler import _RecordFunctionFast
 
+from unisono.comm.backend.compile import never_compiled
+from unisono.comm.backend.forms import as_given, listed, nested, short_forms
+from unisono.comm.backend.futures import CollectiveCompleter, MessageCompleter
+from unisono.comm.backend.work import FinishedTorchWork, TorchWork
 from unisono.comm.base import Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
-from unisono.comm.torch_compile import never_compiled
-from unisono.comm.torch_forms import as_given, listed, nested, short_forms
-from unisono.comm.torch_futures import CollectiveCompleter, MessageCompleter
-from unisono.comm.torch_work import FinishedTorchWork, TorchWork
 from unisono.errors import UnisonoError
 
 NAME = "unisono"

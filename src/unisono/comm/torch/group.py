@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import Communicator, Op, Work, dtype_name
-from unisono.comm.torch_check import Call, compare, packed, unpacked
-from unisono.comm.torch_faults import Faults
-from unisono.comm.torch_rows import cut, give_back, row_of
-from unisono.comm.torch_turns import Streams, Turns, in_order_of_streams
-from unisono.comm.torch_wire import ON_STREAMS, Wire
+from unisono.comm.torch.check import Call, compare, packed, unpacked
+from unisono.comm.torch.faults import Faults
+from unisono.comm.torch.rows import cut, give_back, row_of
+from unisono.comm.torch.turns import Streams, Turns, in_order_of_streams
+from unisono.comm.torch.wire import ON_STREAMS, Wire
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 CHECK_VARIABLE = "UNISONO_CHECK"

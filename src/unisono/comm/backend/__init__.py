@@ -1,0 +1,1 @@
+"""The torch.distributed backend named "unisono" (docs/torch.md): process_group.py is its class."""
