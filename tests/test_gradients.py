@@ -164,6 +164,8 @@ def test_on_a_part_of_the_ranks(comm: Communicator) -> None:
     sync.finish()
     assert weight.grad is not None
     assert weight.grad.tolist() == [1 + comm.rank % 2] * 3
+    sync.close()
+    half.close()
 
 
 # -- overlap ---------------------------------------------------------------------------------------
