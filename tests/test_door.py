@@ -12,7 +12,7 @@ import pytest
 
 from fault_play import possessions
 from ranks import RankPool, attempt, connect
-from unisono.comm import rendezvous
+from unisono.comm import strangers
 from unisono.comm.rendezvous import FileExchange
 
 
@@ -26,7 +26,7 @@ def address_of_rank_0(path: str) -> bytes:
 
 
 def hello(key: str, rank: int) -> bytes:
-    message = rendezvous._about_me("unisono-" + "0" * 32) | {"key": key, "rank": rank, "size": 2}
+    message = strangers.about_me("unisono-" + "0" * 32) | {"key": key, "rank": rank, "size": 2}
     data = json.dumps(message).encode()
     return struct.pack("<I", len(data)) + data
 

@@ -16,7 +16,7 @@ import torch
 
 from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
-from unisono.comm import rendezvous
+from unisono.comm import rendezvous, strangers
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 
@@ -109,7 +109,7 @@ def test_the_environment_is_no_proof_of_a_shared_host(fresh_pool: RankPool) -> N
 def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
-        rendezvous._boot_id = lambda: "another machine's"  # type: ignore[assignment]
+        strangers._boot_id = lambda: "another machine's"  # type: ignore[assignment]
     exchange = rendezvous.FileExchange(path)
     error = attempt(NativeCommunicator.connect, exchange, rank, size, join_timeout_s=1.0)
     assert isinstance(error, rendezvous.RendezvousError), error

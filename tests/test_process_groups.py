@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
 from torch_names import functional_all_gather, functional_reduce_scatter
-from unisono.comm import rendezvous
+from unisono.comm import strangers
 from unisono.errors import CollectiveTimeout, RendezvousError
 
 
@@ -153,7 +153,7 @@ def test_a_rank_on_another_host_is_told_which_backend_to_use(
     dist.barrier()
     dist.destroy_process_group()
     if rank == 1:
-        monkeypatch.setattr(rendezvous, "_boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
+        monkeypatch.setattr(strangers, "_boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
         monkeypatch.setattr(socket, "gethostname", lambda: "faraway")
     start = time.monotonic()
     with pytest.raises(RendezvousError) as raised:

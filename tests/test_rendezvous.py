@@ -23,7 +23,7 @@ import torch.distributed
 import unisono
 from ranks import RankPool, attempt, in_a_fork
 from unisono import RendezvousError, UnisonoError
-from unisono.comm import rendezvous
+from unisono.comm import rendezvous, strangers
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange, StoreExchange
@@ -327,7 +327,7 @@ def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
 def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: bytes | str) -> None:
     path = tmp_path / "meeting"
     if isinstance(content, str):
-        word = rendezvous._about_me("unisono-of-a-job-that-died")
+        word = strangers.about_me("unisono-of-a-job-that-died")
         if content == "rebooted":
             word["boot"] = "b0070000-0000-0000-0000-000000000000"
         content = json.dumps(word).encode()
@@ -352,16 +352,16 @@ def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
 
 def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) -> str:
     """Rank `elsewhere` speaks as a process of another machine does."""
-    boot_id, hostname = rendezvous._boot_id, socket.gethostname
+    boot_id, hostname = strangers._boot_id, socket.gethostname
     if rank == elsewhere:
-        rendezvous._boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
+        strangers._boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     exchange = StoreExchange(torch.distributed.PrefixStore(f"{elsewhere}", store))
     try:
         error = attempt(join, exchange, rank, size, 3.0)
     finally:
-        rendezvous._boot_id, socket.gethostname = boot_id, hostname  # type: ignore
+        strangers._boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
     return str(error)
 
@@ -455,7 +455,7 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(5)
             door.connect(b"\0" + address.encode())
-            hello = rendezvous._about_me("forged") | {"key": "world", "rank": 1, "size": 2}
+            hello = strangers.about_me("forged") | {"key": "world", "rank": 1, "size": 2}
             attempt(door.sendall, frame(hello))
             try:
                 return "an answer" if door.recv(100) else "no answer"
@@ -483,7 +483,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
         os.chmod(folder, 0o755)
         for mode in (0o644, 0o600):
             path = Path(folder, f"meeting-{mode:o}")
-            path.write_text(json.dumps(rendezvous._about_me("unisono-somebody")))
+            path.write_text(json.dumps(strangers.about_me("unisono-somebody")))
             path.chmod(mode)
         for error in fresh_pool.run(read_as_nobody, 2, folder, make="alone"):
             assert isinstance(error, RendezvousError), error

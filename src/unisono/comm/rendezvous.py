@@ -10,7 +10,6 @@ in the file system, the exchange's file aside.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import select
@@ -20,19 +19,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from unisono.comm import engine
 from unisono.comm.exchange import Exchange, FileExchange, StoreExchange, Word
 from unisono.comm.line import Deadline, Departed, Line
-from unisono.comm.siblings import start_time
+from unisono.comm.strangers import about_me, check_missing, find_leader
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 __all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
-
-UNREACHABLE_S = 10.0
-"""How long a living leader that has announced itself may refuse connections."""
 
 _HELLO_S = 10.0
 """How long a connection may stay silent before it is hung up."""
@@ -168,7 +163,7 @@ class Lobby:
     def meet_by(self, exchange: Exchange, side: Side) -> Place:
         """Meet strangers: rank 0 leads, and is found through the exchange."""
         deadline = Deadline(side.timeout_s)
-        me = _about_me(self.address)
+        me = about_me(self.address)
         exchange.announce(side.rank, me)
         if side.rank == 0:
             try:
@@ -176,7 +171,7 @@ class Lobby:
             except BaseException:
                 exchange.clear(0, me)
                 raise
-        line = _find_leader(exchange, side, deadline, me)
+        line = find_leader(exchange, side, deadline, me)
         return self._follow(line, side, deadline, me, strangers=True)
 
     def meet_at(self, leader_address: str, side: Side) -> Place:
@@ -187,7 +182,7 @@ class Lobby:
             )
         deadline = Deadline(side.timeout_s)
         if side.rank == 0:
-            return self._lead(side, deadline, None, _about_me(self.address))
+            return self._lead(side, deadline, None, about_me(self.address))
         try:
             line = Line.connect(leader_address)
         except OSError as error:
@@ -195,7 +190,7 @@ class Lobby:
                 f"rank 0 of the new group {side.key} cannot be reached: its process has ended or "
                 f"closed the parent group ({error.strerror})"
             ) from error
-        return self._follow(line, side, deadline, _about_me(self.address), strangers=False)
+        return self._follow(line, side, deadline, about_me(self.address), strangers=False)
 
     # -- leading -------------------------------------------------------------------------------
 
@@ -245,7 +240,7 @@ class Lobby:
                     self._early[side.key] = arrived  # they are told, too
                     raise
             if exchange is not None and nobody:
-                _check_missing(exchange, missing, unreached)
+                check_missing(exchange, missing, unreached)
 
     def _visitors_for(self, key: str, timeout_s: float) -> list[_Visitor]:
         """Those who have come for this group; whoever comes for another waits for it."""
@@ -425,95 +420,6 @@ def _cores(everyone: list[Word]) -> int:
 
 def _members(invitation: Word) -> tuple[Member, ...]:
     return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
-
-
-@functools.cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _about_me(address: str) -> Word:
-    return {
-        "address": address,
-        "host": socket.gethostname(),
-        "boot": _boot_id(),
-        "pid": os.getpid(),
-        "started": start_time(os.getpid()),
-        "layout": engine.layout_version(),
-        "cpus": sorted(os.sched_getaffinity(0)),
-        "quota": engine.cpu_quota(),
-    }
-
-
-def _find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -> Line:
-    """Wait for rank 0's word and connect to its lobby."""
-    pause_s = 0.0001
-    refused_since: tuple[str, float] | None = None
-    suspect: Word | None = None
-    while True:
-        word = exchange.look_up(0)
-        if word is not None and not _is_from_before(word, me):
-            _check_same_host(0, word, side.rank, me)
-            address = str(word["address"])
-            try:
-                return Line.connect(address)
-            except OSError as error:
-                if refused_since is None or refused_since[0] != address or _is_dead(word):
-                    refused_since = (address, time.monotonic())
-                if time.monotonic() - refused_since[1] > UNREACHABLE_S:
-                    raise RendezvousError(
-                        f"rank {side.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
-                        f"{word.get('pid')}) on host {me['host']}, though both are on it: do they "
-                        f"live in different network namespaces? ({error.strerror})"
-                    ) from error
-        suspect = word or suspect
-        if not deadline.left_s():
-            if suspect is not None:  # it looked stale; perhaps it is another host of this name
-                _check_same_host(0, suspect, side.rank, me)
-            raise RendezvousError(
-                f"group {side.key}: rank 0 did not come within {side.timeout_s:g} s"
-            )
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.05)
-
-
-def _is_from_before(word: Word, me: Word) -> bool:
-    """Whether a word was left on this host before it was started anew."""
-    return bool(word.get("host") == me["host"] and word.get("boot") != me["boot"])
-
-
-def _is_dead(word: Word) -> bool:
-    """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
-    try:
-        started = start_time(int(word.get("pid", 0)))
-    except (RendezvousError, ValueError):
-        return True
-    return bool(word.get("started", started) != started)  # a later process may have its number
-
-
-def _check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, float]) -> None:
-    """Say at once if a missing rank has announced itself from where it cannot come."""
-    me = _about_me("")
-    for rank in missing:
-        word = exchange.look_up(rank)
-        if word is None or _is_from_before(word, me) or _is_dead(word):
-            continue
-        _check_same_host(rank, word, 0, me)
-        first = unreached.setdefault(rank, time.monotonic())
-        if time.monotonic() - first > UNREACHABLE_S:
-            raise RendezvousError(
-                f"rank {rank} (pid {word.get('pid')}) is on this host but does not reach rank 0 "
-                f"(pid {os.getpid()}): do they live in different network namespaces?"
-            )
-
-
-def _check_same_host(rank: int, word: Word, my_rank: int, me: Word) -> None:
-    if word.get("boot") != me["boot"]:
-        raise RendezvousError(
-            f"rank {rank} is on host {word.get('host')}, rank {my_rank} on host {me['host']}: "
-            "shared memory does not reach from one to the other; use a backend for several "
-            "machines (gloo, nccl, mpi)"
-        )
 
 
 def _join(ranks: list[int]) -> str:
