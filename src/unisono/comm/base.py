@@ -259,6 +259,15 @@ class Communicator(ABC):
         `label`, which is part of the group's name: differently labelled ones never mix.
         """
 
+    def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The members of a new group; ValueError unless they are ranks of this one."""
+        members = tuple(ranks)
+        if not members or len(set(members)) != len(members):
+            raise ValueError(f"ranks of a group must be different and at least one: {members}")
+        if min(members) < 0 or max(members) >= self.size:
+            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}")
+        return members
+
     @abstractmethod
     def refuse(self, operation: str, why: str) -> NoReturn:
         """Raise ValueError about this rank's arguments of a collective, once its peers know that

@@ -35,11 +35,7 @@ class TorchCommunicator(TorchMessages):
     """A process group of torch's as a Communicator."""
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
-        members = tuple(ranks)
-        if not members or len(set(members)) != len(members):
-            raise ValueError(f"ranks of a group must be different and at least one: {members}")
-        if min(members) < 0 or max(members) >= self.size:
-            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}")
+        members = self._members(ranks)
         if self.rank not in members:
             return None
         self._faults.check()
