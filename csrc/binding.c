@@ -171,6 +171,7 @@ static PyMethodDef group_methods[] = {
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
+    {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"close", group_close, METH_NOARGS, NULL},

@@ -62,6 +62,7 @@ int prepare_calls(void);
 
 /* foreign.c */
 PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 

@@ -413,9 +413,7 @@ static void plan_alike(exchange *x) {
 un_status plan_exchange(exchange *x) {
     const un_call *call = x->call;
     x->hash = call->shape_hash;
-    bool reduces = call->operation == UN_ALL_REDUCE || call->operation == UN_REDUCE ||
-                   call->operation == UN_REDUCE_SCATTER;
-    if (reduces) {
+    if (un_reduces(call->operation)) {
         x->reducer = find_reducer(call->dtype, call->reduction);
         if (!x->reducer.run) return UN_REFUSED;
         if (call->reduction == UN_PREMUL_SUM) {

@@ -33,6 +33,42 @@ PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssi
     return PyLong_FromUnsignedLongLong(record);
 }
 
+/* torch's number for a reduction is ours, and is what its ReduceOp hashes to: asking for the number
+ * itself takes three times as long. Zero where there are no options: short forms have none. */
+static un_reduction reduction_of(PyObject *options) {
+    static PyObject *name;
+    if (!name) name = PyUnicode_InternFromString("reduceOp");
+    PyObject *found = name ? PyObject_GetAttr(options, name) : NULL;
+    Py_hash_t number = found ? PyObject_Hash(found) : -1;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return number > 0 && number < UN_REDUCTIONS ? (un_reduction)number : UN_SUM;
+}
+
+static int root_of(PyObject *options) {
+    PyObject *found = PyObject_GetAttrString(options, "rootRank");
+    long root = found ? PyLong_AsLong(found) : -1;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return (int)root;
+}
+
+/* record_given(operation, tensors, options, number): the same for a call as torch describes it;
+ * None where DLPack does not show the tensors. */
+PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Group *self = (Group *)object;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "record_given takes 4 arguments");
+    un_call call = {.operation = (un_operation)PyLong_AsLong(arguments[0]), .root = -1};
+    uint64_t number = PyLong_AsUnsignedLongLong(arguments[3]), bytes = 0;
+    if (PyErr_Occurred()) return NULL;
+    if (arguments[1] != Py_None && !measure(arguments[1], &call.dtype, &bytes)) Py_RETURN_NONE;
+    if (un_reduces(call.operation)) call.reduction = reduction_of(arguments[2]);
+    if (un_is_rooted(call.operation)) call.root = root_of(arguments[2]);
+    call.site = current_site();
+    uint64_t record = self->group ? un_record_open(self->group, &call, bytes, number) : 0;
+    return PyLong_FromUnsignedLongLong(record);
+}
+
 /* record_end(record, status) */
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;

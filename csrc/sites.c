@@ -97,11 +97,8 @@ const un_site *site_of_frame(PyObject *frame) {
     Py_XINCREF(frame);
     while (frame && frame != Py_None && own_paths) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-        int line = PyFrame_GetLineNumber((PyFrameObject *)frame);
-        const place *known = find_place(code, line);
-        if (known && known->code) site = known->site; /* the usual case, in one search */
-        bool own = !site && code_is_own(code);
-        if (!own && !site) site = site_of_line(code, line);
+        bool own = code_is_own(code); /* first: finding the line takes longer */
+        if (!own) site = site_of_line(code, PyFrame_GetLineNumber((PyFrameObject *)frame));
         Py_DECREF(code);
         if (!own) break;
         PyObject *outer = PyObject_GetAttr(frame, back_name);

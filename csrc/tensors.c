@@ -212,6 +212,34 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     return refuse_type(object, "is neither a tensor nor an array");
 }
 
+bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
+    if (PyList_Check(object) || PyTuple_Check(object)) {
+        Py_ssize_t count = PySequence_Size(object);
+        bool known = true;
+        *dtype = 0;
+        *bytes = 0;
+        for (Py_ssize_t i = 0; known && i < count; i++) {
+            PyObject *item = PySequence_GetItem(object, i);
+            uint64_t more;
+            known = item && measure(item, dtype, &more);
+            if (known) *bytes += more;
+            Py_XDECREF(item);
+        }
+        PyErr_Clear();
+        return known;
+    }
+    const dl_exchange_api *api = exchange_api(object);
+    dl_tensor d;
+    if (!api || api->tensor_from_object(object, &d)) {
+        PyErr_Clear();
+        return false;
+    }
+    *dtype = un_dtype_of(d.dtype.code, d.dtype.bits, d.dtype.lanes);
+    *bytes = ((uint64_t)d.dtype.bits * d.dtype.lanes + 7) / 8;
+    for (int i = 0; i < d.dims; i++) *bytes *= (uint64_t)d.shape[i];
+    return true;
+}
+
 static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
     un_view view = {.data = t->data, .layout = t->layout, .bytes = bytes, .start = start};
     if (t->layout)

@@ -22,6 +22,10 @@ void start_tensor(tensor *t); /* before anything else; nothing of it needs to be
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
+/* The type and the bytes of a tensor, wherever it lies, or of a list of them together. False, and
+ * no exception, where DLPack does not tell. */
+bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
+
 /* One side of a call: its tensors, and the streams made of them. */
 typedef struct side {
     size_t tensors;

@@ -62,6 +62,14 @@ typedef enum un_reduction {
     UN_REDUCTIONS,
 } un_reduction;
 
+static inline bool un_reduces(un_operation operation) {
+    return operation == UN_ALL_REDUCE || operation == UN_REDUCE || operation == UN_REDUCE_SCATTER;
+}
+static inline bool un_is_rooted(un_operation operation) {
+    return operation == UN_REDUCE || operation == UN_BROADCAST || operation == UN_GATHER ||
+           operation == UN_SCATTER;
+}
+
 /* An element type as DLPack writes it: code, bits and lanes in one word. */
 typedef uint32_t un_dtype;
 enum { UN_INT = 0, UN_UINT = 1, UN_FLOAT = 2, UN_BFLOAT = 4, UN_COMPLEX = 5, UN_BOOL = 6 };

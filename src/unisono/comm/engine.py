@@ -138,6 +138,9 @@ class Group(Protocol):
     def record_open(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, number: int
     ) -> int: ...
+    def record_given(
+        self, operation: int, tensors: Any, options: Any, number: int
+    ) -> int | None: ...
     def record_end(self, record: int, status: int) -> None: ...
     def check(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int

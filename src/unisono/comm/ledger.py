@@ -26,6 +26,9 @@ class Ledger:
         self._group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
         self.begin = place.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
+        self.begin_given = place.group.record_given
+        """(operation, tensors, torch's options, number): the same, in one step; None where the
+        tensors do not show what they are."""
         self.end = place.group.record_end
         """(record, status): it is over."""
 

@@ -75,7 +75,6 @@ _COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "barrier": (Operation.BARRIER, -1),
 }
 
-_Tensor = torch.Tensor
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -94,7 +93,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
         self.ledger = ledger
-        self._begin, self._end = ledger.begin, ledger.end
+        self._begin, self._begin_given, self._end = ledger.begin, ledger.begin_given, ledger.end
         self._methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
         self._check = check
         self._explain = explain
@@ -215,46 +214,41 @@ def _measure(tensors: Any) -> tuple[int, int]:
     if isinstance(tensors, torch.Tensor):
         return _CODES.get(tensors.dtype, _UNKNOWN), 0 if tensors.is_sparse else tensors.nbytes
     dtype, total = 0, 0
-    for tensor in tensors:
+    for tensor in tensors or ():
         dtype, size_bytes = _measure(tensor)
         total += size_bytes
     return dtype, total
 
 
+def _described(operation: int, tensors: Any, options: Any) -> tuple[int, int, int, int, int]:
+    """Operation, reduction, root, type and bytes of a call."""
+    reduction, root = 0, -1
+    if operation in REDUCING and hasattr(options, "reduceOp"):
+        reduction = _REDUCTIONS.get(hash(options.reduceOp), 0)
+    if operation in ROOTED and hasattr(options, "rootRank"):
+        root = options.rootRank
+    return operation, reduction, root, *_measure(tensors)
+
+
 def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
-    """The method of this name. What it reads of the options is settled here, and a list of one
-    dense tensor, the usual case, has a way of its own: a call should add microseconds."""
-    reduces, rooted = operation in REDUCING, operation in ROOTED
+    """The method of this name. It should add a microsecond or two to a call, no more."""
 
     def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
-        options: Any = given[-1] if given else None
-        reduction, root, dtype, size_bytes, blocks = 0, -1, 0, 0, False
-        try:
-            if reduces:
-                reduction = _REDUCTIONS.get(hash(options.reduceOp), 0)
-            if rooted:
-                root = options.rootRank
-            blocks = not options.asyncOp
-        except AttributeError:
-            pass  # a short form, without options: it does not block
-        if at >= 0:
-            first = given[at]
-            if type(first) is list and len(first) == 1:
-                first = first[0]
-            if type(first) is _Tensor and (code := _CODES.get(first.dtype)) is not None:
-                dtype, size_bytes = code, 0 if first.is_sparse else first.nbytes
-            else:
-                dtype, size_bytes = _measure(first)
         if self._flying:
             self._retire_first()
+        options = given[-1] if given else None
+        tensors = given[at] if at >= 0 else None
         number = self._calls = self._calls + 1
-        record = self._begin(operation, reduction, root, dtype, size_bytes, number)
+        record = self._begin_given(operation, tensors, options, number)
+        if record is None:
+            record = self._begin(*_described(operation, tensors, options), number)
         try:
             if self._check:
-                self.ledger.check(operation, reduction, root, dtype, size_bytes, record)
+                self.ledger.check(*_described(operation, tensors, options), record)
             call = self._methods[name]
             work = call(*given, **named) if named else call(*given)
-            if work is not None and blocks:
+            # A short form, without options, does not block.
+            if work is not None and not getattr(options, "asyncOp", True):
                 work.wait()
                 work = None
         except Exception as error:
