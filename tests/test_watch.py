@@ -440,6 +440,45 @@ def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
 
+def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
+    """Two of three ranks share a machine: each machine watches its own, and says so when the
+    missing rank is none of its own."""
+    script = program(
+        tmp_path,
+        """
+        import time, sys
+        import torch, torch.distributed as dist
+        import unisono.watch, unisono.watch.attach as attach
+        rank = dist.get_rank()
+        unisono.watch.start(hang_s=0.5)
+        real = attach._host
+        attach._host = lambda: real() + str(rank // 2)
+        group = dist.new_group([0, 1, 2], group_desc="dp")
+        if rank == 1:
+            dist.send(torch.ones(2), 0, group=group)
+            work = dist.isend(torch.ones(2), 2, group=group)
+        if rank == 0:
+            dist.recv(torch.ones(2), 1, group=group)
+        if rank == 2:
+            time.sleep(3)
+            dist.recv(torch.ones(2), 1, group=group)
+        dist.all_reduce(torch.ones(1), group=group)
+        if rank == 1:
+            work.wait()
+        found = [r for r in unisono.watch.reports() if r.group == "dp on this machine"]
+        print(sorted({(r.kind, r.operation, r.site) for r in found}))
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    outcome = in_another_process(script.path, 3, "watched")
+    assert outcome.ended, outcome.said
+    last = [text.splitlines()[-1] for text in outcome.said]
+    assert "('elsewhere', 'all_reduce', 'program.py:" in last[0], outcome.said
+    assert "('elsewhere', 'all_reduce', 'program.py:" in last[1], outcome.said
+    assert last[2] == "[]", outcome.said
+
+
 def test_check_compares_before_data_moves(tmp_path: Path) -> None:
     script = program(
         tmp_path,

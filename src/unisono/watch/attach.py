@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from unisono.comm.exchange import StoreExchange
 from unisono.comm.ledger import Ledger
 from unisono.errors import UnisonoError
+from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
 
 Explain = Callable[[WatchedProcessGroup], Any]
@@ -58,16 +59,14 @@ def _watched(
     if isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
         return inner
     backend = str(world.pg_map[inner][0])
-    if not any(name in backend for name in (*_WATCHED, "undefined")) or inner.size() < 2:
+    if not any(name in backend for name in (*_WATCHED, "undefined")):
         return inner
     try:
-        ledger = _ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
+        ledger, members = _ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
     except (UnisonoError, RuntimeError, OSError) as error:
         _logger.warning("unisono.watch: group %s is not watched: %s", inner.group_name, error)
         return inner
-    if ledger is None:
-        return inner
-    watched = WatchedProcessGroup(inner, ledger, check, explain, leave)
+    watched = WatchedProcessGroup(inner, ledger, members, check, explain, leave)
     kind = _torch.Backend.backend_type_map
     for device in inner._device_types:
         name = str(inner._get_backend(device).name())
@@ -81,21 +80,19 @@ def _watched(
     return watched
 
 
-def _ledger(inner: Any, store: Any, backend: str) -> Ledger | None:
-    """The ledger of the members on this machine; None where there is only one."""
+def _ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int]]:
+    """The ledger of the members on this machine, and who they are."""
     rank, size = inner.rank(), inner.size()
     timeout_s = 60.0
     store.set(f"host/{rank}", _host())
     mine = [other for other in range(size) if store.get(f"host/{other}").decode() == _host()]
-    if len(mine) < 2:
-        return None
     description = str(inner.group_desc)
     name = "world" if description == "default_pg" else str(inner.group_name)
     if description not in ("default_pg", "undefined", ""):
         name = description
     if len(mine) < size:
-        name += " on this machine"
-    return Ledger.open(
+        name += PARTLY_HERE
+    ledger = Ledger.open(
         StoreExchange(_torch.PrefixStore(f"from {mine[0]}", store)),
         mine.index(rank),
         len(mine),
@@ -104,6 +101,7 @@ def _ledger(inner: Any, store: Any, backend: str) -> Ledger | None:
         global_rank=dist.get_rank() if dist.is_initialized() else rank,
         timeout_s=timeout_s,
     )
+    return ledger, mine
 
 
 def _host() -> str:

@@ -10,6 +10,8 @@ from unisono.comm.records import GroupRecords, RankRecords, Record
 from unisono.comm.reports import PAIRED, REDUCING, ROOTED
 
 IN_FLIGHT = ("waiting", "moving")
+PARTLY_HERE = " on this machine"
+"""How the name of a group ends whose other ranks are elsewhere."""
 _UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 
@@ -32,7 +34,7 @@ class Wait:
                 if reached(other) >= record.call or other is self.one
             }
             return [rank for rank in range(self.group.size) if rank not in here]
-        if record.peer is None:
+        if record.peer is None or record.peer >= self.group.size:  # anybody; somebody elsewhere
             return []
         return [] if self._is_matched() else [record.peer]
 

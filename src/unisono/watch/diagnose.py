@@ -16,6 +16,7 @@ from unisono.comm.records import GroupRecords, RankRecords, Record
 from unisono.comm.reports import culprits_of, mismatch_report
 from unisono.watch.calls import (
     IN_FLIGHT,
+    PARTLY_HERE,
     Wait,
     by_number,
     described,
@@ -267,12 +268,21 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
 def _stalled(wait: Wait, told: _Asked) -> Report | None:
     ranks = [_rank(one, wait, told, True) for one in wait.group.ranks]
     stopped = [one for one in ranks if one.state]
-    if not stopped:
+    elsewhere = wait.group.name.endswith(PARTLY_HERE)
+    if not stopped and not elsewhere:
         return None
-    who = ranks_named([one.rank for one in stopped])
+    if stopped:
+        who = ranks_named([one.rank for one in stopped])
+        verdict = f"{who} came to {wait} and {stopped[0].state}"
+    else:
+        at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
+        verdict = (
+            f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
+            "machine has not, or what they send does not arrive; its own watch knows more"
+        )
     return Report(
-        kind="stalled",
-        verdict=f"{who} came to {wait} and {stopped[0].state}",
+        kind="stalled" if stopped else "elsewhere",
+        verdict=verdict,
         group=wait.group.name,
         backend=wait.group.backend,
         operation=wait.record.operation,

@@ -47,8 +47,9 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart" or
-    "stalled"; `culprits` are the ranks (of the group) that the verdict names, `site` the line."""
+    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart",
+    "stalled" or "elsewhere"; `culprits` are the ranks (of the group) that the verdict names, `site`
+    the line."""
 
     kind: str
     verdict: str

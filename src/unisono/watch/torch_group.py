@@ -2,7 +2,8 @@
 
 torch calls some methods from Python and some, DDP's among them, from C++; both come here first.
 Nothing waits that would not have waited: a call that torch makes blocking is waited for here and
-not in torch; for any other, the end is looked for at the next call and by the watching thread.
+not in torch; for any other, and for what a GPU has only been told to do, the end is looked for at
+the next call and by the watching thread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _REDUCTIONS = {
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
 _LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
 _ABANDONED_S = 1.0
+_ELSEWHERE = 0x7FFF  # no rank of a ledger
 
 
 def _codes() -> dict[torch.dtype, int]:
@@ -79,13 +81,14 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """`inner` moves the data; `explain` makes a report of a failed call, for its exception; `leave`
-    is called before the records go."""
+    """`inner` moves the data; `ledger` has its `members` on this machine; `explain` makes a report
+    of a failed call, for its exception; `leave` is called before the records go."""
 
     def __init__(
         self,
         inner: Any,
         ledger: Ledger,
+        members: Sequence[int],
         check: bool,
         explain: Callable[[Any], Any],
         leave: Callable[[], None],
@@ -93,9 +96,13 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
         self.ledger = ledger
+        self._places = {rank: place for place, rank in enumerate(members)} | {-1: -1}
         self._begin, self._begin_given, self._end = ledger.begin, ledger.begin_given, ledger.end
         self._methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
         self._check = check
+        self._queues = "nccl" in {
+            inner._get_backend(device).name() for device in inner._device_types
+        }
         self._explain = explain
         self._leave = leave
         self._calls = 0
@@ -164,7 +171,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _message(self, work: Any, operation: int, tensors: Any, peer: int, tag: int) -> Any:
         dtype, size_bytes = _measure(tensors)
-        record = self._begin(operation, 0, peer, dtype, size_bytes, tag)
+        place = self._places.get(peer, _ELSEWHERE)
+        record = self._begin(operation, 0, place, dtype, size_bytes, tag)
         if work is not None:
             self._flying.append((record, work, time.monotonic()))
         return work
@@ -177,6 +185,11 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if report is not None:
             error.report = report  # type: ignore[attr-defined]
             error.add_note(f"unisono.watch: {report}")
+
+    def _is_captured(self) -> bool:
+        """Whether the call becomes part of a CUDA graph: it is not carried out now, and nobody may
+        ask for its end."""
+        return self._queues and torch.cuda.is_current_stream_capturing()
 
     def _retire_first(self) -> None:
         """The same for the calls that began first, as far as they are over: at every call. Taking
@@ -247,18 +260,17 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
                 self.ledger.check(*_described(operation, tensors, options), record)
             call = self._methods[name]
             work = call(*given, **named) if named else call(*given)
-            # A short form, without options, does not block.
-            if work is not None and not getattr(options, "asyncOp", True):
+            blocks = not getattr(options, "asyncOp", True)  # short forms have no options
+            if blocks and work is not None:
                 work.wait()
-                work = None
         except Exception as error:
             self._fail(record, error)
             raise
-        if work is None:
+        if work is None or (blocks and not self._queues) or self._is_captured():
             self._end(record, _OK)
         else:
             self._flying.append((record, work, 0.0))
-        return work
+        return None if blocks else work
 
     method.__name__ = method.__qualname__ = name
     return method
