@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.exchange import StoreExchange
 from unisono.comm.ledger import Ledger
 from unisono.errors import UnisonoError
+from unisono.watch import captures
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
 
@@ -32,6 +34,8 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
     """Have torch put a watched group in the place of every group that it makes from now on.
     `leave` is called before one is destroyed."""
     detach()
+    if torch.cuda.is_available():
+        captures.notice()
     original = getattr(_torch, _HELPER)
 
     @functools.wraps(original)

@@ -24,6 +24,7 @@ from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.ledger import Ledger
 from unisono.comm.reports import REDUCING, ROOTED
+from unisono.watch import captures
 
 hide_files(os.path.dirname(torch.__file__))
 
@@ -186,24 +187,32 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             error.report = report  # type: ignore[attr-defined]
             error.add_note(f"unisono.watch: {report}")
 
-    def _is_captured(self) -> bool:
-        """Whether the call becomes part of a CUDA graph: it is not carried out now, and nobody may
-        ask for its end."""
-        return self._queues and torch.cuda.is_current_stream_capturing()
+    def _follow_queue(self, record: int, work: Any) -> None:
+        """The call is over when the GPU has done it; nccl gives no work for one that blocks. What
+        becomes part of a CUDA graph is not done now, and nobody may ask for its end."""
+        if torch.cuda.is_current_stream_capturing():
+            self._end(record, _OK)
+        else:
+            self._flying.append((record, work or _Queued(), 0.0))
 
-    def _retire_first(self) -> None:
-        """The same for the calls that began first, as far as they are over: at every call. Taking
-        from the list is one step, so that no lock is needed beside the watching thread."""
+    def _retire_first(self) -> bool:
+        """Write down the ends of the calls that began first, as far as they are over; whether any
+        is under way. Taking from the list is one step, so that no lock is needed between the
+        program and the watching thread."""
         flying = self._flying
         while flying:
             entry = flying.popleft()
             if not entry[1].is_completed():
                 flying.appendleft(entry)
-                return
+                return True
             self._end(entry[0], _OK)
+        return False
 
     def retire(self) -> bool:
-        """Write down the ends of calls that are over; whether any is still under way."""
+        """The same for all calls that are over. A GPU does one after the other."""
+        if self._queues:
+            with captures.may_ask() as may:
+                return self._retire_first() if may else True
         flying = self._flying
         with contextlib.suppress(IndexError):  # the program took the last one meanwhile
             for _ in range(len(flying)):
@@ -213,6 +222,19 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 else:
                     flying.append(entry)
         return bool(flying)
+
+
+class _Queued:
+    """What the GPU has been told to do up to now."""
+
+    def __init__(self) -> None:
+        cuda: Any = torch.cuda
+        self._event = cuda.Event()
+        self._event.record()
+
+    def is_completed(self) -> bool:
+        """Whether it has been done."""
+        return bool(self._event.query())
 
 
 def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
@@ -247,7 +269,7 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
     """The method of this name. It should add a microsecond or two to a call, no more."""
 
     def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
-        if self._flying:
+        if self._flying and not self._queues:  # a GPU is not asked in the middle of its work
             self._retire_first()
         options = given[-1] if given else None
         tensors = given[at] if at >= 0 else None
@@ -266,7 +288,9 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
         except Exception as error:
             self._fail(record, error)
             raise
-        if work is None or (blocks and not self._queues) or self._is_captured():
+        if self._queues:
+            self._follow_queue(record, work)
+        elif work is None or blocks:
             self._end(record, _OK)
         else:
             self._flying.append((record, work, 0.0))

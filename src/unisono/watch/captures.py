@@ -1,0 +1,54 @@
+"""CUDA graphs: while one is captured, to ask the GPU how far it is would spoil it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_lock = threading.Lock()
+_going_on = 0
+
+
+@contextlib.contextmanager
+def may_ask() -> Iterator[bool]:
+    """Whether the GPU may be asked; no capture begins meanwhile."""
+    with _lock:
+        yield _going_on == 0
+
+
+def notice() -> None:
+    """From now on, know when graphs are captured."""
+    graph: Any = torch.cuda.CUDAGraph
+    begin, end = graph.capture_begin, graph.capture_end
+    if hasattr(begin, "is_noticed"):
+        return
+
+    @functools.wraps(begin)
+    def capture_begin(*args: Any, **named: Any) -> Any:
+        _count(1)
+        try:
+            return begin(*args, **named)
+        except BaseException:
+            _count(-1)
+            raise
+
+    @functools.wraps(end)
+    def capture_end(*args: Any, **named: Any) -> Any:
+        try:
+            return end(*args, **named)
+        finally:
+            _count(-1)
+
+    capture_begin.is_noticed = True  # type: ignore[attr-defined]
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+def _count(change: int) -> None:
+    global _going_on
+    with _lock:
+        _going_on += change
