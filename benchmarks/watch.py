@@ -5,7 +5,8 @@
 A record is measured in C (`make latency` builds that). Our own work beside a watched call is
 measured in one process, where a call that is over already stands in gloo's place: between
 processes, gloo's own time would drown it. What a program sees of it is shown too: 8 bytes
-all-reduced by two ranks on gloo, by turns in a group that is watched and in one that is not.
+all-reduced by two ranks on gloo, and on a GPU by one rank on nccl, by turns in a group that is
+watched and in one that is not.
 """
 
 from __future__ import annotations
@@ -96,24 +97,32 @@ def watched_us(ledger: Ledger, async_op: bool) -> float:
     return best_us(call_watched) - best_us(lambda: plain.allreduce(tensors, options).wait())
 
 
-def turns_of_two(folder: str) -> tuple[float, float]:
-    """One rank of two: medians of a plain and of a watched all_reduce on gloo, in microseconds."""
-    rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
-    store = dist.FileStore(os.path.join(folder, "two"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    groups: list[Any] = [dist.new_group([0, 1])]
-    unisono.watch.start()
-    groups.append(dist.new_group([0, 1]))
-    tensor = torch.zeros(2)
+def medians_us(groups: tuple[Any, Any], tensor: torch.Tensor) -> tuple[float, float]:
+    """How long an all_reduce takes in either group, by turns."""
     took: tuple[list[float], list[float]] = ([], [])
     for turn in range(TURNS):
         for which in (0, 1) if turn % 2 else (1, 0):
+            if tensor.is_cuda:
+                torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(CALLS_A_TURN):
                 dist.all_reduce(tensor, group=groups[which])
             took[which].append((time.perf_counter() - start) / CALLS_A_TURN * 1e6)
-    dist.destroy_process_group()
     return statistics.median(took[0]), statistics.median(took[1])
+
+
+def as_seen(folder: str, device: str) -> tuple[float, float]:
+    """One rank: what a program sees of the watch, before and after it starts."""
+    rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+    store = dist.FileStore(os.path.join(folder, device), size)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    plain: Any = dist.group.WORLD
+    unisono.watch.start()
+    watched = dist.new_group(list(range(size)))
+    found = medians_us((plain, watched), torch.zeros(2, device=device))
+    dist.destroy_process_group()
+    return found
 
 
 def main() -> None:
@@ -129,8 +138,11 @@ def main() -> None:
             print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 5)")
         dist.destroy_process_group()
     with tempfile.TemporaryDirectory() as folder:
-        plain, watched = unisono.launch(turns_of_two, 2, (folder,), threads=1)[0]
-    print(f"gloo, two ranks, 8 B   {plain:6.1f} us, watched {watched:.1f} us")
+        plain, watched = unisono.launch(as_seen, 2, (folder, "cpu"), threads=1)[0]
+        print(f"gloo, two ranks, 8 B   {plain:6.1f} us, watched {watched:.1f} us")
+        if torch.cuda.is_available():
+            plain, watched = unisono.launch(as_seen, 1, (folder, "cuda"))[0]
+            print(f"nccl, one rank, 8 B    {plain:6.1f} us, watched {watched:.1f} us")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,11 @@ def may_ask() -> Iterator[bool]:
         yield _going_on == 0
 
 
+def are_going_on() -> bool:
+    """Whether any thread captures a graph."""
+    return _going_on > 0
+
+
 def notice() -> None:
     """From now on, know when graphs are captured."""
     graph: Any = torch.cuda.CUDAGraph
