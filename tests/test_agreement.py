@@ -60,6 +60,7 @@ def test_a_wide_seed_still_seeds_numpy(comm: Any) -> None:
     assert sync_seed(2**63 - 1) == 2**63 - 1
     expected = numpy.random.RandomState((2**63 - 1) % 2**32).rand()
     assert numpy.random.rand() == expected
+    assert sync_seed(numpy.int64(5)) == 5
 
 
 @pytest.mark.ranks([1, 2])

@@ -133,3 +133,14 @@ def test_a_query_that_sees_nothing(comm: Communicator) -> None:
     mask = torch.tensor([[True] * 4, [False] * 4])
     got = tree_attention(q, torch.ones(4, 3), torch.full((4, 3), comm.rank + 1.0), mask=mask)
     assert got.tolist() == [[1.5] * 3, [0.0] * 3]
+
+
+@pytest.mark.ranks([1, 3])
+def test_what_is_not_a_number_stays_so(comm: Communicator) -> None:
+    for wrong in (torch.nan, torch.inf):
+        q = torch.ones(2, 3)
+        k = torch.ones(2, 3)
+        if comm.rank == comm.size - 1:
+            k[1, 1] = wrong
+        assert tree_attention(q, k, torch.ones(2, 3)).isnan().all()
+        assert ring_attention(q, k, torch.ones(2, 3)).isnan().all()

@@ -307,6 +307,34 @@ def test_two_passes_without_no_sync_are_refused(comm: Communicator) -> None:
     assert weight.grad.tolist() == [1, 1]
 
 
+@on_both
+def test_a_step_that_failed_on_one_rank(process_group: Any, backend: str) -> None:
+    """It discards the step, and the others hear of it; even in the first step, and even where
+    earlier passes had left gradients. The next one is whole."""
+    comm = resolve()
+    weight, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    sync = GradientSync([("weight", weight), ("bias", bias)], bucket_bytes=1)
+    last = comm.size - 1
+    for _ in range(2):
+        with sync.no_sync():
+            (weight + bias).sum().backward()
+        if comm.rank == last:
+            sync.discard()
+        else:
+            (weight + bias).sum().backward()
+            with pytest.raises(
+                UnisonoError, match=rf"no gradient for weight \(on 1 of {comm.size}"
+            ):
+                sync.finish()
+        weight.grad = bias.grad = None
+        ((weight + bias) * comm.rank).sum().backward()
+        sync.finish()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, torch.full((2,), last / 2))
+        weight.grad = bias.grad = None
+    sync.close()
+
+
 # -- optimizers ------------------------------------------------------------------------------------
 
 
@@ -450,6 +478,43 @@ def test_a_parameter_that_was_frozen(comm: Communicator) -> None:
     model.bias.requires_grad_(True)
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(UnisonoError, match="bias wanted no gradient"):
+        sync.finish()
+
+
+@on_both
+def test_options_that_differ(process_group: Any, backend: str) -> None:
+    comm = resolve()
+    if comm.size == 1:
+        return
+    model = torch.nn.Linear(2, 2)
+    options: Any
+    for options in ({"op": "sum"}, {"bucket_bytes": 1}, {"unused": "zero"}):
+        with pytest.raises(ValueError, match=r"rank 0 has op='mean', unused=.*, and rank 1 op="):
+            GradientSync(model, **(options if comm.rank else {}))
+    comm.barrier()
+
+
+@on_both
+def test_one_for_each_parameter(process_group: Any, backend: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    first = GradientSync([("weight", weight)], op="sum")
+    with pytest.raises(ValueError, match="weight belongs to another GradientSync"):
+        GradientSync([("weight", weight)], op="sum")
+    first.close()
+    second = GradientSync([weight], op="sum")
+    weight.sum().backward()
+    second.finish()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [resolve().size] * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_parameter_that_came_later(comm: Communicator) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    sync = GradientSync(model)
+    model.append(torch.nn.Linear(2, 2, bias=False))
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UnisonoError, match=r"1\.weight came after this GradientSync was made"):
         sync.finish()
 
 

@@ -129,3 +129,55 @@ def test_unused_parameters(comm: Communicator) -> None:
     optimizer.step()
     assert a.tolist() == [0, 0]
     assert b.tolist() == [0.5, 0.5]
+
+
+@on_both
+def test_weights_that_are_loaded_later(process_group: Any, backend: str) -> None:
+    """A step begins with what is in the model, as that of an optimizer that is not cut."""
+    comm = resolve()
+    whole, cut = model_of(), model_of()
+    plain = torch.optim.SGD(whole.parameters(), lr=0.1)
+    optimizer = ShardedOptimizer(cut, torch.optim.SGD, lr=0.1)
+    loaded = {name: 2 * one + 1 for name, one in whole.state_dict().items()}
+    whole.load_state_dict(loaded)
+    cut.load_state_dict(loaded)
+    batch = batches()[0]
+    expected = learn(whole, plain, [batch])
+    torch.testing.assert_close(learn(cut, optimizer, [batch.chunk(comm.size)[comm.rank]]), expected)
+
+
+@on_both
+def test_clipping_by_the_norm_of_the_mean(process_group: Any, backend: str) -> None:
+    comm = resolve()
+    weights = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(()))]
+    optimizer = ShardedOptimizer(weights, torch.optim.SGD, lr=1.0)
+    ((weights[0].sum() + weights[1]) * (comm.rank + 1)).backward()
+    norm = optimizer.step(max_norm=0.5)
+    mean = (comm.size + 1) / 2
+    assert norm is not None
+    assert norm.item() == pytest.approx(mean * 7**0.5)
+    for one in weights:
+        torch.testing.assert_close(one.detach(), torch.full(one.shape, -0.5 / 7**0.5))
+
+
+@pytest.mark.ranks(2)
+def test_what_does_not_fit(comm: Communicator) -> None:
+    weight, other = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    make = torch.optim.SGD
+    with pytest.raises(ValueError, match="a parameter is in two groups"):
+        ShardedOptimizer([{"params": [weight]}, {"params": [weight]}], make)
+    groups = [{"params": [weight]}, {"params": [other]}]
+    with pytest.raises(ValueError, match=r"groups of \[2\], and rank 1 .*groups of \[1, 1\]"):
+        ShardedOptimizer(groups if comm.rank else [weight, other], make)
+    frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    with pytest.raises(ValueError, match="no parameter wants a gradient"):
+        ShardedOptimizer([{"params": [frozen]}], make)
+    with pytest.raises(ValueError, match="groups of"):
+        ShardedOptimizer([frozen] if comm.rank else [weight], make)
+    optimizer = ShardedOptimizer([{"params": weight}], make, lr=1.0)  # one tensor is a group, too
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [[0, 0], [0, 0]]
+    weight.data = weight.data.clone()
+    with pytest.raises(ValueError, match="parameter 0 was given other memory"):
+        optimizer.step()

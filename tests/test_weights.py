@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -186,6 +187,18 @@ def test_views_of_an_engines_weights_change_with_them(comm: Communicator) -> Non
 
 
 @pytest.mark.ranks(2)
+def test_memory_that_others_look_at_is_overwritten(comm: Communicator) -> None:
+    """Processes that share the engine's memory, and NumPy, see the new weights, too."""
+    tensor, shared = torch.full((3,), 1.0 - comm.rank), torch.full((3,), 1.0 - comm.rank)
+    shared.share_memory_()
+    array, where = tensor.numpy(), shared.data_ptr()
+    weight_update({"a": tensor, "b": shared}, comm)
+    assert array.tolist() == [1, 1, 1]
+    assert shared.tolist() == [1, 1, 1]
+    assert shared.data_ptr() == where
+
+
+@pytest.mark.ranks(2)
 def test_an_engine_without_weights_takes_what_comes(comm: Communicator) -> None:
     held = trainer_weights(3) | {"twin": torch.ones(2)}
     held["other"] = held["twin"]
@@ -328,6 +341,16 @@ def test_other_ways_not_to_fit(comm: Communicator) -> None:
     two = {"a": torch.ones(2), "b": torch.ones(2)}
     attempt([two, {}], {"a": tie, "b": tie}, "tied to a, on the trainer not")
     attempt([{"w": "text"}, {}], whole, "rank 0: the weight 'w' is a str", WeightUpdateError)
+    meta = {"w": torch.ones(4, 4, device="meta")}
+    attempt([whole, {}], meta, "rank 2: the weight 'w' is on meta", WeightUpdateError)
+    lazy = {"w": torch.ones(4, dtype=torch.complex64).conj()}
+    attempt([lazy, {}], whole, "rank 0: the weight 'w' is a lazy conjugate", WeightUpdateError)
+
+    def speechless() -> Iterator[Any]:
+        yield "w", half
+        raise AssertionError
+
+    attempt([whole, {}], speechless(), "rank 2: AssertionError", WeightUpdateError)
     outside = {"w": WeightShard(half, (4, 4), (3, 0))}
     attempt([outside, {}], whole, r"\(2, 4\) at \(3, 0\) does not lie in", WeightUpdateError)
 

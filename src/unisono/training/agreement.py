@@ -9,7 +9,8 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy
 import torch
@@ -45,7 +46,7 @@ def _vote(flag: object, op: str, group: Any) -> bool:
     return bool(all_reduce(vote, op, comm))
 
 
-def sync_seed(seed: int | None = None, group: Any = None) -> int:
+def sync_seed(seed: SupportsIndex | None = None, group: Any = None) -> int:
     """Seed torch, NumPy and random with the same number on every rank, and return it.
 
     It is rank 0's seed; where rank 0 passes None, a new one. Ranks that are to draw different
@@ -56,9 +57,10 @@ def sync_seed(seed: int | None = None, group: Any = None) -> int:
     comm = resolve(group)
     if comm.rank == 0 and seed is None:
         seed = secrets.randbits(32)
-    if comm.rank == 0 and (not isinstance(seed, int) or isinstance(seed, bool)):
-        seed = repr(seed)  # type: ignore[assignment]  # the others are to hear of it, too
-    agreed = agree(seed, 0, comm)
+    if comm.rank == 0 and isinstance(seed, SupportsIndex) and not isinstance(seed, bool):
+        agreed = agree(index(seed), 0, comm)  # NumPy's whole numbers, too
+    else:
+        agreed = agree(repr(seed), 0, comm)  # the others are to hear of a bad one, too
     if not isinstance(agreed, int) or not 0 <= agreed < 2**63:
         raise ValueError(f"rank 0's seed is no whole number of 0 to 2**63 - 1: {agreed}")
     random.seed(agreed)

@@ -80,7 +80,7 @@ def tree_attention(
         everyone = mine.new_empty(comm.size, *mine.shape)
         comm.all_gather(everyone, mine.contiguous())
         tops, sums, values = everyone.split_with_sizes([1, 1, value.shape[-1]], dim=-1)
-        shares = _exp(tops - tops.amax(0))
+        shares = _exp(tops, tops.amax(0))
         total = (shares * sums).sum(0)
         result = (shares * values).sum(0) / total.masked_fill(total == 0, 1)
     return result.to(query.dtype)
@@ -101,9 +101,10 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _exp(difference: torch.Tensor) -> torch.Tensor:
-    """exp, where minus infinity less itself is minus infinity: nothing has no weight."""
-    return difference.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp()
+def _exp(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """exp(scores - top), where minus infinity less itself is minus infinity: nothing has no
+    weight. What is not a number stays so."""
+    return (scores - top.masked_fill(top == -torch.inf, 0)).exp()
 
 
 def _summary(scores: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
@@ -112,7 +113,7 @@ def _summary(scores: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
         top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     else:
         top = scores.amax(-1, keepdim=True)
-    weights = _exp(scores - top)
+    weights = _exp(scores, top)
     return [top, weights.sum(-1, keepdim=True), weights @ value]
 
 
@@ -186,7 +187,7 @@ class _Ring(torch.autograd.Function):
                 keys, values = _wide(both).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
                 found = _summary(block.scores(wide, keys, scale), values)
                 highest = torch.maximum(top, found[0])
-                old, new = _exp(top - highest), _exp(found[0] - highest)
+                old, new = _exp(top, highest), _exp(found[0], highest)
                 total = total * old + found[1] * new
                 result = result * old + found[2] * new
                 top = highest

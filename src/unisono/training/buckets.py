@@ -64,16 +64,20 @@ def slots_of(parameters: Parameters) -> list[Slot]:
     return [Slot(number, name, parameter) for number, (name, parameter) in enumerate(wanted)]
 
 
-def check_the_same_everywhere(comm: Communicator, slots: Sequence[Slot]) -> None:
-    """Raise ValueError on every rank if the ranks' parameters differ in name, dtype or shape."""
+def check_the_same_everywhere(comm: Communicator, slots: Sequence[Slot], options: str = "") -> None:
+    """Raise ValueError on every rank if the ranks' options differ, or their parameters in name,
+    dtype or shape."""
     mine = [
         f"{slot.name} of {str(slot.parameter.dtype).removeprefix('torch.')} "
         f"{tuple(slot.parameter.shape)}"
         for slot in slots
     ]
-    digest = hashlib.sha256("\n".join(mine).encode()).digest()
+    digest = hashlib.sha256("\n".join([options, *mine]).encode()).digest()
     if len(set(all_gather_object(digest, comm))) == 1:
         return
+    for rank, theirs in enumerate(said := all_gather_object(options, comm)):
+        if theirs != said[0]:
+            raise ValueError(f"rank 0 has {said[0]}, and rank {rank} {theirs}")
     everyone = all_gather_object(mine, comm)
     for rank, theirs in enumerate(everyone):
         for place in range(max(len(theirs), len(everyone[0]))):

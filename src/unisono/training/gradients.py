@@ -85,7 +85,8 @@ class GradientSync:
     up gradients in half precision, of several backward passes and of all ranks, in float32, and
     rounds once.
 
-    Raises ValueError, on every rank, if the ranks' parameters differ.
+    Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a
+    parameter belongs to another GradientSync that is not closed.
     """
 
     def __init__(
@@ -106,14 +107,16 @@ class GradientSync:
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._slots = slots_of(model)
-        if not self._slots:
-            raise ValueError("no parameter wants a gradient")
+        self._refuse_those_of_another()
         self._frozen = [
             (name, one)
             for name, one in (self._model.named_parameters() if self._model is not None else ())
             if not one.requires_grad
         ]
-        check_the_same_everywhere(self._comm, self._slots)
+        options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
+        check_the_same_everywhere(self._comm, self._slots, options)
+        if not self._slots:
+            raise ValueError("no parameter wants a gradient")
         if src is not None:
             self._start_from(src)
         self._seen: dict[int, None] = {}  # the order of the first step
@@ -130,6 +133,15 @@ class GradientSync:
             )
             for slot in self._slots
         ]
+
+    def _refuse_those_of_another(self) -> None:
+        """Two that reduce the same gradients would do so at the same time."""
+        for slot in self._slots:
+            hooks = getattr(slot.parameter, "_post_accumulate_grad_hooks", None) or {}
+            made = (getattr(hook, "func", None) for hook in hooks.values())
+            if any(isinstance(getattr(one, "__self__", None), GradientSync) for one in made):
+                why = f"{slot.name} belongs to another GradientSync: close() that one first"
+                self._comm.refuse("all_gather", why)
 
     def _start_from(self, src: int) -> None:
         kept: list[torch.Tensor] = [slot.parameter.detach() for slot in self._slots]
@@ -218,15 +230,16 @@ class GradientSync:
         self._finished = True
         self._served.clear()
         self._start_over()
-        if not self._learned:
-            self._learn()
         if self._unused == "error":
             check_used(missing, self._comm)
+        if not self._learned:  # from a whole step: a rank that discards it would not take part
+            self._learn()
+            self._check_for_newcomers()
         thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
         if thawed:
             raise UnisonoError(
                 f"{', '.join(thawed)} wanted no gradient when this GradientSync was made, and has "
-                "one now: make another"
+                "one now: close it and make another"
             )
 
     def _complete(self) -> None:
@@ -247,8 +260,25 @@ class GradientSync:
         self._arrange([self._slots[index] for index in tensor.tolist()])
         self._learned = True
 
+    def _check_for_newcomers(self) -> None:
+        """Once: to look for them in every step would take long."""
+        known = {id(slot.parameter) for slot in self._slots} | {id(one) for _, one in self._frozen}
+        named = self._model.named_parameters() if self._model is not None else ()
+        new = [name for name, one in named if id(one) not in known]
+        if new:
+            raise UnisonoError(
+                f"{', '.join(new)} came after this GradientSync was made: close it and make another"
+            )
+
     def discard(self) -> None:
-        """Drop a step that went wrong, on all ranks: none of its gradients stays."""
+        """Drop a step that went wrong: none of its gradients stays on this rank.
+
+        All ranks call it, or those that have met no error call `finish`, which then raises as
+        for parameters without gradients, unless everything had set out already.
+        """
+        for bucket in self._buckets:
+            if not bucket.begun:
+                bucket.forget()
         self._complete()
         for bucket in self._buckets:
             bucket.forget()

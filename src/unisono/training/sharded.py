@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.norms import clip_grad_norm
 from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator
 from unisono.training.buckets import (
@@ -33,14 +34,21 @@ class _Row:
 
     slots: list[Slot]
     whole: torch.Tensor  # what the parameters are views of
+    parts: list[torch.Tensor]  # these views
+    mine: torch.Tensor  # this rank's part of the whole
     gradients: torch.Tensor
     views: list[torch.Tensor]  # of the gradients
     share: torch.nn.Parameter
     absent: torch.Tensor
 
     def load(self, comm: Communicator) -> None:
-        """Bring the gradients into one row; those that are views of it lie there already."""
+        """Bring the gradients into one row; those that are views of it lie there already. Take
+        over what was written into the parameters: they may come from a checkpoint."""
+        self.share.copy_(self.mine)
         for place, (slot, view) in enumerate(zip(self.slots, self.views, strict=True)):
+            if slot.parameter.data_ptr() != self.parts[place].data_ptr():
+                why = f"{slot.name} was given other memory after its ShardedOptimizer was made"
+                comm.refuse("all_reduce", f"{why}: move and convert models before that")
             gradient = slot.parameter.grad
             self.absent[place] = float(gradient is None)
             if gradient is None:
@@ -68,7 +76,7 @@ class ShardedOptimizer:
     "zero" a parameter that no rank has a gradient for is updated, too, with zero.
 
     `inner` is the optimizer of this rank's shares: schedulers take it. Raises ValueError, on every
-    rank, if the ranks' parameters differ.
+    rank, if the ranks' parameters or groups differ.
     """
 
     def __init__(
@@ -85,7 +93,13 @@ class ShardedOptimizer:
         self._comm = resolve(group)
         self._unused = unused
         groups = _groups_of(parameters)
-        check_the_same_everywhere(self._comm, [slot for slots, _ in groups for slot in slots])
+        everything = [slot for slots, _ in groups for slot in slots]
+        lengths = [len(slots) for slots, _ in groups]
+        check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
+        if not everything:
+            raise ValueError("no parameter wants a gradient")
+        if len({id(slot.parameter) for slot in everything}) < len(everything):
+            raise ValueError("a parameter is in two groups")
         self._rows: list[_Row] = []
         shares: list[dict[str, Any]] = []
         with torch.no_grad():
@@ -95,7 +109,6 @@ class ShardedOptimizer:
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():
                 self._comm.broadcast(row.whole, src or 0)
-                row.share.copy_(row.whole.view(self._comm.size, -1)[self._comm.rank])
         self.inner = make(shares, **options)
 
     @property
@@ -104,11 +117,14 @@ class ShardedOptimizer:
         return self.inner.param_groups
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, max_norm: float | None = None) -> torch.Tensor | None:
         """Average the gradients, update this rank's share, and have all ranks' in every model.
 
+        With `max_norm` the averaged gradients are scaled down to a norm of at most that, all
+        parameters together, and their norm before is returned.
+
         Raises UnisonoError, on every rank and before anything has changed, where `unused="error"`
-        and a parameter had no gradient.
+        and a parameter had no gradient; ValueError if a parameter lies in other memory now.
         """
         works = []
         for row in self._rows:
@@ -123,6 +139,9 @@ class ShardedOptimizer:
                 work.wait()
         if self._unused == "error":
             check_used(self._missing(), self._comm)
+        norm = None
+        if max_norm is not None:
+            norm = clip_grad_norm([row.share for row in self._rows], max_norm, self._comm)
         self.inner.step()
         gathered = [
             self._comm.all_gather(row.whole, row.share.detach(), async_op=True)
@@ -131,6 +150,7 @@ class ShardedOptimizer:
         for work in gathered:
             if work is not None:
                 work.wait()
+        return norm
 
     def _missing(self) -> list[Missing]:
         return [
@@ -164,13 +184,17 @@ def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
         parameters = list(parameters)
         if parameters and isinstance(parameters[0], dict):
             return [
-                (slots_of(one["params"]), {k: v for k, v in one.items() if k != "params"})
-                for one in parameters
+                (_slots_of_group(one["params"]), _without_parameters(one)) for one in parameters
             ]
-    slots = slots_of(parameters)
-    if not slots:
-        raise ValueError("no parameter wants a gradient")
-    return [(slots, {})]
+    return [(slots_of(parameters), {})]
+
+
+def _slots_of_group(given: Any) -> list[Slot]:
+    return slots_of([given] if isinstance(given, torch.Tensor) else given)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _alike(slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -186,16 +210,18 @@ def _row(comm: Communicator, slots: list[Slot]) -> _Row:
     length = -(-sum(sizes) // comm.size)
     whole = torch.zeros(length * comm.size, dtype=first.dtype, device=first.device)
     gradients = torch.zeros_like(whole)
-    views = []
+    parts, views = [], []
     begin = 0
     for slot, size in zip(slots, sizes, strict=True):
         shape = slot.parameter.shape
         here = whole[begin : begin + size].view(shape)
         here.copy_(slot.parameter)
         slot.parameter.data = here
+        parts.append(here)
         views.append(gradients[begin : begin + size].view(shape))
         begin += size
-    share = torch.nn.Parameter(whole.view(comm.size, length)[comm.rank].clone())
+    mine = whole.view(comm.size, length)[comm.rank]
+    share = torch.nn.Parameter(mine.clone())
     share.grad = torch.zeros_like(share)
     absent = torch.zeros(len(slots), device=first.device)
-    return _Row(slots, whole, gradients, views, share, absent)
+    return _Row(slots, whole, parts, mine, gradients, views, share, absent)

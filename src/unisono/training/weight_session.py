@@ -84,7 +84,7 @@ class Session:
             holds = json.dumps(describe().plain())
         except Exception as error:  # the others wait for us: say why we cannot
             cause = error
-        problem = "" if cause is None else str(cause)
+        problem = "" if cause is None else str(cause) or type(cause).__name__
         words = all_gather_object((problem, version, wanted, self.lanes.names(), holds), self.comm)
         problems, versions, asked, lanes, descriptions = zip(*words, strict=True)
         if any(problems):

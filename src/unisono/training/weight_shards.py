@@ -123,6 +123,9 @@ def _held(name: str, value: Any) -> Held:
         raise TypeError(f"the weight {name!r} is a {type(value).__name__}, no tensor")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(f"the weight {name!r} is not dense")
+    if tensor.is_meta or tensor.is_conj() or tensor.is_neg():
+        what = "on meta, without memory" if tensor.is_meta else "a lazy conjugate or negative"
+        raise TypeError(f"the weight {name!r} is {what}")
     box = Box(offset, tuple(tensor.shape))
     ends = [a + b for a, b in zip(offset, box.shape, strict=False)]
     inside = len(whole) == len(offset) == len(box.shape) and all(

@@ -61,12 +61,14 @@ class Staging:
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor looks at this one's memory."""
+    """Whether no other tensor, nor another process, looks at this one's memory."""
     users: Any = getattr(torch._C, "_storage_Use_Count", None)
     if users is None:  # a torch that does not tell: then we cannot know
         return False
     fresh = torch.empty(1)
     both = (tensor.untyped_storage(), fresh.untyped_storage())
+    if tensor.device.type == "cpu" and both[0].is_shared():
+        return False
     return bool(users(both[0]._cdata) <= users(both[1]._cdata))
 
 
