@@ -1,8 +1,9 @@
 """Gradients in buckets: which travel together, in what form, and which ranks had none.
 
-On unisono a bucket is a list of the gradients where they lie: one call reduces them all, and
-nothing is copied. On other backends, and where half precision is summed in float32, it is a flat
-tensor, and the gradients become views of it.
+A bucket that is kept from step to step is a flat tensor, and the gradients become views of it as
+they arrive: the memory in which backward made one is free for the next, which costs less than new
+pages for all of them. One that is used once is, on unisono, a list of the gradients where they lie:
+one call reduces them all, and nothing is copied.
 
 Behind its gradients every bucket carries a number for each parameter: 1 from a rank that has no
 gradient for it. So all ranks learn at the same moment what was missing where, and none waits for
@@ -92,9 +93,11 @@ def check_the_same_everywhere(comm: Communicator, slots: Sequence[Slot], options
 
 
 class Bucket:
-    """Gradients of one dtype and device that are reduced together."""
+    """Gradients of one dtype and device that are reduced together; `kept`: in many steps."""
 
-    def __init__(self, slots: Sequence[Slot], comm: Communicator, op: str, wide: bool) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], comm: Communicator, op: str, kept: bool, wide: bool
+    ) -> None:
         first = slots[0].parameter
         self.slots = slots
         self.wide = wide and first.dtype in HALVES
@@ -110,7 +113,7 @@ class Bucket:
         self._lacking: dict[int, torch.Tensor] = {}  # zeros in place of gradients
         self._summed: set[int] = set()  # of a wide one: what was added to its sums
         extra = len(slots)
-        if self.wide or comm.backend != "unisono":
+        if kept or comm.backend != "unisono":
             self._flat = torch.zeros(elements + extra, dtype=self.dtype, device=first.device)
             *views, self._absent = torch.split(
                 self._flat, [slot.parameter.numel() for slot in slots] + [extra]
@@ -128,8 +131,11 @@ class Bucket:
             and self.dtype in _SCALED_BEFORE
         )
 
-    def add_wide(self, place: int) -> None:
-        """Add a gradient in half precision to the sum in float32, and drop it."""
+    def take(self, place: int) -> None:
+        """A gradient is there: move it in, or add it to the sum in float32, and drop it."""
+        if not self.wide:
+            self._row(place)
+            return
         gradient = self._gradient(place)
         assert gradient is not None
         self._views[place].add_(gradient)
@@ -153,6 +159,8 @@ class Bucket:
         if place in self._summed:
             return self._views[place]
         parameter = self.slots[place].parameter
+        if self._views and parameter.grad is self._views[place]:
+            return self._views[place]
         gradient = self._gradient(place)
         if gradient is None:
             self._absent[place] = 1
@@ -224,7 +232,13 @@ class Bucket:
 
 
 def buckets_of(
-    slots: Sequence[Slot], comm: Communicator, bucket_bytes: int, op: str, wide: bool = False
+    slots: Sequence[Slot],
+    comm: Communicator,
+    bucket_bytes: int,
+    op: str,
+    *,
+    kept: bool,
+    wide: bool = False,
 ) -> list[Bucket]:
     """These parameters, in this order, cut into buckets of about so many bytes; each holds one
     dtype on one device. They stand in the order in which they become full."""
@@ -241,7 +255,7 @@ def buckets_of(
         filling[kind].append(place)
         sizes[kind] += size
     full = sorted([*full, *filling.values()], key=lambda places: places[-1])
-    return [Bucket([slots[place] for place in places], comm, op, wide) for places in full]
+    return [Bucket([slots[place] for place in places], comm, op, kept, wide) for places in full]
 
 
 def check_used(missing: Iterable[Missing], comm: Communicator) -> None:

@@ -150,7 +150,9 @@ class GradientSync:
         broadcast_many(kept, src, self._comm)
 
     def _arrange(self, order: list[Slot]) -> None:
-        self._buckets = buckets_of(order, self._comm, self._bucket_bytes, self._op, self._wide)
+        self._buckets = buckets_of(
+            order, self._comm, self._bucket_bytes, self._op, kept=True, wide=self._wide
+        )
         self._places: dict[int, tuple[Bucket, int]] = {
             slot.number: (bucket, place)
             for bucket in self._buckets
@@ -176,8 +178,8 @@ class GradientSync:
             )
         if not self._learned:
             self._seen.setdefault(slot.number)
-        if bucket.wide:
-            bucket.add_wide(place)
+        with torch.no_grad():
+            bucket.take(place)
         if self._silent:
             return
         bucket.arrived[place] = True
@@ -329,7 +331,7 @@ def sync_gradients(
     """
     op = check_options(bucket_bytes, unused, op)
     comm = resolve(group)
-    buckets = buckets_of(slots_of(parameters), comm, bucket_bytes, op)
+    buckets = buckets_of(slots_of(parameters), comm, bucket_bytes, op, kept=False)
     with torch.no_grad():
         works = [bucket.begin() for bucket in buckets]
     missing: list[Missing] = []
