@@ -17,6 +17,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from faults.corpus import Fault, corpus, names_place, read, reports_in, right
+from faults.page import named_by_peer
 from faults.play import Outcome
 from programs import eventually, program
 from unisono import watch
@@ -83,11 +84,26 @@ def test_the_whole_corpus(fault: Fault, make: str) -> None:
     check_play(fault, make)
 
 
-def test_a_wrong_verdict_does_not_count(tmp_path: Path) -> None:
+def test_a_wrong_verdict_does_not_count() -> None:
     fault = read(corpus()[0].path)
     assert not names_place(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
     assert not names_place(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
+    assert not names_place(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
     assert len(corpus()) >= 25
+
+
+def test_what_counts_of_what_others_say() -> None:
+    fault = next(fault for fault in corpus() if fault.name == "early_return")  # rank 1, line 14
+    shown = f'  File "early_return.py", line {fault.line}, in <module>\n    # rank 1\n'
+    for said, named in (
+        (("RuntimeError: Timed out", ""), "neither"),
+        (("[rank1]:[E ...] [Rank 1]: Ranks 0, 2 failed", ""), "neither"),
+        (("RuntimeError: [Rank 0]: Ranks 1 failed", ""), "rank"),
+        (("RuntimeError: Timed out", shown), "line"),
+        ((shown.replace("14", "141"), "RuntimeError: Timed out"), "neither"),
+        (("Rank 0 is in one call, but Rank 1 in another", shown), "rank and line"),
+    ):
+        assert str(named_by_peer(fault, Outcome(said, ended=True))) == named, said
 
 
 # -- from records to a verdict -------------------------------------------------------------------
