@@ -44,44 +44,33 @@ def _nobody_watches_afterwards() -> object:
 # -- the corpus ----------------------------------------------------------------------------------
 
 
-def plays(names: tuple[str, ...] | None) -> list[object]:
-    """Every program on every make on which its bug can occur."""
+def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
+    """Play programs of the corpus, all in one other process: a play forks, and torch takes long to
+    load."""
+    command = [sys.executable, "-m", "faults", "--json", *args]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    faults = {fault.name: fault for fault in corpus()}
     return [
-        pytest.param(fault, make, id=f"{fault.name}-{make}")
-        for fault in corpus()
-        if names is None or fault.name in names
-        for make in fault.makes
+        (faults[one["name"]], one["make"], Outcome(tuple(one["said"]), one["ended"]))
+        for one in json.loads(done.stdout)
     ]
 
 
-def check_play(fault: Fault, make: str) -> None:
-    command = [sys.executable, "-m", "faults", "--json", "--make", make, fault.name]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    (said,) = json.loads(done.stdout)
-    outcome = Outcome(tuple(said["said"]), said["ended"])
-    assert right(fault, outcome), (reports_in(outcome), outcome.said)
-
-
-@pytest.mark.parametrize(
-    "names", [pytest.param(SAMPLE[:3], id="stuck"), pytest.param(SAMPLE[3:], id="wrong")]
-)
-def test_the_verdict_names_the_right_rank_and_line(names: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "faults", "--json", *names]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    played = json.loads(done.stdout)
-    assert len(played) == sum(len(fault.makes) for fault in corpus() if fault.name in names)
-    faults = {fault.name: fault for fault in corpus()}
-    for one in played:
-        outcome = Outcome(tuple(one["said"]), one["ended"])
-        assert right(faults[one["name"]], outcome), (one["name"], one["make"], outcome.said)
+def test_the_verdict_names_the_right_rank_and_line() -> None:
+    plays = played(*SAMPLE)
+    assert len(plays) == sum(len(fault.makes) for fault in corpus() if fault.name in SAMPLE)
+    for fault, make, outcome in plays:
+        assert right(fault, outcome), (fault.name, make, outcome.said)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "make"), plays(None))
-def test_the_whole_corpus(fault: Fault, make: str) -> None:
-    check_play(fault, make)
+@pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
+def test_the_whole_corpus(fault: Fault) -> None:
+    plays = played(fault.name)
+    assert [make for _, make, _ in plays] == list(fault.makes)
+    for _, make, outcome in plays:
+        assert right(fault, outcome), (make, reports_in(outcome), outcome.said)
 
 
 def test_a_wrong_verdict_does_not_count() -> None:
