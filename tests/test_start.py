@@ -408,7 +408,8 @@ def test_ranks_that_do_not_shut_down_end_without_noise() -> None:
     assert lines == []
 
 
-def test_one_rank_that_fails_ends_the_others() -> None:
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_the_others_on_gloo_too() -> None:
     with pytest.raises(unisono.RanksFailed) as caught:
         unisono.launch(leave_early, 2, args=("raises", "gloo"), timeout=60, capture=True)
     assert caught.value.first == 1

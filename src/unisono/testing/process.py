@@ -34,8 +34,8 @@ class Gone:
 
 
 _HEAVY = ("numpy", "torch", "torch._dynamo")
-"""What takes seconds to import. The last one is needed by DDP, FSDP and DTensor: where the controller
-has it, ranks are born with it and do not each import it."""
+"""What takes seconds to import. The last one is what DDP, FSDP and DTensor need: where the
+controller has it, ranks are born with it, and do not each import it."""
 
 
 class Nursery:
