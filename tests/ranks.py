@@ -13,6 +13,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -38,7 +39,8 @@ _context.set_forkserver_preload(_preloaded)
 
 def preload(module: str) -> None:
     """Let ranks find a module loaded; to be called while tests are collected."""
-    _preloaded.append(module)
+    if module not in _preloaded:
+        _preloaded.append(module)
     _context.set_forkserver_preload(_preloaded)
 
 
@@ -70,6 +72,8 @@ class RankPool:
     """Up to `size` rank processes, used again from job to job."""
 
     def __init__(self, size: int = 8) -> None:
+        if "torch._dynamo" in sys.modules:
+            preload("torch._dynamo")  # else every rank with DDP spends seconds on it
         self._size = size
         self._folder = tempfile.TemporaryDirectory(prefix="unisono-tests-")
         self._processes: list[Any] = []

@@ -43,7 +43,7 @@ def name(block: range) -> str:
     return f"seeds {block[0]}-{block[-1]}"
 
 
-@pytest.mark.parametrize("block", seeds(range(150)), ids=name)
+@pytest.mark.parametrize("block", seeds(range(75)), ids=name)
 def test_one_fault(nursery: Nursery, block: range, record_property: Any) -> None:
     play(nursery, block, record_property)
 

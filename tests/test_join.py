@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import unisono
@@ -192,20 +193,16 @@ def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     ends_well(follower, joiner.start("meet", name, "0", "2"))
 
 
-def test_ranks_meet_in_a_torch_store_by_name(tmp_path: Path) -> None:
-    text = """
-        import sys, torch, torch.distributed as dist
-        from unisono import Communicator
-        store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False)
-        for name in ("a", "b", "a"):
-            with Communicator.join(name, int(sys.argv[1]), 2, store) as comm:
-                comm.broadcast(tensor := torch.full((3,), comm.rank))
-                assert tensor.tolist() == [0, 0, 0]
-                comm.barrier()
-    """
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    script = program(tmp_path, text)
-    ends_well(*(script.start(str(rank), str(server.port)) for rank in range(2)))
+@pytest.mark.ranks(2)
+def test_ranks_meet_in_a_torch_store_by_name(shared_tmp_path: Path) -> None:
+    rank = int(os.environ["UNISONO_RANK"])
+    store = dist.FileStore(str(shared_tmp_path / "store"), 2)
+    for name in ("a", "b", "a"):
+        with Communicator.join(name, rank, 2, store) as comm:
+            assert (comm.rank, comm.size) == (rank, 2)
+            comm.broadcast(tensor := torch.full((3,), rank))
+            assert tensor.tolist() == [0, 0, 0]
+            comm.barrier()
 
 
 def test_what_makes_no_sense_is_refused_at_once() -> None:

@@ -130,7 +130,7 @@ def test_more_micro_batches_than_stages_and_fewer(comm: Communicator, example: A
 def test_it_learns(comm: Communicator, example: Any) -> None:
     config = example.Config(**TINY)
     with ProcessGroupManager(tp_size=2) as manager:
-        found = list(example.train(config, manager, 60))
+        found = list(example.train(config, manager, 25))
     assert sum(found[-5:]) / 5 < 0.75 * found[0]
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from programs import plain_environment, program
+from programs import eventually, plain_environment, program
 from ranks import attempt
 from unisono.environment import local_rank_here, place_here, size_here
 from unisono.start import Facts, choose
@@ -190,35 +190,39 @@ def test_ranks_of_mp_spawn_set_up_and_clean_up(tmp_path: Path) -> None:
     assert done.stdout == "done\n" * 2
 
 
-def test_ranks_of_torchrun_meet_in_its_store(tmp_path: Path) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    text = """
-        import torch, torch.distributed as dist, unisono
-        for backend in ("auto", "gloo", "unisono"):
-            comm = unisono.init(backend)
-            comm.all_reduce(tensor := torch.ones(2))
-            dist.all_reduce(tensor)
-            print(comm.rank, unisono.get_local_rank(), comm.backend, tensor.tolist())
-            unisono.shutdown()
-    """
-    places = [
-        {
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(server.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RUN_ID": "none",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
-        for rank in range(2)
-    ]
-    for rank, (out, err, code) in enumerate(start_ranks(tmp_path, text, *places)):
-        assert code == 0, err
-        names = ("unisono", "gloo", "unisono")
-        assert out.splitlines() == [f"{rank} {rank} {name} [4.0, 4.0]" for name in names]
+@pytest.mark.ranks(2)
+def test_ranks_of_torchrun_meet_in_its_store(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These processes are warm; tests/test_run.py has torchrun itself start some."""
+    rank = int(os.environ["UNISONO_RANK"])
+    found = shared_tmp_path / "port"
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        (shared_tmp_path / "new").write_text(str(server.port))
+        (shared_tmp_path / "new").rename(found)
+    assert eventually(found.exists)
+    for name in [name for name in os.environ if name.startswith("UNISONO_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": found.read_text(),
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    for backend, name in (("auto", "unisono"), ("gloo", "gloo"), ("unisono", "unisono")):
+        comm = unisono.init(backend)
+        comm.all_reduce(tensor := torch.ones(2))
+        dist.all_reduce(tensor)
+        assert (comm.rank, unisono.get_local_rank(), comm.backend) == (rank, rank, name)
+        assert tensor.tolist() == [4, 4]
+        unisono.shutdown()
 
 
 # -- the backend -----------------------------------------------------------------------------------
@@ -404,7 +408,8 @@ def test_ranks_that_do_not_shut_down_end_without_noise() -> None:
     assert lines == []
 
 
-def test_one_rank_that_fails_ends_the_others() -> None:
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_the_others_on_gloo_too() -> None:
     with pytest.raises(unisono.RanksFailed) as caught:
         unisono.launch(leave_early, 2, args=("raises", "gloo"), timeout=60, capture=True)
     assert caught.value.first == 1

@@ -165,15 +165,36 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
 @click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
-def doctor(ranks: int, backends: str, as_json: bool, variables: bool, markdown: bool) -> None:
-    """Check this machine, then every primitive on it.
+@click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
+@click.argument("reports", nargs=-1, type=click.Path(path_type=Path))
+@click.pass_context
+def doctor(
+    context: click.Context,
+    ranks: int,
+    backends: str,
+    as_json: bool,
+    variables: bool,
+    markdown: bool,
+    stacks: bool,
+    reports: tuple[Path, ...],
+) -> None:
+    """Check this machine and every primitive on it, or show saved REPORTS.
 
     Looks at versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
     says in one sentence what to do about each that is not well. Then starts RANKS processes that
     run every collective and message on each backend and compare the results with what they must
     be. The exit code is 1 if anything is red. In a program of your own the same test is
     unisono.debug_communication().
+
+    REPORTS are files that ranks have saved when something went wrong (error.report.save): shown
+    are the verdict, where every rank was, and the stacks of those to blame. What several ranks
+    have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
+    if reports:
+        _show_reports(reports, stacks, as_json, context)
+        return
+    if stacks:
+        raise _Misuse("--stacks goes with saved reports")
     if markdown and not variables:
         raise _Misuse("--markdown goes with --variables")
     if variables:
@@ -187,6 +208,20 @@ def doctor(ranks: int, backends: str, as_json: bool, variables: bool, markdown: 
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(0 if well else 1)
+
+
+def _show_reports(
+    files: tuple[Path, ...], stacks: bool, as_json: bool, context: click.Context
+) -> None:
+    for name in ("ranks", "backends", "variables", "markdown"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise _Misuse(f"--{name} does not go with saved reports")
+    from unisono.doctor.reports import run
+
+    problems = run(files, stacks, as_json, Console()).problems
+    for problem in problems:
+        click.echo(f"Error: {problem}", err=True)
+    raise SystemExit(1 if problems else 0)
 
 
 def _show_variables(markdown: bool) -> None:

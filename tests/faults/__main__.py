@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 
 from faults.corpus import corpus, reports_in, right
@@ -21,7 +22,8 @@ def main() -> None:
         if given.names and fault.name not in given.names:
             continue
         for make in [given.make] if given.make else fault.makes:
-            outcome = play(fault.path, fault.ranks, make)
+            enough = functools.partial(right, fault)
+            outcome = play(fault.path, fault.ranks, make, enough=enough)
             told = {"name": fault.name, "make": make, "ended": outcome.ended}
             played.append(told | {"said": outcome.said})
             if given.json:

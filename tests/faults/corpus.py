@@ -68,15 +68,22 @@ def reports_in(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(reports))
 
 
+def names_ranks(fault: Fault, sentence: str) -> bool:
+    """Whether a sentence names all ranks at fault, wherever in it, and beside whomever."""
+    listed = re.findall(r"[Rr]anks? ((?:\d+(?:, | -> )?)+)", sentence)
+    named = {int(number) for numbers in listed for number in re.findall(r"\d+", numbers)}
+    return set(fault.culprits) <= named
+
+
+def names_line(fault: Fault, text: str) -> bool:
+    """Whether a text names the line, as reports do or as tracebacks do."""
+    name, line = fault.path.name, fault.line
+    return re.search(rf'{re.escape(name)}(:|", line ){line}\b', text) is not None
+
+
 def names_place(fault: Fault, report: str) -> bool:
     """Whether the verdict (the first line) names the ranks, and the report the line."""
-    verdict = report.partition("\n")[0]
-    numbers = [
-        int(number)
-        for listed in re.findall(r"ranks? ((?:\d+(?:, | -> )?)+)", verdict)
-        for number in re.findall(r"\d+", listed)
-    ]
-    return set(fault.culprits) <= set(numbers) and f"{fault.name}.py:{fault.line}" in report
+    return names_ranks(fault, report.partition("\n")[0]) and names_line(fault, report)
 
 
 def right(fault: Fault, outcome: Outcome) -> bool:

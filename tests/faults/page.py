@@ -8,16 +8,20 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from faults.corpus import Fault, corpus, names_place, reports_in
+from faults.corpus import Fault, corpus, names_line, names_place, names_ranks, reports_in
 from faults.play import PEERS_S, Outcome, play
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
+OURS = {"unisono": "unisono", "watched": "gloo, watched"}
 PEERS = {"gloo": "plain gloo", "detail": "DETAIL", "monitored": "monitored_barrier"}
 _ERROR = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Failed|terminate called)\w*: .*$", re.MULTILINE
 )
+_SPEAKER = re.compile(r"\[[Rr]ank ?\d+\]:")
+"""How a rank labels what it says itself."""
 _LONGEST = 110
 
 
@@ -31,69 +35,84 @@ def messages_in(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def cell_of_peer(fault: Fault, outcome: Outcome) -> tuple[int, str]:
-    """Whether a message names the ranks and the line, or only the ranks; and what it says."""
+@dataclass(frozen=True)
+class Named:
+    """What was named of the place of a fault: the ranks, the line."""
+
+    rank: bool
+    line: bool
+
+    def __str__(self) -> str:
+        return {(True, True): "rank and line", (True, False): "rank", (False, True): "line"}.get(
+            (self.rank, self.line), "neither"
+        )
+
+
+def named_by_us(fault: Fault, outcome: Outcome) -> Named:
+    """Both have to stand in one report: the ranks in its first sentence."""
+    reports = reports_in(outcome)
+    if any(names_place(fault, report) for report in reports):
+        return Named(True, True)
+    verdicts = [report.partition("\n")[0] for report in reports]
+    return Named(
+        any(names_ranks(fault, verdict) for verdict in verdicts),
+        any(names_line(fault, report) for report in reports),
+    )
+
+
+def named_by_peer(fault: Fault, outcome: Outcome) -> Named:
+    """The ranks in any one message of any rank; the line in any traceback of any rank, be it that
+    of the exception which is the fault itself."""
+    lines = [line for text in outcome.said for line in text.splitlines() if line[:2] != "  "]
+    return Named(
+        any(names_ranks(fault, _SPEAKER.sub("", line)) for line in lines),
+        any(names_line(fault, text) for text in outcome.said),
+    )
+
+
+def words_of_peer(fault: Fault, outcome: Outcome) -> str:
+    """A message that names the ranks, or the first one."""
     messages = messages_in(outcome)
     if not messages:
-        ended = "ends, with wrong numbers or none" if outcome.ended else "says nothing"
-        return 0, ended
-    told = [message for message in messages if _names_ranks(fault, message)]
+        return "ends, with wrong numbers or none" if outcome.ended else "says nothing"
+    told = [message for message in messages if names_ranks(fault, _SPEAKER.sub("", message))]
     text = (told or messages)[0]
     short = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-    return (1 if told else 0), "`" + short.replace("|", "/") + "`"
+    return "`" + short.replace("|", "/") + "`"
 
 
-def _names_ranks(fault: Fault, message: str) -> bool:
-    listed = re.findall(r"[Rr]anks?\(?s?\)? ?((?:\d+(?:, )?)+)", message)
-    named = {int(number) for numbers in listed for number in re.findall(r"\d+", numbers)}
-    return set(fault.culprits) <= named
-
-
-def first_report(fault: Fault, outcome: Outcome) -> tuple[bool, str]:
-    """The report that is right, or the first one."""
+def words_of_ours(fault: Fault, outcome: Outcome) -> str:
+    """The verdict that is right, or the first one."""
     reports = reports_in(outcome)
     good = [report for report in reports if names_place(fault, report)]
-    verdict = (good or reports or ["nothing"])[0]
-    return bool(good), verdict.partition("\n")[0]
+    return (good or reports or ["says nothing"])[0].partition("\n")[0]
 
 
 def page(faults: Sequence[Fault]) -> str:
-    """Score, table, and every verdict."""
-    score = {"unisono": [0, 0], "watched": [0, 0]}
-    ranks_named = dict.fromkeys(PEERS, 0)
-    verdicts, rows = [], []
+    """Score, and what every make said of every program."""
+    score: dict[str, list[Named]] = {make: [] for make in (*OURS, *PEERS)}
+    said = []
     for fault in faults:
-        row = [f"`{fault.name}`"]
-        verdicts.append(f"\n**{fault.name}**: {fault.story}\n")
-        for make, count in score.items():
-            if make not in fault.makes:
-                row.append("")
+        said.append(f"\n**{fault.name}**: {fault.story}\n")
+        for make, name in (OURS | PEERS).items():
+            if make in PEERS:
+                outcome = play(fault.path, fault.ranks, make, deadline_s=3 * PEERS_S)
+                named, words = named_by_peer(fault, outcome), words_of_peer(fault, outcome)
+            elif make in fault.makes:
+                outcome = play(fault.path, fault.ranks, make)
+                named, words = named_by_us(fault, outcome), words_of_ours(fault, outcome)
+            else:
                 continue
-            good, verdict = first_report(fault, play(fault.path, fault.ranks, make))
-            count[0] += good
-            count[1] += 1
-            row.append("right" if good else "wrong")
-            verdicts.append(f"- {make}: {verdict}")
-        for make in PEERS:
-            outcome = play(fault.path, fault.ranks, make, deadline_s=3 * PEERS_S)
-            named, text = cell_of_peer(fault, outcome)
-            ranks_named[make] += named
-            row.append(("names the rank" if named else "") or text)
-            verdicts.append(f"- {PEERS[make]}: {text}")
-        rows.append(row)
-        print(" | ".join(row), flush=True)
-    lines = [
-        MARK,
-        "",
-        "| | right rank and line |",
-        "|---|---|",
-        f"| unisono | {score['unisono'][0]} of {score['unisono'][1]} |",
-        f"| gloo, watched | {score['watched'][0]} of {score['watched'][1]} |",
-    ]
-    for make, name in PEERS.items():
-        lines.append(f"| {name} | 0 of {len(rows)}; the right rank {ranks_named[make]} times |")
-    lines += ["", "## Every program", *verdicts, ""]
-    return "\n".join(lines)
+            score[make].append(named)
+            said.append(f"- {name} ({named}): {words}")
+            print(fault.name, said[-1], flush=True)
+    lines = [MARK, "", "| | right rank and line | right rank | right line |", "|---|---|---|---|"]
+    for make, name in (OURS | PEERS).items():
+        found = score[make]
+        both = sum(named.rank and named.line for named in found)
+        ranks, places = sum(named.rank for named in found), sum(named.line for named in found)
+        lines.append(f"| {name} | {both} of {len(found)} | {ranks} | {places} |")
+    return "\n".join([*lines, "", "## Every program", *said, ""])
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Runs one buggy program on several ranks, and brings back what was said about it.
 
 Ranks are forked from a process that has torch loaded, so that a program takes seconds and not a
-minute. Each writes into a file of its own. A play is over when every rank has ended, or when
-somebody has given a verdict and the others had time to do so too.
+minute. Each writes into a file of its own. A play is over when every rank has ended, when what was
+said is enough, or when somebody has given a verdict and the others had time to do so too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -59,6 +60,7 @@ def play(
     make: str,
     deadline_s: float = 20.0,
     environment: dict[str, str] | None = None,
+    enough: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> Outcome:
     """Run `program` on `ranks` ranks. `make` is one of
 
@@ -77,9 +79,12 @@ def play(
                 for pid in list(living):
                     if os.waitpid(pid, os.WNOHANG)[0]:
                         living.discard(pid)
-                if not told and any("unisono.watch: " in _read(file) for file in files):
+                outcome = Outcome(tuple(_read(file) for file in files), not living)
+                if not told and outcome.verdicts:
                     told = True
                     end = min(end, time.monotonic() + _GRACE_S)
+                if told and enough(outcome):
+                    break
                 time.sleep(0.02)
         finally:
             for pid in living:

@@ -33,12 +33,17 @@ class Gone:
     detail: str = ""
 
 
+_HEAVY = ("numpy", "torch", "torch._dynamo")
+"""What takes seconds to import. The last one is what DDP, FSDP and DTensor need: where the
+controller has it, ranks are born with it, and do not each import it."""
+
+
 class Nursery:
     """The process of which ranks are forked; see nursery.py."""
 
     def __init__(self, folder: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        heavy = [name for name in ("numpy", "torch") if name in sys.modules]
+        heavy = [name for name in _HEAVY if name in sys.modules]
         with theirs:
             self._process = subprocess.Popen(
                 [

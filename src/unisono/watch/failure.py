@@ -29,7 +29,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report:
     kind, culprits = _kind_of(error)
     if kind in ("lost", "hang", "mismatch"):
         found = _from_records(error, ask)
-        if found is not None and (kind != "mismatch" or found.kind == "apart"):
+        if found is not None and _agrees(found, kind, culprits):
             error.add_note(f"unisono.watch: {found}")
             return found
     verdict, *details = str(error).splitlines()
@@ -85,6 +85,14 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
         return different
     own = [wait for wait in newest(groups, me) if wait.group.name == error.group]
     return hang(groups, own[0], ask) if own else None
+
+
+def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
+    """Whether the records say more than the exception does, and do not blame others: who comes
+    late to a call that has failed finds everybody there, and ended."""
+    if kind == "mismatch":
+        return found.kind == "apart"
+    return found.kind != "stalled" or not culprits
 
 
 def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:

@@ -188,4 +188,4 @@ def _waits_for_anybody(wait: Wait) -> bool:
 
 def _watched_groups() -> list[Any]:
     attach = sys.modules.get("unisono.watch.attach")
-    return list(attach.groups) if attach is not None else []
+    return list(getattr(attach, "groups", ()))  # it may just be on its way in

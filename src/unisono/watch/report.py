@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class RankReport:
 @dataclass(frozen=True)
 class Report:
     """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart",
-    "stalled" or "elsewhere"; `culprits` are the ranks (of the group) that the verdict names, `site`
-    the line."""
+    "stalled", "elsewhere" or "failed"; `culprits` are the ranks (of the group) that the verdict
+    names, `site` the line."""
 
     kind: str
     verdict: str
@@ -93,9 +94,13 @@ def load(path: str | os.PathLike[str]) -> Report:
     """Read a report that was saved. Raises UnisonoError if the file is none."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found.pop("format") != _FORMAT:
+        written = found.pop("format")
+        if written != _FORMAT and str(written).startswith(_FORMAT.rstrip("1")):
             raise UnisonoError(f"{path} was written by another version of unisono")
-        return _from_fields(found)
+        report = _from_fields(found)
+        if written != _FORMAT or not _is_sound(report):
+            raise ValueError("of another shape")
+        return report
     except OSError as error:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -106,6 +111,23 @@ def _from_fields(found: dict[str, Any]) -> Report:
     ranks = tuple(RankReport(**(one | {"stack": tuple(one["stack"])})) for one in found["ranks"])
     lists = {"culprits": tuple(found["culprits"]), "details": tuple(found["details"])}
     return Report(**(found | lists | {"ranks": ranks}))
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int,
+    "int | None": lambda value: value is None or type(value) is int,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "tuple[int, ...]": lambda value: all(type(one) is int for one in value),
+    "tuple[str, ...]": lambda value: all(isinstance(one, str) for one in value),
+    "tuple[RankReport, ...]": lambda value: all(_is_sound(one) for one in value),
+}
+
+
+def _is_sound(told: Report | RankReport) -> bool:
+    """Whether every field has its type: a file may hold anything."""
+    return all(_SHAPES[str(one.type)](getattr(told, one.name)) for one in fields(told))
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

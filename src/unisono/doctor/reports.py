@@ -1,0 +1,145 @@
+"""Saved reports of the watch: read, told apart, shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from unisono.errors import UnisonoError
+from unisono.watch.report import RankReport, Report, load, ranks_named
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What happened once, though several ranks may have saved it: `report` is the one of theirs
+    that says most."""
+
+    report: Report
+    files: tuple[Path, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return {"files": [str(file) for file in self.files], **asdict(self.report)}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the files hold, in their order. `problems` says of each other file why it is none."""
+
+    incidents: tuple[Incident, ...]
+    problems: tuple[str, ...]
+
+
+def read(files: Iterable[Path]) -> Reading:
+    """Read all files; one that cannot be read does not keep the others from being shown."""
+    found: dict[Hashable, list[tuple[Path, Report]]] = {}
+    problems = []
+    for file in files:
+        try:
+            report = load(file)
+        except UnisonoError as error:
+            problems.append(str(error))
+        else:
+            found.setdefault(_identity(report), []).append((file, report))
+    incidents = []
+    for alike in found.values():
+        best = max((report for _, report in alike), key=_how_much)
+        incidents.append(Incident(best, tuple(dict.fromkeys(file for file, _ in alike))))
+    return Reading(tuple(incidents), tuple(problems))
+
+
+def _identity(report: Report) -> Hashable:
+    """What the reports of one incident have in common, whichever rank made them. A message has no
+    number by which it could be told from another one: there the sentence decides."""
+    pids = tuple(one.pid for one in report.ranks)
+    which = report.verdict if report.call is None else report.call
+    return report.group, which, report.culprits, pids
+
+
+def _how_much(report: Report) -> tuple[int, int]:
+    """How much it says: most of all by stacks, then by its sentence ("was killed by SIGKILL" where
+    another rank only saw that somebody "has ended")."""
+    return sum(len(one.stack) > 1 for one in report.ranks), len(report.verdict)
+
+
+def print_json(reading: Reading) -> None:
+    """Everything, all stacks included."""
+    told = [incident.as_dict() for incident in reading.incidents]
+    print(json.dumps({"reports": told, "problems": reading.problems}, indent=2))
+
+
+def print_reports(reading: Reading, every_stack: bool, console: Console) -> None:
+    """Each incident: the verdict, what led to it, where each rank was, and the stacks of the ranks
+    to blame, or of every rank."""
+    for number, incident in enumerate(reading.incidents):
+        if number:
+            console.print()
+        _print_incident(incident, every_stack, console)
+
+
+def _print_incident(incident: Incident, every_stack: bool, console: Console) -> None:
+    report = incident.report
+    console.print(Text(report.verdict, "bold red"), soft_wrap=True)
+    for line in report.details:
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    facts = [report.kind, f"group {report.group} of {report.backend}"]
+    if report.waited_s:
+        facts.append(f"after {report.waited_s:.0f} s")
+    facts.append(f"from {', '.join(map(str, incident.files))}")
+    console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
+    if any(_where(one) or one.last for one in report.ranks):
+        console.print()
+        console.print(_table(report))
+    hidden = []
+    for one in report.ranks:
+        if one.stack and (every_stack or one.rank in report.culprits):
+            console.print(Text(f"\nrank {one.rank} (pid {one.pid})", "bold"))
+            for line in one.stack:
+                console.print(Text(f"  {line}"), soft_wrap=True)
+        elif one.stack:
+            hidden.append(one.rank)
+    if hidden:
+        stacks = "stack" if len(hidden) == 1 else "stacks"
+        console.print(Text(f"\n--stacks shows the {stacks} of {ranks_named(hidden)}", "dim"))
+
+
+def _table(report: Report) -> Table:
+    """A row for each rank; its number in the world stands there where it is another one."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    moved = any(one.rank != one.global_rank for one in report.ranks)
+    for name in ("rank", *(["global rank"] if moved else []), "pid"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("came", no_wrap=True)
+    table.add_column("where it was", overflow="fold")
+    table.add_column("last call it finished", overflow="fold")
+    for one in report.ranks:
+        numbers = [one.rank, *([one.global_rank] if moved else []), one.pid or "-"]
+        texts = ["yes" if one.arrived else "no", _where(one) or "-", one.last or "-"]
+        style = "bold red" if one.rank in report.culprits else ""
+        table.add_row(*(Text(str(cell)) for cell in (*numbers, *texts)), style=style)
+    return table
+
+
+def _where(one: RankReport) -> str:
+    """The state, or the line and what it calls; empty where nothing is known."""
+    if one.state or not one.place:
+        return one.state or one.doing or one.call
+    line = one.place.partition(" in ")[0]
+    return f"{line}, in {one.doing}" if one.doing else one.place
+
+
+def run(files: Sequence[Path], every_stack: bool, as_json: bool, console: Console) -> Reading:
+    """Read and print; the caller says what could not be read."""
+    reading = read(files)
+    if as_json:
+        print_json(reading)
+    else:
+        print_reports(reading, every_stack, console)
+    return reading
