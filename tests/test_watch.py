@@ -28,15 +28,18 @@ from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.desk import DEFAULT_SIGNAL
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
+from unisono.watch.settings import is_wanted
 from unisono.watch.summaries import summarise
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
 
 @pytest.fixture(autouse=True)
-def _nobody_watches_afterwards() -> object:
+def _afterwards_as_before() -> object:
     yield
     watch.stop()
+    if is_wanted():
+        watch.start()
 
 
 # -- the corpus ----------------------------------------------------------------------------------

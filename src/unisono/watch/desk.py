@@ -63,8 +63,8 @@ class Desk:
 
     def close(self) -> None:
         """Answer no more."""
-        if self._signal:
-            faulthandler.unregister(self._signal)
+        if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
+            faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
         self._memory.close()
         os.close(self._desk)
         os.close(self._stacks)

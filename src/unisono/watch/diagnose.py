@@ -300,7 +300,7 @@ def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankRepo
         global_rank=one.global_rank,
         pid=one.pid,
         arrived=arrived,
-        state=(where.state and one.reason) or where.state,
+        state=one.reason if one.reason and (where.state or not where.place) else where.state,
         place=where.place or one.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,

@@ -39,6 +39,7 @@ class Monitor:
         self._explained: set[str] = set()
         self._desk = Desk(settings.stack_signal)
         self._told: set[tuple[tuple[int, int], int]] = set()
+        self._saved = 0
         self._trace: Trace | None = None
         self._stop = threading.Event()
         self._look_again_s = 0.0
@@ -52,6 +53,13 @@ class Monitor:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         self._desk.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of what the parent has."""
+        self._desk.close()
+        attach = sys.modules.get("unisono.watch.attach")
+        if attach is not None:
+            attach.groups.clear()
 
     def explain(self, group: Any) -> Report | None:
         """Why the newest call of a watched group failed."""
@@ -70,12 +78,15 @@ class Monitor:
                 self._explained.add(group.ledger.name)
                 if report is not None:
                     self.reports.append(report)
+                    self.save(report, "raised")
                     self._told.add((own[0].group.segment, -1))
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
     def look_for_differences(self) -> None:
-        """Report calls of watched groups that differ, before the records go."""
+        """Report calls of watched groups that differ, before the records go; and leave none open
+        that is over."""
+        self._retire()
         self._look_for_differences(read_process(os.getpid(), _LAST))
 
     def tell_failures(self, error: BaseException | None) -> None:
@@ -132,22 +143,26 @@ class Monitor:
         groups = read_process(me, _LAST)
         self._look_for_differences(groups)
         for wait in waits(groups, me):
-            key = wait.group.segment, wait.record.number
+            key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._told or _waits_for_anybody(wait):
                 continue
             groups = snapshot([me], _LAST)
-            still = [
-                other
-                for other in waits(groups, me)
-                if (other.group.segment, other.record.number) == key
-            ]
+            still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
-            if report is not None:
+            if report is not None and self._waits_still(key):
                 self._told.add(key)
                 self.reports.append(report)
+                self.save(report, "seen")
                 if self._speaks(still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+
+    def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
+        """Whether a call of ours is not over: asking everybody where they are takes time, and what
+        they told is not why it waited if it went on meanwhile."""
+        self._retire()
+        me = os.getpid()
+        return any(_key(wait) == key for wait in waits(read_process(me, _LAST), me))
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
         """Unisono's own groups compare their calls themselves; these do not."""
@@ -158,9 +173,22 @@ class Monitor:
             if report is not None:
                 self._told.add((group.segment, -1))
                 self.reports.append(report)
+                self.save(report, "seen")
                 living = [one for one in group.ranks if not state_of(one.pid).has_ended]
                 if living and living[0].pid == os.getpid():
                     _logger.warning("unisono.watch: %s", report)
+
+    def save(self, report: Report, how: str) -> None:
+        """Write a report into the folder for them, if there is one. `how` begins the name of its
+        file: "seen" by the watch, or "raised" in an exception."""
+        if not self.settings.folder:
+            return
+        self._saved += 1
+        name = f"{how}-{report.kind}-{os.getpid()}-{self._saved}.json"
+        try:
+            report.save(os.path.join(self.settings.folder, name))
+        except OSError as error:
+            _logger.warning("unisono.watch: a report could not be saved: %s", error)
 
     def _speaks(self, wait: Wait, report: Report) -> bool:
         """Whether this rank tells it: the lowest of those who wait and can speak."""
@@ -179,6 +207,11 @@ class Monitor:
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
         return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _key(wait: Wait) -> tuple[tuple[int, int], int]:
+    """What names a call of this process."""
+    return wait.group.segment, wait.record.number
 
 
 def _waits_for_anybody(wait: Wait) -> bool:
