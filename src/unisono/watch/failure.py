@@ -16,6 +16,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.watch.calls import last_finished, line_of, named, newest
+from unisono.watch.desk import ring
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
 from unisono.watch.snapshot import snapshot
@@ -80,6 +81,7 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
     """Who did not come, and why, where the records tell."""
     me = os.getpid()
     groups = snapshot([me], _LAST)
+    ring(one.pid for group in groups for one in group.ranks)
     different = mismatch(group for group in groups if group.name == error.group)
     if different is not None:
         return different

@@ -12,11 +12,12 @@ from typing import Any
 from unisono.comm.records import GroupRecords, read_process
 from unisono.watch import diagnose
 from unisono.watch.calls import Wait, newest, waits
-from unisono.watch.desk import Desk
+from unisono.watch.desk import Desk, ring
 from unisono.watch.processes import state_of
 from unisono.watch.report import Report
 from unisono.watch.settings import Settings
 from unisono.watch.snapshot import snapshot
+from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import whereabouts
 
@@ -43,7 +44,7 @@ class Monitor:
         self._trace: Trace | None = None
         self._stop = threading.Event()
         self._look_again_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -67,6 +68,7 @@ class Monitor:
         while True:
             self.endings |= group.ledger.endings()
             groups = snapshot([os.getpid()], _LAST)
+            ring(one.pid for known in groups for one in known.ranks)
             own = [
                 wait
                 for wait in newest(groups, os.getpid())
@@ -116,17 +118,22 @@ class Monitor:
     def _run(self) -> None:
         pause_s = _TICK_S
         while not self._stop.wait(pause_s):
-            self._desk.answer_if_asked()
-            pause_s = _BUSY_TICK_S if self._retire() or self._trace is not None else _TICK_S
-            trace = self._trace
-            if trace is not None:
-                trace.collect()
-            if time.monotonic() >= self._look_again_s:
-                self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
-                try:
-                    self._look()
-                except Exception:  # the program goes on without us
-                    _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
+            try:
+                pause_s = self._tick()
+            except Exception:  # the program goes on, and so do we
+                _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
+
+    def _tick(self) -> float:
+        """Do what is to be done now; returns for how long there is nothing."""
+        self._desk.answer_if_asked()
+        busy = self._retire()
+        trace = self._trace
+        if trace is not None:
+            trace.collect()
+        if time.monotonic() >= self._look_again_s:
+            self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
+            self._look()
+        return _BUSY_TICK_S if busy or self._trace is not None else _TICK_S
 
     def _retire(self) -> bool:
         """Note the ends of calls of watched groups; whether any is under way."""
@@ -148,6 +155,7 @@ class Monitor:
             if not late or key in self._told or _waits_for_anybody(wait):
                 continue
             groups = snapshot([me], _LAST)
+            ring(one.pid for known in groups for one in known.ranks)
             still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
             if report is not None and self._waits_still(key):
@@ -221,4 +229,4 @@ def _waits_for_anybody(wait: Wait) -> bool:
 
 def _watched_groups() -> list[Any]:
     attach = sys.modules.get("unisono.watch.attach")
-    return list(attach.groups) if attach is not None else []
+    return list(getattr(attach, "groups", ()))  # it may just be on its way in

@@ -18,6 +18,9 @@ _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in 
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+WATCHING = "unisono watch"
+"""The name of the watching thread."""
+
 _LONGEST_NAME = 80
 
 
@@ -55,15 +58,15 @@ def of_program(stacks: Sequence[Stack]) -> Stack:
 
 
 def own_stacks() -> list[Stack]:
-    """The stacks of all threads of this process but the calling one, the main thread's first."""
+    """The stacks of all threads of this process but the watching one, the main thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, me = threading.main_thread().ident, threading.get_ident()
+    main = threading.main_thread().ident
     frames = sys._current_frames()
     order = sorted(frames, key=lambda ident: ident != main)
     return [
-        Stack(names.get(ident, f"thread {ident}"), _frames_of(frames[ident]))
+        Stack(name, _frames_of(frames[ident]))
         for ident in order
-        if ident != me
+        if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
 
 
