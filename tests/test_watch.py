@@ -22,7 +22,7 @@ from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.comm.records import GroupRecords, RankRecords, Record, read_process
-from unisono.errors import UnisonoError
+from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch.calls import newest, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.desk import DEFAULT_SIGNAL
@@ -241,6 +241,18 @@ def test_an_exception_carries_its_report(comm: Communicator, shared_tmp_path: Pa
     assert "test_watch.py" in report.ranks[1].place or "programs.py" in report.ranks[1].place
     assert "unisono.watch: rank 1 never reached all_reduce #1" in caught.value.__notes__[0]
     (shared_tmp_path / str(comm.rank)).touch()
+
+
+@pytest.mark.ranks(2)
+def test_a_group_that_somebody_ended_needs_no_report(comm: Communicator) -> None:
+    watch.start()
+    few = comm.split([0, 1])
+    if comm.rank == 0:
+        few.abort("enough")
+    with pytest.raises(GroupAborted, match="enough") as caught:
+        few.barrier()
+    assert caught.value.report is None
+    comm.barrier()
 
 
 @pytest.mark.ranks(2)

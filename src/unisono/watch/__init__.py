@@ -127,7 +127,8 @@ def _report_of_failure(error: GroupError) -> Report | None:
     if _monitor is None:
         return None
     report = report_of_error(error, _monitor.where)
-    _monitor.save(report, "raised")
+    if report is not None:
+        _monitor.save(report, "raised")
     return report
 
 

@@ -11,7 +11,9 @@ from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     DeadlockError,
+    GroupAborted,
     GroupError,
+    MessageMismatch,
     PeerLost,
     UnisonoError,
 )
@@ -25,8 +27,11 @@ from unisono.watch.stacks import is_users, short_path
 _LAST = 64
 
 
-def report_of_error(error: GroupError, ask: Ask) -> Report:
-    """What the exception says, and where every rank of its group is."""
+def report_of_error(error: GroupError, ask: Ask) -> Report | None:
+    """What the exception says, and where every rank of its group is. None where somebody ended the
+    group by `abort`: who did, and why, is known, and it need not be a fault."""
+    if isinstance(error, GroupAborted):
+        return None
     kind, culprits = _kind_of(error)
     if kind in ("lost", "hang", "mismatch"):
         found = _from_records(error, ask)
@@ -92,6 +97,8 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
 def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     if isinstance(error, CollectiveMismatch):
         return "mismatch", tuple(error.culprits)
+    if isinstance(error, MessageMismatch):
+        return "mismatch", ()
     if isinstance(error, CollectiveTimeout):
         return "hang", tuple(error.missing)
     if isinstance(error, DeadlockError):
