@@ -10,10 +10,10 @@ SUITE ?=
 # What `make bench` is run with: --ranks 8, --quick
 BENCH ?=
 
-.PHONY: help demo test test-slow conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-watched conformance parity diagnosis check native sanitize latency bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp ## show what unisono does on this machine
 	.venv/bin/unisono demo
@@ -23,6 +23,17 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+# Where the reports of a watched run go; a call that waits for HANG_S is one.
+REPORTS ?= build/watched
+HANG_S ?= 10
+WATCHED = UNISONO_WATCH=1 UNISONO_WATCH_HANG_S=$(HANG_S) UNISONO_WATCH_FOLDER=$(CURDIR)/$(REPORTS)
+
+test-watched: .venv/.stamp ## run the tests and examples watched; fails if the watch cries wolf
+	rm -rf $(REPORTS)
+	$(WATCHED) .venv/bin/python -m pytest
+	$(WATCHED) .venv/bin/python -m pytest -m slow tests/test_examples.py
+	$(WATCHED) UNISONO_BACKEND=gloo .venv/bin/python -m pytest -m slow tests/test_examples.py
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)

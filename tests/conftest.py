@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from alarms import Alarms
 from ranks import RankPool
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +37,15 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
     before = _our_shared_files()
     yield
     assert _our_shared_files() <= before
+
+
+@pytest.fixture(autouse=True)
+def _watched_if_asked() -> None:
+    """In a watched run (make test-watched) no test runs unwatched, neither here nor on a rank."""
+    if os.environ.get("UNISONO_WATCH") == "1":
+        from unisono import watch
+
+        assert watch.is_on()
 
 
 @pytest.fixture(autouse=True)

@@ -54,9 +54,14 @@ def program(folder: Path, text: str, name: str = "program.py") -> Program:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without what would change how programs start and speak."""
+    """The environment without what would change how programs start and speak; but programs of a
+    watched test run are watched."""
     ours = ("UNISONO_", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "NO_COLOR", "MASTER_", "RANK")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) or name.startswith("UNISONO_WATCH")
+    }
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -23,18 +24,28 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange
 from unisono.comm.solo import SoloCommunicator
+from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 30.0
 
 _context = multiprocessing.get_context("forkserver")
 _preloaded = ["numpy", "torch", "unisono", "pytest", "hypothesis"]
 _context.set_forkserver_preload(_preloaded)
+
+
+def _start_fork_server() -> None:
+    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_WATCH", "0")
+        multiprocessing.forkserver.ensure_running()
 
 
 def preload(module: str) -> None:
@@ -137,7 +148,9 @@ class RankPool:
         while len(self._processes) < ranks:
             ours, theirs = _context.Pipe()
             stacks = os.path.join(self._folder.name, f"stacks-{len(self._processes)}")
-            process = _context.Process(target=_serve, args=(theirs, stacks), daemon=True)
+            _start_fork_server()
+            given = (theirs, stacks, is_wanted())
+            process = _context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -222,7 +235,10 @@ def connect(path: str, rank: int, size: int) -> NativeCommunicator:
     return NativeCommunicator.connect(FileExchange(path), rank, size, timeout_s=60.0)
 
 
-def _serve(pipe: Connection, stacks: str) -> None:
+def _serve(pipe: Connection, stacks: str, watched: bool) -> None:
+    if watched:
+        os.environ["UNISONO_WATCH"] = "1"
+        watch.start()
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
         torch.set_num_threads(1)

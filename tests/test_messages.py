@@ -223,6 +223,18 @@ def test_a_message_that_does_not_fit(comm: Communicator, large: bool, odd: str) 
     assert isinstance(attempt(comm.barrier), MessageMismatch)
 
 
+@pytest.mark.ranks(3)
+def test_who_waits_for_another_message_hears_of_one_that_does_not_fit(comm: Communicator) -> None:
+    if comm.rank == 0:
+        error = attempt(comm.send, torch.ones(5), 1)
+    else:
+        error = attempt(comm.recv, torch.ones(4 if comm.rank == 1 else 2), 0)
+    assert isinstance(error, MessageMismatch), error
+    wants = "rank 1 wants float32 of (4,) from rank 0 (tag 0, group world), which sends 20 bytes"
+    heard = "a message of rank 0 in group world did not fit its receiver"
+    assert str(error).startswith(wants if comm.rank == 1 else heard)
+
+
 @pytest.mark.ranks(2)
 def test_a_message_that_is_never_matched(comm: Communicator) -> None:
     if comm.rank == 0:

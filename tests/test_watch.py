@@ -23,22 +23,25 @@ from programs import eventually, program
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.records import GroupRecords, RankRecords, Record
-from unisono.errors import UnisonoError
-from unisono.watch.calls import waits
+from unisono.comm.records import GroupRecords, RankRecords, Record, read_process
+from unisono.errors import GroupAborted, UnisonoError
+from unisono.watch.calls import newest, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.desk import DEFAULT_SIGNAL
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
+from unisono.watch.settings import is_wanted
 from unisono.watch.summaries import summarise
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
 
 @pytest.fixture(autouse=True)
-def _nobody_watches_afterwards() -> object:
+def _afterwards_as_before() -> object:
     yield
     watch.stop()
+    if is_wanted():
+        watch.start()
 
 
 # -- the corpus ----------------------------------------------------------------------------------
@@ -57,6 +60,7 @@ def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
     ]
 
 
+@pytest.mark.provokes
 def test_the_verdict_names_the_right_rank_and_line() -> None:
     plays = played(*SAMPLE)
     assert len(plays) == sum(len(fault.makes) for fault in corpus() if fault.name in SAMPLE)
@@ -64,6 +68,7 @@ def test_the_verdict_names_the_right_rank_and_line() -> None:
         assert right(fault, outcome), (fault.name, make, outcome.said)
 
 
+@pytest.mark.provokes
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
 def test_the_whole_corpus(fault: Fault) -> None:
@@ -185,6 +190,18 @@ def test_a_branch_that_makes_the_same_call_is_no_fault() -> None:
     assert report.kind == "hang"
 
 
+def test_whose_call_has_just_failed_had_waited_too() -> None:
+    """Ranks 0 and 1 wait for 2 in one group until that fails, while 2 waits for them in another."""
+    lost = [record(1, "failed", arrived_s=5.0)]
+    few = group(lost, lost, [], name="few", segment=1)
+    all_of_them = group([], [], [record(1, "waiting", arrived_s=5.0)], name="world", segment=2)
+    stuck = next(wait for wait in newest([few], 100))
+    report = hang([few, all_of_them], stuck, where({}))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.kind, report.culprits) == ("cycle", (0, 2))
+    assert "rank 0 is in all_reduce #1 of group few" in report.verdict
+
+
 def test_the_late_one_is_named_by_arrivals_and_not_by_durations() -> None:
     calls = range(1, 11)
     punctual = [record(n, arrived_s=n * 1.0, ended_s=n + 0.3) for n in calls]
@@ -235,6 +252,48 @@ def test_an_exception_carries_its_report(comm: Communicator, shared_tmp_path: Pa
     (shared_tmp_path / str(comm.rank)).touch()
 
 
+@pytest.mark.ranks(2)
+def test_a_group_that_somebody_ended_needs_no_report(comm: Communicator) -> None:
+    watch.start()
+    few = comm.split([0, 1])
+    if comm.rank == 0:
+        few.abort("enough")
+    with pytest.raises(GroupAborted, match="enough") as caught:
+        few.barrier()
+    assert caught.value.report is None
+    comm.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
+    asked = shared_tmp_path / "asked"
+    if comm.rank == 1:
+        assert eventually(asked.exists)
+        comm.all_reduce(torch.ones(3))
+        return
+    watch.start(hang_s=0.2)
+    told: list[int] = []
+
+    def over() -> bool:
+        return not waits(read_process(os.getpid()), os.getpid())
+
+    def in_its_time(pid: int) -> Whereabouts:
+        asked.touch()
+        assert eventually(over)
+        told.append(pid)
+        return Whereabouts(place="data.py:41 in load", in_call=False)
+
+    watch._monitor.where = in_its_time  # type: ignore[union-attr, method-assign]
+    comm.all_reduce(torch.ones(3))
+    assert eventually(lambda: len(told) == comm.size)
+    monitor = watch._monitor
+    watch.stop()  # what it has begun is over then
+    assert monitor is not None
+    assert monitor.reports == []
+
+
 # -- what it leaves alone ------------------------------------------------------------------------
 
 
@@ -252,10 +311,48 @@ def test_a_handler_of_the_program_stays(caplog: pytest.LogCaptureFixture) -> Non
         signal.signal(DEFAULT_SIGNAL, before)
 
 
+def test_a_handler_that_the_program_sets_later_stays_too() -> None:
+    watch.start()
+    calls: list[int] = []
+    before = signal.signal(DEFAULT_SIGNAL, lambda number, frame: calls.append(number))
+    try:
+        watch.stop()
+        os.kill(os.getpid(), DEFAULT_SIGNAL)
+        assert eventually(lambda: bool(calls))
+    finally:
+        signal.signal(DEFAULT_SIGNAL, before)
+
+
+def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, time
+        from unisono import watch
+        from unisono.watch.desk import ask
+        watch.start()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            assert not watch.is_on()
+            watch.start()
+            os.write(writer, b"x")
+            time.sleep(60)
+        os.read(reader, 1)
+        print(ask(child)[0].place())
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        """,
+    )
+    done = script.run()
+    assert done.stdout == "program.py:12 in <module>\n", done.stderr
+
+
 def test_bad_settings() -> None:
+    before = watch.is_on()
     with pytest.raises(ValueError, match="above zero"):
         watch.start(hang_s=0)
-    assert not watch.is_on()
+    assert watch.is_on() == before
 
 
 def test_debug_levels() -> None:
@@ -352,6 +449,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
     ), done.stderr
 
 
+@pytest.mark.provokes
 @pytest.mark.slow
 def test_top_in_a_terminal(tmp_path: Path) -> None:
     """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
@@ -449,6 +547,7 @@ def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
 
+@pytest.mark.provokes
 def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
     """Two of three ranks share a machine: each machine watches its own, and says so when the
     missing rank is none of its own."""
@@ -488,6 +587,7 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
     assert last[2] == "[]", outcome.said
 
 
+@pytest.mark.provokes
 def test_check_compares_before_data_moves(tmp_path: Path) -> None:
     script = program(
         tmp_path,

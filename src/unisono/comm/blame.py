@@ -48,8 +48,8 @@ class Blame:
                 rank=self._rank,
                 group=self._name,
             )
-        if status == Status.UNFIT and not sends and self.cause is None:
-            source, size_bytes, dtype = seen
+        source, size_bytes, dtype = seen
+        if status == Status.UNFIT and dtype and not sends and self.cause is None:  # it was matched
             self.cause = MessageMismatch(
                 f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "

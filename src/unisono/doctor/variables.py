@@ -65,6 +65,7 @@ UNISONO = (
         "UNISONO_WATCH_SIGNAL",
         "the signal by which a process that holds the GIL tells its stack; 0: none",
     ),
+    Variable("UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON"),
     Variable("UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace"),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )

@@ -15,6 +15,9 @@ _HEAD_START_S = 0.02
 _MOST_LINES = 20
 """Of captured output, in a message."""
 
+_NOTE = re.compile(r"^unisono\.watch: .*\n(?:  .*\n)*", re.MULTILINE)
+"""What the watch has added to an exception: each rank's view of the same."""
+
 
 def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
     """The exception for a launch some of whose ranks failed."""
@@ -115,7 +118,8 @@ def _without_names(ending: RankEnding) -> str:
 
 def _what_it_says(ending: RankEnding) -> str:
     """All of it but how a peer ended, which the kernel tells only to those who ask late enough."""
-    text = f"{ending.how}\n{ending.traceback}\n{ending.stack}"
+    told = _NOTE.sub("", f"{ending.traceback}\n")
+    text = f"{ending.how}\n{told}\n{ending.stack}"
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 

@@ -56,7 +56,8 @@ class Nursery:
                     "pytest",
                     *heavy,
                 ],
-                env={"OMP_NUM_THREADS": "1", **os.environ},  # as torchrun: ranks share the cores
+                # As torchrun: ranks share the cores. What forks must have no thread that watches.
+                env={"OMP_NUM_THREADS": "1", **os.environ, "UNISONO_WATCH": "0"},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -112,6 +112,8 @@ class RankSession:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
             importlib.import_module("unisono.world")  # not in the first test's time
+            if os.environ.get("UNISONO_WATCH", "0") not in ("", "0"):
+                importlib.import_module("unisono.watch").start()
             self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)

@@ -23,6 +23,9 @@ _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 _CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection closed by peer")
 """What ranks say whose peers have failed: shown after the failures that caused it."""
 
+_NOTE = re.compile(r"^E( +)unisono\.watch: .*\n(?:E\1  .*\n)*", re.MULTILINE)
+"""What the watch has added to an exception: each rank's view of the same."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -125,7 +128,8 @@ def _grouped(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr 
         return only if isinstance(only, ExceptionRepr) else str(only)
     groups: dict[str, dict[int, Failure]] = {}
     for rank, report in reports.items():
-        same = re.sub(rf"\brank {rank}\b", "this rank", _without_addresses(report))
+        text = _NOTE.sub("", _without_addresses(report) + "\n")
+        same = re.sub(rf"\brank {rank}\b", "this rank", text)
         groups.setdefault(same, {})[rank] = _failure(report)
     ordered = sorted(groups.values(), key=_is_consequence)
     chain: list[_Link] = []

@@ -124,7 +124,12 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _report_of_failure(error: GroupError) -> Report | None:
-    return report_of_error(error, _monitor.where) if _monitor is not None else None
+    if _monitor is None:
+        return None
+    report = report_of_error(error, _monitor.where)
+    if report is not None:
+        _monitor.save(report, "raised")
+    return report
 
 
 def _explain(group: Any) -> Report | None:
@@ -150,10 +155,13 @@ def _at_exit() -> None:
 
 
 def _forget() -> None:
-    """In a forked child nobody watches: the thread is the parent's."""
+    """In a forked child nobody watches: the thread and the groups are the parent's. Its desk goes,
+    so that the child's own is found if it calls `start`."""
     global _monitor
-    _monitor = None
+    monitor, _monitor = _monitor, None
     blame.diagnose = None
+    if monitor is not None:
+        monitor.leave_to_parent()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,7 +17,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from unisono.errors import UnisonoError
@@ -31,7 +31,9 @@ PATIENCE_S = 1.5
 _MAGIC = 0x6B736564756E75
 _HEAD = struct.Struct("<QiI")  # magic, pid, signal
 _WORD = struct.Struct("<Q")
-_ASKED, _ANSWERED, _TEXT, _BYTES = 16, 24, 32, 1 << 18
+_TIME = struct.Struct("<d")
+_ASKED, _ANSWERED, _AT, _TEXT, _BYTES = 16, 24, 32, 40, 1 << 18
+_FRESH_S = 0.5  # an answer of so long ago needs no other
 _SIGNAL_S = 1.0
 _LOOK_S = 0.02
 _logger = logging.getLogger("unisono")
@@ -57,14 +59,16 @@ class Desk:
         text = json.dumps([asdict(stack) for stack in own_stacks()]).encode()
         if len(text) > _BYTES - _TEXT - 8:
             text = json.dumps([asdict(stack) for stack in own_stacks()[:1]]).encode()
-        _WORD.pack_into(self._memory, _TEXT, len(text))
+        _WORD.pack_into(self._memory, _TEXT, 0)  # so that nobody reads half of it
         self._memory[_TEXT + 8 : _TEXT + 8 + len(text)] = text
+        _WORD.pack_into(self._memory, _TEXT, len(text))
+        _TIME.pack_into(self._memory, _AT, time.monotonic())
         _WORD.pack_into(self._memory, _ANSWERED, asked)
 
     def close(self) -> None:
         """Answer no more."""
-        if self._signal:
-            faulthandler.unregister(self._signal)
+        if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
+            faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
         self._memory.close()
         os.close(self._desk)
         os.close(self._stacks)
@@ -85,6 +89,17 @@ def _reserve(number: int, descriptor: int) -> int:
     return number
 
 
+def ring(pids: Iterable[int]) -> None:
+    """Ask several processes at once, so that `ask` finds them answering."""
+    for pid in set(pids) - {os.getpid()}:
+        with (
+            contextlib.suppress(OSError, ValueError, UnisonoError),
+            _open(pid, "unisono-desk") as file,
+            mmap.mmap(file, _BYTES) as memory,
+        ):
+            _post(memory)
+
+
 def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]:
     """The stacks of a process, the main thread's first; none if it cannot or will not answer.
 
@@ -103,20 +118,28 @@ def _ask_desk(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) -> l
     magic, owner, number = _HEAD.unpack_from(memory, 0)
     if magic != _MAGIC or owner != pid or state_of(pid).is_stopped:
         return []  # a forked child has its parent's desk
-    (asked,) = _WORD.unpack_from(memory, _ASKED)
-    (answered,) = _WORD.unpack_from(memory, _ANSWERED)
-    if asked == answered:
-        asked += 1
-        _WORD.pack_into(memory, _ASKED, asked)
+    asked = _post(memory)
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if _WORD.unpack_from(memory, _ANSWERED)[0] >= asked:
             (length,) = _WORD.unpack_from(memory, _TEXT)
-            found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
-            return [_stack(one) for one in found]
+            with contextlib.suppress(ValueError):  # it is answering somebody else
+                found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
+                return [_stack(one) for one in found]
         meanwhile()
         time.sleep(_LOOK_S)
     return _ask_by_signal(pid, number, meanwhile) if number else []
+
+
+def _post(memory: mmap.mmap) -> int:
+    """Ask, unless somebody just has: the number of the question."""
+    (asked,) = _WORD.unpack_from(memory, _ASKED)
+    (answered,) = _WORD.unpack_from(memory, _ANSWERED)
+    (at_s,) = _TIME.unpack_from(memory, _AT)
+    if asked == answered and time.monotonic() - at_s > _FRESH_S:
+        asked += 1
+        _WORD.pack_into(memory, _ASKED, asked)
+    return int(asked)
 
 
 def _stack(one: dict[str, object]) -> Stack:

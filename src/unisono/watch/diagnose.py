@@ -25,6 +25,7 @@ from unisono.watch.calls import (
     majority,
     member,
     named,
+    newest,
     waits,
 )
 from unisono.watch.report import RankReport, Report, ranks_named
@@ -183,19 +184,29 @@ def _follow(
         if other is None:
             return path, rank
         where = told(other.pid)
-        further = [following for following in waits(groups, other.pid) if following.missing()]
-        if where.state or not further or not where.in_call:
+        if where.state or not where.in_call:
+            return path, rank
+        passed = [step.one.pid for step in path]
+        if other.pid in passed:
+            circle = circle or path[passed.index(other.pid) :]
+            continue
+        own = waits(groups, other.pid) or _just_failed(groups, other.pid)
+        further = [following for following in own if following.missing()]
+        if not further:
             return path, rank
         for following in further:
-            passed = [step.one.pid for step in path]
-            if other.pid in passed:
-                circle = circle or path[passed.index(other.pid) :]
-                break
             found, culprit = _follow(groups, following, told, path)
             if culprit is not None:
                 return found, culprit
             circle = circle or found
     return circle, None
+
+
+def _just_failed(groups: Sequence[GroupRecords], pid: int) -> list[Wait]:
+    """The newest call of a process if it has failed: whoever is busy with the exception had waited
+    too."""
+    last = sorted(newest(groups, pid), key=lambda wait: wait.record.arrived_s)[-1:]
+    return [wait for wait in last if wait.record.state == "failed"]
 
 
 def _is_victim(group: GroupRecords, rank: int) -> bool:
@@ -310,7 +321,7 @@ def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankRepo
         global_rank=one.global_rank,
         pid=one.pid,
         arrived=arrived,
-        state=(where.state and one.reason) or where.state,
+        state=one.reason if one.reason and (where.state or not where.place) else where.state,
         place=where.place or one.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,

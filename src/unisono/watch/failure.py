@@ -11,11 +11,14 @@ from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     DeadlockError,
+    GroupAborted,
     GroupError,
+    MessageMismatch,
     PeerLost,
     UnisonoError,
 )
 from unisono.watch.calls import last_finished, line_of, named, newest
+from unisono.watch.desk import ring
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
 from unisono.watch.snapshot import snapshot
@@ -24,8 +27,11 @@ from unisono.watch.stacks import is_users, short_path
 _LAST = 64
 
 
-def report_of_error(error: GroupError, ask: Ask) -> Report:
-    """What the exception says, and where every rank of its group is."""
+def report_of_error(error: GroupError, ask: Ask) -> Report | None:
+    """What the exception says, and where every rank of its group is. None where somebody ended the
+    group by `abort`: who did, and why, is known, and it need not be a fault."""
+    if isinstance(error, GroupAborted):
+        return None
     kind, culprits = _kind_of(error)
     if kind in ("lost", "hang", "mismatch"):
         found = _from_records(error, ask)
@@ -80,6 +86,7 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
     """Who did not come, and why, where the records tell."""
     me = os.getpid()
     groups = snapshot([me], _LAST)
+    ring(one.pid for group in groups for one in group.ranks)
     different = mismatch(group for group in groups if group.name == error.group)
     if different is not None:
         return different
@@ -98,6 +105,8 @@ def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
 def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     if isinstance(error, CollectiveMismatch):
         return "mismatch", tuple(error.culprits)
+    if isinstance(error, MessageMismatch):
+        return "mismatch", ()
     if isinstance(error, CollectiveTimeout):
         return "hang", tuple(error.missing)
     if isinstance(error, DeadlockError):

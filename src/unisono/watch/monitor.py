@@ -12,11 +12,12 @@ from typing import Any
 from unisono.comm.records import GroupRecords, read_process
 from unisono.watch import diagnose
 from unisono.watch.calls import Wait, newest, waits
-from unisono.watch.desk import Desk
+from unisono.watch.desk import Desk, ring
 from unisono.watch.processes import state_of
 from unisono.watch.report import Report
 from unisono.watch.settings import Settings
 from unisono.watch.snapshot import snapshot
+from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import whereabouts
 
@@ -39,10 +40,11 @@ class Monitor:
         self._explained: set[str] = set()
         self._desk = Desk(settings.stack_signal)
         self._told: set[tuple[tuple[int, int], int]] = set()
+        self._saved = 0
         self._trace: Trace | None = None
         self._stop = threading.Event()
         self._look_again_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,12 +55,20 @@ class Monitor:
             self._thread.join()
         self._desk.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of what the parent has."""
+        self._desk.close()
+        attach = sys.modules.get("unisono.watch.attach")
+        if attach is not None:
+            attach.groups.clear()
+
     def explain(self, group: Any) -> Report | None:
         """Why the newest call of a watched group failed."""
         end = time.monotonic() + _GRACE_S
         while True:
             self.endings |= group.ledger.endings()
             groups = snapshot([os.getpid()], _LAST)
+            ring(one.pid for known in groups for one in known.ranks)
             own = [
                 wait
                 for wait in newest(groups, os.getpid())
@@ -70,12 +80,15 @@ class Monitor:
                 self._explained.add(group.ledger.name)
                 if report is not None:
                     self.reports.append(report)
+                    self.save(report, "raised")
                     self._told.add((own[0].group.segment, -1))
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
     def look_for_differences(self) -> None:
-        """Report calls of watched groups that differ, before the records go."""
+        """Report calls of watched groups that differ, before the records go; and leave none open
+        that is over."""
+        self._retire()
         self._look_for_differences(read_process(os.getpid(), _LAST))
 
     def tell_failures(self, error: BaseException | None) -> None:
@@ -105,17 +118,22 @@ class Monitor:
     def _run(self) -> None:
         pause_s = _TICK_S
         while not self._stop.wait(pause_s):
-            self._desk.answer_if_asked()
-            pause_s = _BUSY_TICK_S if self._retire() or self._trace is not None else _TICK_S
-            trace = self._trace
-            if trace is not None:
-                trace.collect()
-            if time.monotonic() >= self._look_again_s:
-                self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
-                try:
-                    self._look()
-                except Exception:  # the program goes on without us
-                    _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
+            try:
+                pause_s = self._tick()
+            except Exception:  # the program goes on, and so do we
+                _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
+
+    def _tick(self) -> float:
+        """Do what is to be done now; returns for how long there is nothing."""
+        self._desk.answer_if_asked()
+        busy = self._retire()
+        trace = self._trace
+        if trace is not None:
+            trace.collect()
+        if time.monotonic() >= self._look_again_s:
+            self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
+            self._look()
+        return _BUSY_TICK_S if busy or self._trace is not None else _TICK_S
 
     def _retire(self) -> bool:
         """Note the ends of calls of watched groups; whether any is under way."""
@@ -132,22 +150,27 @@ class Monitor:
         groups = read_process(me, _LAST)
         self._look_for_differences(groups)
         for wait in waits(groups, me):
-            key = wait.group.segment, wait.record.number
+            key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._told or _waits_for_anybody(wait):
                 continue
             groups = snapshot([me], _LAST)
-            still = [
-                other
-                for other in waits(groups, me)
-                if (other.group.segment, other.record.number) == key
-            ]
+            ring(one.pid for known in groups for one in known.ranks)
+            still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
-            if report is not None:
+            if report is not None and self._waits_still(key):
                 self._told.add(key)
                 self.reports.append(report)
+                self.save(report, "seen")
                 if self._speaks(still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+
+    def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
+        """Whether a call of ours is not over: asking everybody where they are takes time, and what
+        they told is not why it waited if it went on meanwhile."""
+        self._retire()
+        me = os.getpid()
+        return any(_key(wait) == key for wait in waits(read_process(me, _LAST), me))
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
         """Unisono's own groups compare their calls themselves; these do not."""
@@ -158,9 +181,22 @@ class Monitor:
             if report is not None:
                 self._told.add((group.segment, -1))
                 self.reports.append(report)
+                self.save(report, "seen")
                 living = [one for one in group.ranks if not state_of(one.pid).has_ended]
                 if living and living[0].pid == os.getpid():
                     _logger.warning("unisono.watch: %s", report)
+
+    def save(self, report: Report, how: str) -> None:
+        """Write a report into the folder for them, if there is one. `how` begins the name of its
+        file: "seen" by the watch, or "raised" in an exception."""
+        if not self.settings.folder:
+            return
+        self._saved += 1
+        name = f"{how}-{report.kind}-{os.getpid()}-{self._saved}.json"
+        try:
+            report.save(os.path.join(self.settings.folder, name))
+        except OSError as error:
+            _logger.warning("unisono.watch: a report could not be saved: %s", error)
 
     def _speaks(self, wait: Wait, report: Report) -> bool:
         """Whether this rank tells it: the lowest of those who wait and can speak."""
@@ -179,6 +215,11 @@ class Monitor:
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
         return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _key(wait: Wait) -> tuple[tuple[int, int], int]:
+    """What names a call of this process."""
+    return wait.group.segment, wait.record.number
 
 
 def _waits_for_anybody(wait: Wait) -> bool:

@@ -16,11 +16,13 @@ HANG_S = 30.0
 @dataclass(frozen=True)
 class Settings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
-    peers' before data moves. `stack_signal`: the reserved signal, 0 for none."""
+    peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
+    reports are saved, "" for nowhere."""
 
     hang_s: float = HANG_S
     check: bool = False
     stack_signal: int = DEFAULT_SIGNAL
+    folder: str = ""
 
 
 def settings_of(
@@ -35,7 +37,9 @@ def settings_of(
         check = os.environ.get("UNISONO_WATCH_CHECK", "0") == "1"
     if stack_signal is None:
         stack_signal = _signal(os.environ.get("UNISONO_WATCH_SIGNAL", ""))
-    return Settings(hang_s, check, stack_signal)
+    return Settings(
+        hang_s, check, stack_signal, _folder(os.environ.get("UNISONO_WATCH_FOLDER", ""))
+    )
 
 
 def is_wanted() -> bool:
@@ -49,6 +53,19 @@ def _number(variable: str, default: float) -> float:
         return float(text) if text else default
     except ValueError:
         raise UnisonoError(f"{variable} must be a number of seconds, not {text!r}") from None
+
+
+def _folder(path: str) -> str:
+    """The folder, made where it is not there; absolute, for the program may go elsewhere."""
+    if path:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise UnisonoError(
+                f"UNISONO_WATCH_FOLDER must be a folder, or a place for one: {path}: "
+                f"{error.strerror}"
+            ) from None
+    return os.path.abspath(path) if path else ""
 
 
 def _signal(text: str) -> int:

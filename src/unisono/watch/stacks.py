@@ -20,6 +20,9 @@ _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _WATCH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+WATCHING = "unisono watch"
+"""The name of the watching thread."""
+
 _LONGEST_NAME = 80
 
 
@@ -63,16 +66,13 @@ def own_stacks() -> list[Stack]:
     part is left out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, me = threading.main_thread().ident, threading.get_ident()
-    frames = sys._current_frames()
+    main = threading.main_thread().ident
     stacks = []
-    for ident in sorted(frames, key=lambda ident: ident != main):
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != main):
         name = names.get(ident, f"thread {ident}")
-        if ident != me:
-            stacks.append(Stack(name, _frames_of(frames[ident])))
-        elif not name.startswith("unisono"):
-            lines = _frames_of(frames[ident])
-            ours = itertools.takewhile(lambda frame: frame.file.startswith(_WATCH), lines)
+        lines = _frames_of(frame)
+        ours = itertools.takewhile(lambda frame: frame.file.startswith(_WATCH), lines)
+        if name != WATCHING:
             stacks.append(Stack(name, lines[len(list(ours)) :]))
     return stacks
 
