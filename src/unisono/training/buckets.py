@@ -1,8 +1,8 @@
 """Gradients in buckets: which travel together, in what form, and which ranks had none.
 
 On unisono a bucket is a list of the gradients where they lie: one call reduces them all, and
-nothing is copied. On other backends, and where half precision is summed in float32, it is a flat
-tensor, and the gradients become views of it.
+nothing is copied but gradients in memory that is in use elsewhere, too. On other backends, and
+where half precision is summed in float32, it is a flat tensor that the gradients become views of.
 
 Behind its gradients every bucket carries a number for each parameter: 1 from a rank that has no
 gradient for it. So all ranks learn at the same moment what was missing where, and none waits for
@@ -23,6 +23,7 @@ from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator, Work
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
+from unisono.training.memory import shares_storage
 
 Parameters: TypeAlias = (
     torch.nn.Module | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -160,6 +161,8 @@ class Bucket:
             self._lacking[place] = zeros
             return zeros
         if self._flat is None:
+            if shares_storage(gradient):  # torch leaves views of what backward still needs
+                gradient = parameter.grad = gradient.clone()
             return gradient
         view = self._views[place]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
