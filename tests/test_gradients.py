@@ -452,6 +452,34 @@ def test_dtypes_keep_to_themselves(process_group: Any, backend: str) -> None:
 
 
 @on_both
+@pytest.mark.parametrize("bucket_bytes", [1, 2**20])
+def test_gradients_that_lie_in_the_same_memory(
+    process_group: Any, backend: str, bucket_bytes: int
+) -> None:
+    """What goes backward through views of parameters is one tensor, for all of them and for the
+    layers before; torch makes it the gradient of several parameters, as it lies."""
+    comm = resolve()
+    count = 1000
+    layer = torch.nn.Parameter(torch.full((count,), 2.0))
+    row = torch.nn.Parameter(torch.zeros(1, count))
+    column = torch.nn.Parameter(torch.zeros(count, 1))
+    short = torch.nn.Parameter(torch.zeros(count - 1))
+    everything = [layer, row, column, short]
+    sync = GradientSync(everything, bucket_bytes=bucket_bytes, op="sum")
+    for _ in range(3):
+        for one in everything:
+            one.grad = None
+        late = torch.cat([torch.zeros(1), short])
+        parts = layer.square(), row.view(count), column.view(count), late
+        ((parts[0] + parts[1] + parts[2] + parts[3]) * (comm.rank + 1)).sum().backward()
+        sync.finish()
+        total = comm.size * (comm.size + 1) / 2
+        for one, expected in zip(everything, (4 * total, total, total, total), strict=True):
+            assert one.grad is not None
+            assert one.grad.unique().tolist() == [expected]
+
+
+@on_both
 def test_sparse_gradients_are_refused_by_name(process_group: Any, backend: str) -> None:
     model = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})
     sync = GradientSync(model)
@@ -563,6 +591,12 @@ def test_reduce_many(process_group: Any, backend: str) -> None:
     got = work.wait()
     assert all(one is other for one, other in zip(got, given, strict=True))
     torch.testing.assert_close(got, sums)
+    base = torch.full((3000,), 1.0)
+    reduce_many([base[:2000], base[:2000], base[1000:]])
+    assert base.unique().tolist() == [comm.size], "what is given twice counts once"
+    columns = torch.ones(1000, 3)
+    reduce_many(columns.unbind(1))
+    assert columns.unique().tolist() == [comm.size]
     most = reduce_many(made(comm.rank)[:1], "max")
     assert torch.equal(most[0], made(comm.size - 1)[0])
     assert reduce_many([]) == []

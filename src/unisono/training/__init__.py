@@ -1,7 +1,7 @@
 """What training programs do with the collectives.
 
 gradients.py    gradients averaged while backward runs; buckets.py: what travels together
-coalescing.py   many tensors in few messages
+coalescing.py   many tensors in few messages; memory.py: who else looks at theirs
 sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first

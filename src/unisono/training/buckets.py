@@ -3,7 +3,7 @@
 A bucket that is kept from step to step is a flat tensor, and the gradients become views of it as
 they arrive: the memory in which backward made one is free for the next, which costs less than new
 pages for all of them. One that is used once is, on unisono, a list of the gradients where they lie:
-one call reduces them all, and nothing is copied.
+one call reduces them all, and nothing is copied but gradients in memory that is in use elsewhere.
 
 Behind its gradients every bucket carries a number for each parameter: 1 from a rank that has no
 gradient for it. So all ranks learn at the same moment what was missing where, and none waits for
@@ -24,6 +24,7 @@ from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator, Work
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
+from unisono.training.memory import shares_storage
 
 Parameters: TypeAlias = (
     torch.nn.Module | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -168,6 +169,8 @@ class Bucket:
             self._lacking[place] = zeros
             return zeros
         if self._flat is None:
+            if shares_storage(gradient):  # torch leaves views of what backward still needs
+                gradient = parameter.grad = gradient.clone()
             return gradient
         view = self._views[place]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():

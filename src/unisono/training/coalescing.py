@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def _begin(
     comm: Communicator, tensors: list[torch.Tensor], op: Any
 ) -> tuple[Work | None, Callable[[], Any]]:
     plain = [one.detach() for one in tensors]
-    if comm.backend == "unisono":
+    if comm.backend == "unisono" and not _may_overlap(plain):
         return comm.all_reduce(plain, op, async_op=True), list
     flat = torch.cat([one.reshape(-1) for one in plain])
 
@@ -56,6 +57,19 @@ def _begin(
         )
 
     return comm.all_reduce(flat, op, async_op=True), copy_back
+
+
+def _may_overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors may have elements in common: those cannot be reduced in place."""
+    spans = sorted((one.data_ptr(), _span_bytes(one)) for one in tensors)
+    return any(begin + size > after for (begin, size), (after, _) in itertools.pairwise(spans))
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((length - 1) * stride for length, stride in steps)) * tensor.itemsize
 
 
 def broadcast_many(tensors: Iterable[torch.Tensor], src: int = 0, group: Any = None) -> None:

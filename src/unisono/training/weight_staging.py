@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from unisono.training.memory import shares_storage
 from unisono.training.weight_plan import Plan
 from unisono.training.weight_shards import Held, tied
 
@@ -62,14 +62,9 @@ class Staging:
 
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, nor another process, looks at this one's memory."""
-    users: Any = getattr(torch._C, "_storage_Use_Count", None)
-    if users is None:  # a torch that does not tell: then we cannot know
+    if tensor.device.type == "cpu" and tensor.untyped_storage().is_shared():
         return False
-    fresh = torch.empty(1)
-    both = (tensor.untyped_storage(), fresh.untyped_storage())
-    if tensor.device.type == "cpu" and both[0].is_shared():
-        return False
-    return bool(users(both[0]._cdata) <= users(both[1]._cdata))
+    return not shares_storage(tensor)
 
 
 def _is_like(old: torch.Tensor, own: torch.Tensor, device: torch.device) -> bool:
