@@ -479,6 +479,19 @@ def test_gradients_that_lie_in_the_same_memory(
             assert one.grad.unique().tolist() == [expected]
 
 
+@pytest.mark.ranks([1, 3])
+def test_gradients_stay_where_the_program_has_put_them(comm: Communicator) -> None:
+    row = torch.zeros(5)
+    a, b = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    a.grad, b.grad = row[:2], row[2:]
+    sync = GradientSync([a, b], op="sum")
+    for _ in range(2):
+        row.zero_()
+        ((a.sum() + b.sum()) * (comm.rank + 1)).backward()
+        sync.finish()
+        assert row.tolist() == [comm.size * (comm.size + 1) / 2] * 5
+
+
 @on_both
 def test_sparse_gradients_are_refused_by_name(process_group: Any, backend: str) -> None:
     model = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})

@@ -113,6 +113,7 @@ class Bucket:
         self._flat: torch.Tensor | None = None
         self._lacking: dict[int, torch.Tensor] = {}  # zeros in place of gradients
         self._summed: set[int] = set()  # of a wide one: what was added to its sums
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and what travels
         extra = len(slots)
         if kept or comm.backend != "unisono":
             self._flat = torch.zeros(elements + extra, dtype=self.dtype, device=first.device)
@@ -169,9 +170,11 @@ class Bucket:
             self._lacking[place] = zeros
             return zeros
         if self._flat is None:
-            if shares_storage(gradient):  # torch leaves views of what backward still needs
-                gradient = parameter.grad = gradient.clone()
-            return gradient
+            if not shares_storage(gradient):
+                return gradient
+            copy = gradient.clone()  # torch leaves views of what backward still needs
+            self._copies.append((gradient, copy))
+            return copy
         view = self._views[place]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
@@ -205,6 +208,8 @@ class Bucket:
         for place, zeros in self._lacking.items() if not self.wide else ():
             if place not in nobody:
                 self.slots[place].parameter.grad = zeros
+        for gradient, copy in self._copies:
+            gradient.copy_(copy)
         missing = [
             Missing(self.slots[place], ranks, place in self._lacking)
             for place, ranks in without.items()
@@ -220,6 +225,7 @@ class Bucket:
 
     def _start_over(self) -> None:
         self._lacking = {}
+        self._copies = []
         self._summed.clear()
         self.begun = False
         self.waiting_for = len(self.slots)
