@@ -492,6 +492,24 @@ def test_gradients_stay_where_the_program_has_put_them(comm: Communicator) -> No
         assert row.tolist() == [comm.size * (comm.size + 1) / 2] * 5
 
 
+@pytest.mark.ranks([2])
+def test_gradients_that_are_kept_move_once(comm: Communicator) -> None:
+    """After the first step, whose order was not known, they lie in buckets and stay there."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
+    sync = GradientSync(model, op="sum")
+    places = []
+    for _ in range(3):
+        model.zero_grad(set_to_none=False)
+        (model(torch.ones(1, 3)).sum() * (comm.rank + 1)).backward()
+        sync.finish()
+        places.append([one.grad.data_ptr() for one in model.parameters() if one.grad is not None])
+    assert places[0] == places[1] == places[2]
+    assert len(set(places[0])) == 8
+    last = list(model.parameters())[-1].grad
+    assert last is not None
+    assert last.tolist() == [3.0] * 3
+
+
 @on_both
 def test_sparse_gradients_are_refused_by_name(process_group: Any, backend: str) -> None:
     model = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})

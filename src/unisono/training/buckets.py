@@ -113,7 +113,7 @@ class Bucket:
         self._flat: torch.Tensor | None = None
         self._lacking: dict[int, torch.Tensor] = {}  # zeros in place of gradients
         self._summed: set[int] = set()  # of a wide one: what was added to its sums
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and what travels
+        self._copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # gradient, what travels
         extra = len(slots)
         if kept or comm.backend != "unisono":
             self._flat = torch.zeros(elements + extra, dtype=self.dtype, device=first.device)
@@ -144,6 +144,15 @@ class Bucket:
         self._summed.add(place)
         self.slots[place].parameter.grad = None
 
+    @torch.no_grad()
+    def take_over(self, others: Iterable[Bucket]) -> None:
+        """Move in the gradients that are views of other buckets, which are not used any more."""
+        theirs = {id(view) for other in others for view in other._views}
+        for slot, view in zip(self.slots, self._views, strict=True):
+            gradient = slot.parameter.grad
+            if gradient is not None and id(gradient) in theirs:
+                slot.parameter.grad = view.copy_(gradient)
+
     def begin(self) -> Work:
         """Start reducing. A parameter without a gradient counts as zero, and is marked."""
         self.begun = True
@@ -169,16 +178,19 @@ class Bucket:
             zeros = self._views[place].zero_() if self._views else torch.zeros_like(parameter)
             self._lacking[place] = zeros
             return zeros
-        if self._flat is None:
+        if not self._views:
             if not shares_storage(gradient):
                 return gradient
             copy = gradient.clone()  # torch leaves views of what backward still needs
-            self._copies.append((gradient, copy))
+            self._copied[place] = gradient, copy
             return copy
         view = self._views[place]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
-            parameter.grad = None if self.wide else view
+            if shares_storage(gradient):  # it stays, for whoever looks at it there
+                self._copied[place] = gradient, view
+            else:
+                parameter.grad = None if self.wide else view
         return view
 
     def _begin(self, travelling: torch.Tensor | list[torch.Tensor], op: str) -> Work:
@@ -208,7 +220,7 @@ class Bucket:
         for place, zeros in self._lacking.items() if not self.wide else ():
             if place not in nobody:
                 self.slots[place].parameter.grad = zeros
-        for gradient, copy in self._copies:
+        for gradient, copy in self._copied.values():
             gradient.copy_(copy)
         missing = [
             Missing(self.slots[place], ranks, place in self._lacking)
@@ -225,7 +237,7 @@ class Bucket:
 
     def _start_over(self) -> None:
         self._lacking = {}
-        self._copies = []
+        self._copied = {}
         self._summed.clear()
         self.begun = False
         self.waiting_for = len(self.slots)

@@ -259,7 +259,10 @@ class GradientSync:
         order = [*self._seen, *(one.number for one in self._slots if one.number not in self._seen)]
         tensor = torch.tensor(order, device=device_of(self._comm))
         self._comm.broadcast(tensor)
+        before = self._buckets
         self._arrange([self._slots[index] for index in tensor.tolist()])
+        for bucket in self._buckets:
+            bucket.take_over(before)
         self._learned = True
 
     def _check_for_newcomers(self) -> None:
