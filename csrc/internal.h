@@ -325,8 +325,7 @@ void copy_twice(char *restrict near, char *restrict far, const char *restrict fr
 void stream_write(const un_stream *s, size_t offset, const char *from, size_t bytes, bool large);
 
 /* kernels.c */
-typedef void kernel(void *to, void *also, const void *const *from, int sources, size_t count,
-                    double factor); /* `also`: a second place for the result, or NULL */
+typedef void kernel(void *to, const void *const *from, int sources, size_t count, double factor);
 typedef struct reducer {
     kernel *run; /* NULL: the reduction has no meaning for the type */
     size_t unit; /* bytes that count as one element for `run` */

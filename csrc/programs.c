@@ -113,14 +113,14 @@ static void combine(const exchange *x, reducer r, const un_stream *own, size_t o
     char *to = stream_direct(out, offset, bytes);
     const char *from = own == out ? to : stream_direct(own, offset, bytes);
     if (to && from) {
-        r.run(to, NULL, (const void *[]){from, other}, other ? 2 : 1, bytes / r.unit, factor);
+        r.run(to, (const void *[]){from, other}, other ? 2 : 1, bytes / r.unit, factor);
         return;
     }
     _Alignas(64) char bounce[BOUNCE_BYTES];
     for (size_t done = 0, part; done < bytes; done += part) {
         part = least(bytes - done, sizeof bounce);
         stream_read(bounce, own, offset + done, part);
-        r.run(bounce, NULL, (const void *[]){bounce, other ? other + done : NULL}, other ? 2 : 1,
+        r.run(bounce, (const void *[]){bounce, other ? other + done : NULL}, other ? 2 : 1,
               part / r.unit, factor);
         stream_write(out, offset + done, bounce, part, false);
     }

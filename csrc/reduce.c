@@ -11,18 +11,14 @@
 
 enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level cache */
 
-/* out[i] = VALUE for a block, and the same to a second place where one is wanted. The output may
- * be one of the inputs; `ivdep` says that it is not shifted against them. */
+/* out[i] = VALUE for a block. The output may be one of the inputs; `ivdep` says that it is not
+ * shifted against them. */
 #define FOR_BLOCK(VALUE)                                                                          \
-    if (second) {                                                                                 \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) second[i] = out[i] = VALUE;           \
-    } else {                                                                                      \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;                       \
-    }
+    _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;
 
 /* One kernel: LOAD widens a stored T to an A, COMBINE joins two A, FINISH makes a T of an A. */
 #define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                                 \
-    static void NAME(void *to, void *also, const void *const *from, int sources, size_t count,    \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
         const A scale = (A)(factor);                                                              \
         const A ranks = (A)(sources);                                                             \
@@ -31,7 +27,6 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
         for (size_t start = 0; start < count; start += BLOCK) {                                   \
             size_t n = count - start < BLOCK ? count - start : BLOCK;                             \
             T *out = (T *)to + start;                                                             \
-            T *second = also ? (T *)also + start : NULL;                                          \
             const T *x = (const T *)from[0] + start;                                              \
             const T *y = (const T *)from[sources - 1] + start;                                    \
             if (sources == 1) {                                                                   \
@@ -85,7 +80,7 @@ INTEGER_KERNELS(64)
 /* A whole factor scales integers; it goes through int64, so that a negative one wraps right. */
 #define SCALED_INTEGER(x) (1u * (x) * whole)
 #define PREMUL_KERNEL(B)                                                                          \
-    static void premul_u##B(void *to, void *also, const void *const *from, int sources,           \
+    static void premul_u##B(void *to, const void *const *from, int sources,                       \
                             size_t count, double factor) {                                        \
         const uint##B##_t whole = (uint##B##_t)(int64_t)factor;                                   \
         for (size_t i = 0; i < count; i++) {                                                      \
@@ -93,7 +88,6 @@ INTEGER_KERNELS(64)
             for (int s = 0; s < sources; s++)                                                     \
                 sum += (uint##B##_t)SCALED_INTEGER(((const uint##B##_t *)from[s])[i]);            \
             ((uint##B##_t *)to)[i] = sum;                                                         \
-            if (also) ((uint##B##_t *)also)[i] = sum;                                             \
         }                                                                                         \
     }
 PREMUL_KERNEL(8)
@@ -169,7 +163,7 @@ FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
 
 /* Complex numbers add and scale like pairs of reals; only their product is their own. */
 #define COMPLEX_PRODUCT(NAME, REAL)                                                               \
-    static void NAME(void *to, void *also, const void *const *from, int sources, size_t count,    \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
         (void)factor;                                                                             \
         for (size_t i = 0; i < count; i++) {                                                      \
@@ -182,7 +176,6 @@ FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
             }                                                                                     \
             ((REAL *)to)[2 * i] = re;                                                             \
             ((REAL *)to)[2 * i + 1] = im;                                                         \
-            if (also) ((REAL *)also)[2 * i] = re, ((REAL *)also)[2 * i + 1] = im;                 \
         }                                                                                         \
     }
 COMPLEX_PRODUCT(product_c64, float)
