@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,13 @@ class Rank:
 
         from unisono.training import GradientSync
 
-        parameters = [torch.nn.Parameter(torch.zeros(2560)) for _ in range(1000)]
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        def made() -> list[torch.nn.Parameter]:
+            parameters = [torch.nn.Parameter(torch.zeros(2560)) for _ in range(1000)]
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            return parameters
 
-        def one_by_one(group: Any) -> None:
+        def one_by_one(parameters: list[torch.nn.Parameter], group: Any) -> None:
             import torch.distributed as dist
 
             for parameter in parameters:
@@ -140,9 +143,8 @@ class Rank:
 
         ways: dict[str, Callable[[], Any]] = {}
         for name, group in self.groups.items():
-            sync = GradientSync(parameters, group, overlap=False)
-            ways[f"buckets, {name}"] = sync.finish
-            ways[f"one by one, {name}"] = lambda group=group: one_by_one(group)
+            ways[f"buckets, {name}"] = GradientSync(made(), group, overlap=False).finish
+            ways[f"one by one, {name}"] = partial(one_by_one, made(), group)
         return self.measure("many", ways)
 
 
