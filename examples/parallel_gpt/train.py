@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="auto, unisono, gloo, nccl")
     options = parser.parse_args()
     world = unisono.init(options.backend)
-    dp = options.dp or max(1, world.size // (options.tp * options.cp * options.pp))
+    dp = options.dp or max(1, world.size // max(1, options.tp * options.cp * options.pp))
     config = Config()
     with ProcessGroupManager(options.tp, options.cp, options.pp, dp) as manager:
         began_s = time.monotonic()

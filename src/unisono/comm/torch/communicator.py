@@ -24,7 +24,7 @@ from unisono.comm.torch.group import LISTS, Rows, Wide, device_of
 from unisono.comm.torch.messages import TorchMessages
 from unisono.comm.torch.rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
 from unisono.comm.torch.wire import ON_STREAMS
-from unisono.errors import GroupClosed, UnisonoError
+from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -49,8 +49,16 @@ class TorchCommunicator(TorchMessages):
         name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
         parent = self._wire.group
         global_of = dist.get_process_group_ranks(parent)
-        group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
-        return TorchCommunicator(group, owns=True)
+        try:
+            group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
+        except UnisonoError:
+            raise
+        except RuntimeError as error:  # gloo connects the ranks at once: one may have ended
+            raise RendezvousError(f"group {name} could not be made: {error}") from error
+        made = TorchCommunicator(group, owns=True)
+        if dist.get_backend(group) == dist.Backend.GLOO:
+            made.barrier()  # who closes it at once would break off those that still connect
+        return made
 
     def all_reduce(
         self,
