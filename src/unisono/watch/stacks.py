@@ -128,8 +128,8 @@ def _doing(frame: FrameType) -> str:
 def callee_of(expression: str) -> str:
     """What an expression calls: "lock.acquire" of "lock.acquire(timeout=3)"; "" if it is no call.
 
-    By its text, for `ast.parse` may fail, with SystemError, in CPython 3.11 where two threads are in
-    it: ours must not break the program's.
+    By its text, for `ast.parse` may fail, with SystemError, in CPython 3.11 where two threads are
+    in it: ours must not break the program's.
     """
     text = _STRING.sub("''", expression.strip())
     if not text.endswith(")"):
