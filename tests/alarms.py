@@ -22,6 +22,7 @@ class Alarms:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known = set(self._files())
+        self._provoking: set[str] = set()
         self._tests = 0
         self._raised = 0
         self._provoked: list[tuple[str, Report]] = []

@@ -31,6 +31,7 @@ from unisono.watch.desk import DEFAULT_SIGNAL
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import is_wanted
+from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
@@ -215,6 +216,26 @@ def test_the_late_one_is_named_by_arrivals_and_not_by_durations() -> None:
     slow = [record(n, arrived_s=n + 0.0, ended_s=n + 0.3) for n in calls]
     (found,) = summarise([group(slow, slow, slow)]).calls
     assert (found.latest, found.transfer_s) == (-1, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize(
+    ("expression", "callee"),
+    [
+        ("lock.acquire()", "lock.acquire"),
+        ("threading.Event().wait(3)", "threading.Event().wait"),
+        ("dist.all_reduce(torch.ones(4), group=g)", "dist.all_reduce"),
+        ('store.get("a (b")', "store.get"),
+        ("queues[rank].get(block=True)", "queues[rank].get"),
+        ("a + f(x)", ""),
+        ("(a + b)", ""),
+        ("await f()", ""),
+        ("items[0]", ""),
+        (")", ""),
+        ("", ""),
+    ],
+)
+def test_what_an_expression_calls(expression: str, callee: str) -> None:
+    assert callee_of(expression) == callee
 
 
 # -- reports -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _monitor: Monitor | None = None
+_logger = logging.getLogger("unisono")
 
 
 def start(
@@ -49,7 +51,8 @@ def start(
     the peers' before data moves, as unisono's own always are: all ranks meet in each call, which
     takes time and is not the program's own synchronisation. `stack_signal` is the signal by which
     a process tells its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); one that the
-    program handles itself is left alone, with a warning.
+    program handles itself is left alone, with a warning. Reports are saved in the folder that
+    UNISONO_WATCH_FOLDER names.
 
     Raises ValueError if `hang_s` is not above zero.
     """
@@ -126,7 +129,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 def _report_of_failure(error: GroupError) -> Report | None:
     if _monitor is None:
         return None
-    report = report_of_error(error, _monitor.where)
+    try:
+        report = report_of_error(error, _monitor.where)
+    except Exception:  # whatever is wrong with us, the program gets its own exception
+        _logger.debug("unisono.watch: no report of %r", error, exc_info=True)
+        return None
     if report is not None:
         _monitor.save(report, "raised")
     return report
@@ -134,7 +141,13 @@ def _report_of_failure(error: GroupError) -> Report | None:
 
 def _explain(group: Any) -> Report | None:
     """Why a call of a watched group failed, from the records."""
-    return _monitor.explain(group) if _monitor is not None else None
+    if _monitor is None:
+        return None
+    try:
+        return _monitor.explain(group)
+    except Exception:
+        _logger.debug("unisono.watch: no report of group %s", group, exc_info=True)
+        return None
 
 
 def _before_leaving() -> None:

@@ -28,7 +28,7 @@ DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
 PATIENCE_S = 1.5
 """How long a process has for its answer before it is sent the signal."""
 
-_MAGIC = 0x6B736564756E75
+_MAGIC = 0x326B736564756E75
 _HEAD = struct.Struct("<QiI")  # magic, pid, signal
 _WORD = struct.Struct("<Q")
 _TIME = struct.Struct("<d")

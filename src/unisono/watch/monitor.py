@@ -24,6 +24,7 @@ from unisono.watch.whereabouts import whereabouts
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
+_LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 
@@ -52,8 +53,9 @@ class Monitor:
         self.end_trace()
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._desk.close()
+            self._thread.join(_LEAVE_S)
+        if not self._thread.is_alive():
+            self._desk.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: let go of what the parent has."""
@@ -104,8 +106,9 @@ class Monitor:
 
     def begin_trace(self, path: str | os.PathLike[str]) -> None:
         """Collect records from now on."""
-        self._trace = Trace(path)
-        self._trace.collect(only_note=True)
+        trace = Trace(path)
+        trace.collect(only_note=True)
+        self._trace = trace  # from here on the thread collects
 
     def end_trace(self) -> None:
         """Write them down."""

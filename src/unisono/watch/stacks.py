@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import linecache
@@ -16,14 +15,16 @@ from dataclasses import dataclass
 from types import FrameType
 
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _WATCH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+_LONGEST_NAME = 80
 WATCHING = "unisono watch"
 """The name of the watching thread."""
-
-_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,28 @@ def _doing(frame: FrameType) -> str:
     if line is None or column is None or last_line != line:
         return ""
     text = linecache.getline(frame.f_code.co_filename, line).encode()[column:last_column]
-    try:
-        expression = ast.parse(text.decode(errors="replace").strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+    return callee_of(text.decode(errors="replace"))
+
+
+def callee_of(expression: str) -> str:
+    """What an expression calls: "lock.acquire" of "lock.acquire(timeout=3)"; "" if it is no call.
+
+    By its text, for `ast.parse` may fail, with SystemError, in CPython 3.11 where two threads are
+    in it: ours must not break the program's.
+    """
+    text = _STRING.sub("''", expression.strip())
+    if not text.endswith(")"):
         return ""
-    name = ast.unparse(expression.func) if isinstance(expression, ast.Call) else ""
-    return name if len(name) <= _LONGEST_NAME else ""
+    depth = 0
+    for at in range(len(text) - 1, -1, -1):
+        depth += (text[at] in ")]}") - (text[at] in "([{")
+        if depth == 0:
+            break
+    name = text[:at]
+    bare = name
+    while bare != (bare := _BRACKETS.sub("", bare)):
+        pass
+    return name if _NAME.fullmatch(bare) and len(name) <= _LONGEST_NAME else ""
 
 
 def as_text(stacks: Iterable[Stack]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,20 @@ class Trace:
         self._records: dict[Key, Record] = {}
         self._before: set[Key] = set()
         self._groups: dict[tuple[int, int], GroupRecords] = {}
+        self._lock = threading.Lock()
         if not self._path.absolute().parent.is_dir():
             raise UnisonoError(f"the folder of {self._path} does not exist")
 
     def collect(self, only_note: bool = False) -> None:
         """Read what is new; with `only_note` remember it as what was there before."""
         me = os.getpid()
-        for group in read_process(me):
-            if any(one.rank == 0 and one.pid == me for one in group.ranks):
-                if only_note:
-                    self._note(group)
-                else:
-                    self.add([group])
+        with self._lock:
+            for group in read_process(me):
+                if any(one.rank == 0 and one.pid == me for one in group.ranks):
+                    if only_note:
+                        self._note(group)
+                    else:
+                        self.add([group])
 
     def _note(self, group: GroupRecords) -> None:
         """Others may be in the next call already, which is not over before we come to it."""
@@ -61,9 +64,11 @@ class Trace:
 
     def write(self) -> None:
         """Write the file, if there is anything in it that is ours to tell."""
-        if not self._records:
+        with self._lock:
+            events = list(self._events()) if self._records else []
+        if not events:
             return
-        text = json.dumps({"traceEvents": list(self._events()), "displayTimeUnit": "ms"})
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         self._path.write_text(text, encoding="utf-8")
 
     def _events(self) -> Iterable[dict[str, Any]]:
