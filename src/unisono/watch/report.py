@@ -48,8 +48,8 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "stalled"
-    or "failed"; `culprits` are the ranks (of the group) that the verdict names, `site` the line."""
+    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart" or
+    "stalled"; `culprits` are the ranks (of the group) that the verdict names, `site` the line."""
 
     kind: str
     verdict: str

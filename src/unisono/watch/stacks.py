@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import linecache
 import os
 import re
@@ -17,9 +16,11 @@ from types import FrameType
 
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
-_WATCH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+WATCHING = "unisono watch"
+"""The name of the watching thread."""
+
 _LONGEST_NAME = 80
 
 
@@ -57,24 +58,16 @@ def of_program(stacks: Sequence[Stack]) -> Stack:
 
 
 def own_stacks() -> list[Stack]:
-    """The stacks of all threads of this process but the watching one, the main thread's first.
-
-    A thread of the program may ask too, in a call that has failed: of its stack the watch's own
-    part is left out.
-    """
+    """The stacks of all threads of this process but the watching one, the main thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, me = threading.main_thread().ident, threading.get_ident()
+    main = threading.main_thread().ident
     frames = sys._current_frames()
-    stacks = []
-    for ident in sorted(frames, key=lambda ident: ident != main):
-        name = names.get(ident, f"thread {ident}")
-        if ident != me:
-            stacks.append(Stack(name, _frames_of(frames[ident])))
-        elif not name.startswith("unisono"):
-            lines = _frames_of(frames[ident])
-            ours = itertools.takewhile(lambda frame: frame.file.startswith(_WATCH), lines)
-            stacks.append(Stack(name, lines[len(list(ours)) :]))
-    return stacks
+    order = sorted(frames, key=lambda ident: ident != main)
+    return [
+        Stack(name, _frames_of(frames[ident]))
+        for ident in order
+        if (name := names.get(ident, f"thread {ident}")) != WATCHING
+    ]
 
 
 def from_faulthandler(text: str) -> list[Stack]:
