@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import linecache
 import os
 import re
@@ -19,9 +18,11 @@ _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
-_WATCH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+WATCHING = "unisono watch"
+"""The name of the watching thread."""
+
 _LONGEST_NAME = 80
 WATCHING = "unisono watch"
 """The name of the watching thread."""
@@ -61,21 +62,16 @@ def of_program(stacks: Sequence[Stack]) -> Stack:
 
 
 def own_stacks() -> list[Stack]:
-    """The stacks of all threads of this process but the watching one, the main thread's first.
-
-    A thread of the program may ask too, in a call that has failed: of its stack the watch's own
-    part is left out.
-    """
+    """The stacks of all threads of this process but the watching one, the main thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    stacks = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != main):
-        name = names.get(ident, f"thread {ident}")
-        lines = _frames_of(frame)
-        ours = itertools.takewhile(lambda frame: frame.file.startswith(_WATCH), lines)
-        if name != WATCHING:
-            stacks.append(Stack(name, lines[len(list(ours)) :]))
-    return stacks
+    frames = sys._current_frames()
+    order = sorted(frames, key=lambda ident: ident != main)
+    return [
+        Stack(name, _frames_of(frames[ident]))
+        for ident in order
+        if (name := names.get(ident, f"thread {ident}")) != WATCHING
+    ]
 
 
 def from_faulthandler(text: str) -> list[Stack]:
