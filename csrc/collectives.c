@@ -196,8 +196,12 @@ static void take_from_root(exchange *x, size_t turn) {
     if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, turn);
 }
 
+/* Only the root's slots are in use, so that a turn may be as long as one; but turns should be many
+ * enough that the others take one while the root brings the next. */
 static void plan_broadcast(exchange *x) {
-    cut_evenly(x, x->call->input->bytes, TURN_BYTES);
+    size_t bytes = x->call->input->bytes, most = bytes / 8;
+    if (most < TURN_BYTES) most = TURN_BYTES;
+    cut_evenly(x, bytes, most < SLOT_BYTES ? most : SLOT_BYTES);
     x->bring = bring_if_root;
     x->take = take_from_root;
 }

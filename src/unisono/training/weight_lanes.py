@@ -151,5 +151,7 @@ class Lanes:
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
     """Whether elements share memory: such a tensor cannot be broadcast."""
+    if tensor.is_contiguous():
+        return False
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(length > 1 and stride == 0 for length, stride in pairs)

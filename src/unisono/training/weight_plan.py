@@ -106,18 +106,16 @@ class Bucket:
 
     units: list[Unit] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    bytes: int = 0
+    """What it moves."""
     room_bytes: int = 0
     """How long it is, packed."""
-
-    @property
-    def bytes(self) -> int:
-        """What it moves."""
-        return sum(unit.bytes for unit in self.units)
 
     def add(self, unit: Unit) -> None:
         """Put a unit behind the others."""
         self.units.append(unit)
         self.offsets.append(self.room_bytes)
+        self.bytes += unit.bytes
         aligned = -(-unit.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.room_bytes += aligned
 

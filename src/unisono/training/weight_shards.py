@@ -75,6 +75,8 @@ class Held:
 def part_of(tensor: torch.Tensor, own: Box, box: Box) -> torch.Tensor:
     """The elements of `box` in a tensor that is the box `own`: a view."""
     view = tensor.detach()
+    if box == own:
+        return view
     for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
         if length != own.shape[dim]:
             view = view.narrow(dim, begin - own.offset[dim], length)
@@ -127,6 +129,8 @@ def _held(name: str, value: Any) -> Held:
         what = "on meta, without memory" if tensor.is_meta else "a lazy conjugate or negative"
         raise TypeError(f"the weight {name!r} is {what}")
     box = Box(offset, tuple(tensor.shape))
+    if tensor is value:
+        return Held(tensor, whole, box)
     ends = [a + b for a, b in zip(offset, box.shape, strict=False)]
     inside = len(whole) == len(offset) == len(box.shape) and all(
         begin >= 0 and end <= length for begin, end, length in zip(offset, ends, whole, strict=True)

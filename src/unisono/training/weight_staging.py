@@ -18,6 +18,7 @@ class Staging:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name; names that are tied share one."""
+        self._firsts: Mapping[str, str] = {}  # which one
 
     def prepare(self, plan: Plan, mine: Mapping[str, Held] | None, device: torch.device) -> None:
         """Have a tensor for every name that will come."""
@@ -39,6 +40,7 @@ class Staging:
         self._name_twins(firsts)
 
     def _name_twins(self, firsts: Mapping[str, str]) -> None:
+        self._firsts = firsts
         self.tensors = {name: self.tensors[first] for name, first in firsts.items()}
 
     def hand_over(self) -> dict[str, torch.Tensor]:
@@ -49,15 +51,14 @@ class Staging:
     @torch.no_grad()
     def swap(self, mine: Mapping[str, Held]) -> None:
         """Put the new weights into the engine's tensors, and keep the old memory."""
-        firsts = tied(mine)
-        for name in set(firsts.values()):
+        for name in set(self._firsts.values()):
             own, new = mine[name].tensor, self.tensors[name]
             if own.device == new.device and is_alone(own):
                 self.tensors[name] = own.data
                 own.data = new
             else:  # somebody looks at this memory by another name: it must change there, too
                 own.detach().copy_(new)
-        self._name_twins(firsts)
+        self._name_twins(self._firsts)
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
