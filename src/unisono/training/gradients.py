@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from unisono.collectives.words import device_of
-from unisono.comm.base import Work
+from unisono.comm.base import Communicator, Work
 from unisono.errors import UnisonoError
 from unisono.training.buckets import (
     Bucket,
@@ -29,6 +30,7 @@ from unisono.training.coalescing import broadcast_many
 from unisono.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
+_BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,13 @@ class GradientReport:
 
     def __str__(self) -> str:
         steps = max(self.steps, 1)
+        moving_ms, waiting_ms = (
+            seconds / steps * 1e3 for seconds in (self.communicating_s, self.waiting_s)
+        )
         return (
-            f"{self.steps} steps, each {self.buckets} buckets of {self.bytes / 1e6:.3g} MB "
-            f"together: communicating {self.communicating_s / steps * 1e3:.3g} ms, waiting "
-            f"{self.waiting_s / steps * 1e3:.3g} ms; {self.hidden:.0%} hidden behind backward"
+            f"{self.steps} steps, each {self.bytes / 1e6:.3g} MB in {self.buckets} "
+            f"bucket{'s' * (self.buckets != 1)}: communicating {moving_ms:.3g} ms, waiting "
+            f"{waiting_ms:.3g} ms; {self.hidden:.0%} hidden behind backward"
         )
 
 
@@ -78,12 +83,13 @@ class GradientSync:
     others', once a step. The first step shows in which order backward makes gradients; from then
     on buckets are filled in rank 0's order.
 
-    `bucket_bytes` is about how much travels at once. With `overlap=False` everything sets out in
-    `finish`. `op` is "mean" or "sum". `unused` says what happens where a rank has no gradient for
-    a parameter: "error" raises on every rank and names it; "zero" counts it as zero, and leaves
-    the gradient None if no rank has one, as in a program of one process. `accumulate_float32` adds
-    up gradients in half precision, of several backward passes and of all ranks, in float32, and
-    rounds once.
+    `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono
+    have no second core each, for nothing is hidden behind a backward on the same core. With
+    `overlap=False` everything sets out in `finish`. `op` is "mean" or "sum". `unused` says what
+    happens where a rank has no gradient for a parameter: "error" raises on every rank and names
+    it; "zero" counts it as zero, and leaves the gradient None if no rank has one, as in a program
+    of one process. `accumulate_float32` adds up gradients in half precision, of several backward
+    passes and of all ranks, in float32, and rounds once.
 
     Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a
     parameter belongs to another GradientSync that is not closed.
@@ -94,16 +100,16 @@ class GradientSync:
         model: Parameters,
         group: Any = None,
         *,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         overlap: bool = True,
         op: str = "mean",
         unused: str = "error",
         accumulate_float32: bool = False,
         src: int | None = 0,
     ) -> None:
-        self._op = check_options(bucket_bytes, unused, op)
         self._comm = resolve(group)
-        self._bucket_bytes, self._overlap, self._unused = bucket_bytes, overlap, unused
+        self._op = check_options(BUCKET_BYTES if bucket_bytes is None else bucket_bytes, unused, op)
+        self._overlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._slots = slots_of(model)
@@ -117,6 +123,7 @@ class GradientSync:
         check_the_same_everywhere(self._comm, self._slots, options)
         if not self._slots:
             raise ValueError("no parameter wants a gradient")
+        self._bucket_bytes = _usual_bytes(self._comm) if bucket_bytes is None else bucket_bytes
         if src is not None:
             self._start_from(src)
         self._seen: dict[int, None] = {}  # the order of the first step
@@ -317,6 +324,18 @@ class GradientSync:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _usual_bytes(comm: Communicator) -> int:
+    """How large buckets are by default: as rank 0 finds its machine."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    crowded = comm.backend == "unisono" and cores < 2 * comm.size
+    usual = torch.tensor([_BUCKET_BYTES_WITHOUT_ROOM if crowded else BUCKET_BYTES])
+    usual = usual.to(device_of(comm))
+    comm.broadcast(usual)
+    return int(usual)
 
 
 def sync_gradients(
