@@ -40,12 +40,17 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _watched_if_asked() -> None:
+def _watched_if_asked() -> Iterator[None]:
     """In a watched run (make test-watched) no test runs unwatched, neither here nor on a rank."""
-    if os.environ.get("UNISONO_WATCH") == "1":
-        from unisono import watch
+    if os.environ.get("UNISONO_WATCH") != "1":
+        yield
+        return
+    from unisono import watch
 
-        assert watch.is_on()
+    assert watch.is_on()
+    yield
+    if not watch.is_on():
+        watch.start()
 
 
 @pytest.fixture(autouse=True)
