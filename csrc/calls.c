@@ -147,6 +147,8 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
         failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
     if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
+    if (!failed && in_place && in->tensors > 1 && un_reduces(call->operation))
+        failed = check_apart(in);
     if (failed) {
         refuse(self, call);
         return -1;

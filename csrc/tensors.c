@@ -367,3 +367,47 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
     if (same_dtype(s)) return -1;
     return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);
 }
+
+typedef struct extent {
+    const char *first, *end; /* of a strided tensor, only its first element is certain */
+} extent;
+
+static int by_address(const void *a, const void *b) {
+    const char *x = ((const extent *)a)->first, *y = ((const extent *)b)->first;
+    return (x > y) - (x < y);
+}
+
+static bool are_apart(const extent *extents, size_t count) {
+    const char *end = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (extents[i].first < end) return false;
+        if (extents[i].end > end) end = extents[i].end;
+    }
+    return true;
+}
+
+int check_apart(const side *s) {
+    extent few[16];
+    extent *extents = s->tensors <= 16 ? few : malloc(s->tensors * sizeof *extents);
+    if (!extents) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->tensors; i++) {
+        const tensor *t = &s->tensor[i];
+        if (t->bytes)
+            extents[count++] = (extent){t->data, t->data + (t->layout ? t->item_bytes : t->bytes)};
+    }
+    bool apart = are_apart(extents, count); /* often they lie in order already */
+    if (!apart) {
+        qsort(extents, count, sizeof *extents, by_address);
+        apart = are_apart(extents, count);
+    }
+    if (extents != few) free(extents);
+    if (apart) return 0;
+    PyErr_SetString(PyExc_ValueError,
+                    "two tensors of the list share memory, and each would be reduced into the "
+                    "other: pass a tensor once, or clones");
+    return -1;
+}

@@ -46,4 +46,8 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 void free_side(side *s);
 
+/* Raise ValueError, and return -1, if two of the tensors share memory: where each is read and then
+ * overwritten with a result, one of them would read the other's. */
+int check_apart(const side *s);
+
 #endif

@@ -49,6 +49,26 @@ class Made(list[Any]):
         return torch.full((3000,), 7.0)
 
 
+@pytest.mark.ranks([1, 2, 3])
+def test_a_list_whose_tensors_share_memory_is_not_reduced(comm: Communicator) -> None:
+    """Each would be reduced into the other: wrong numbers, and others on every rank."""
+    row, square = torch.full((6,), 1.0 + comm.rank), torch.ones(3, 3)
+    overlapping = [[row, row], [square, row, square]]
+    if comm.size > 1:  # alone nothing is read after it was written
+        overlapping += [[row[2:], row[:4]], [square, square[:, 1]], [square[:, 0], square[0]]]
+    for tensors in overlapping:
+        for async_op in (False, True):
+            with pytest.raises(ValueError, match="share memory"):
+                comm.all_reduce(tensors, async_op=async_op)
+    assert row.tolist() == [1.0 + comm.rank] * 6
+    many = [torch.full((2,), float(number)) for number in range(50)]
+    comm.all_reduce([square[:, 0], square[:, 2], row[3:], row[:3], row[:0], row[:0], *many[::-1]])
+    total = comm.size * (comm.size + 1) / 2
+    assert row.tolist() == [total] * 6
+    assert square.tolist() == [[comm.size, 1.0, comm.size]] * 3
+    assert [one.tolist() for one in many] == [[comm.size * n] * 2 for n in range(50)]
+
+
 @pytest.mark.ranks(2)
 def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> None:
     for _ in range(20):

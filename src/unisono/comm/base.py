@@ -178,7 +178,8 @@ class Communicator(ABC):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same.
+        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
+        tensors of a list must not share memory.
 
         `algorithm` names one of `unisono.plan.catalog("all_reduce")`, or is a Schedule; None is
         what UNISONO_ALGO names, and if it names nothing the make's own. It must be the same on all

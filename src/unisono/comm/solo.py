@@ -212,6 +212,11 @@ class SoloCommunicator(Communicator):
     def _reduce(self, what: str, tensor: Any, op: Op) -> None:
         tensors = self._tensors(what, tensor, True)
         self._check_op(what, tensors, op)
+        begin = [_address(one) for one in tensors if count(one)]
+        if len(set(begin)) < len(begin):
+            self._refuse(
+                what, "two tensors of the list share memory: pass a tensor once, or clones"
+            )
         if isinstance(op, PremulSum):
             for one in tensors:
                 _scale(one, float(op.factor))
@@ -219,6 +224,12 @@ class SoloCommunicator(Communicator):
 
 def _over(async_op: bool) -> Work | None:
     return FinishedWork() if async_op else None
+
+
+def _address(tensor: Any) -> int:
+    if hasattr(tensor, "data_ptr"):
+        return int(tensor.data_ptr())
+    return int(np.asarray(tensor).__array_interface__["data"][0])
 
 
 def _assign(to: Any, source: Any) -> None:
