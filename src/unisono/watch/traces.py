@@ -76,8 +76,10 @@ class Trace:
         for (segment, _, _), record in self._records.items():
             if record.call is not None:
                 arrivals.setdefault((segment, record.call), []).append(record.arrived_s)
-        rows = {segment: row for row, segment in enumerate(self._groups)}
-        for segment, group in self._groups.items():
+        used = {segment for segment, _, _ in self._records}
+        groups = {segment: group for segment, group in self._groups.items() if segment in used}
+        rows = {segment: row for row, segment in enumerate(groups)}
+        for segment, group in groups.items():
             for one in group.ranks:
                 place = {"ph": "M", "pid": one.global_rank, "tid": rows[segment]}
                 title = f"rank {one.global_rank} (pid {one.pid})"
@@ -86,7 +88,7 @@ class Trace:
                 yield place | {"name": "thread_name", "args": {"name": name}}
         members = {
             (segment, one.rank): one.global_rank
-            for segment, group in self._groups.items()
+            for segment, group in groups.items()
             for one in group.ranks
         }
         for (segment, rank, _), record in sorted(
