@@ -504,6 +504,7 @@ def test_gradients_that_are_kept_move_once(comm: Communicator) -> None:
         sync.finish()
         places.append([one.grad.data_ptr() for one in model.parameters() if one.grad is not None])
     assert places[0] == places[1] == places[2]
+    assert set(places[0]) == {view.data_ptr() for one in sync._buckets for view in one._views}
     assert len(set(places[0])) == 8
     last = list(model.parameters())[-1].grad
     assert last is not None
