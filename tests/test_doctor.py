@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import resource
 import subprocess
@@ -46,7 +48,7 @@ def test_a_machine_that_runs_these_tests_has_nothing_red() -> None:
     found = [*software.findings(), *machine.findings(2)]
     assert {one.topic for one in found} >= {
         "python", "torch", "unisono", "engine", "gpu", "kernel", "memory", "/dev/shm",
-        "open files", "locked memory", "cores", "threads", "loopback",
+        "open files", "locked memory", "cores", "load", "threads", "loopback",
     }  # fmt: skip
     assert not [one for one in found if one.level is Level.FAIL]
     for one in found:
@@ -77,6 +79,33 @@ def test_few_open_files_are_yellow() -> None:
 def test_threads_against_cores(monkeypatch: pytest.MonkeyPatch, threads: str, level: Level) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert by_topic(machine.findings(2))["threads"].level is level
+
+
+def test_a_busy_machine_is_yellow() -> None:
+    cores = os.sched_getaffinity(0)
+    with contextlib.ExitStack() as stack:
+        for _ in cores:
+            burner = subprocess.Popen(
+                [sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+                stdout=subprocess.PIPE,
+            )
+            stack.enter_context(burner)
+            stack.callback(burner.kill)
+            assert burner.stdout is not None
+            burner.stdout.readline()
+        load = by_topic(machine.findings(len(cores)))["load"]
+    assert load.level is Level.WARN
+    assert "noisy" in load.advice
+
+
+def test_time_that_cores_have_worked() -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    stat = (
+        f"cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 {hertz} 0 0 7 7 0 0 0 0 0\ncpu1 0 0 0 5 5 0 0 {hertz} 0 0"
+    )
+    assert machine.busy_seconds(stat, [0]) == 1
+    assert machine.busy_seconds(stat, [0, 1]) == 2
+    assert machine.busy_seconds(stat, [2]) == 0
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -127,6 +156,41 @@ def test_mistakes_in_variables_are_yellow() -> None:
     assert set(found) == {
         "UNISONO_EAGER_SENDS", "NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "NCCL_P2P_DISABLE"
     }  # fmt: skip
+
+
+def test_texts_that_mean_nothing_to_unisono_are_yellow() -> None:
+    found = by_topic(
+        variables.findings(
+            {
+                "UNISONO_BACKEND": "glooo",
+                "UNISONO_WATCH_HANG_S": "abc",
+                "UNISONO_ALGO": "rnig",
+                "UNISONO_WATHC": "1",
+                "UNISONO_SITES": "1",
+                "UNISONO_EAGER_SEND": "",
+                "UNISONO_CHECK": "off",
+            }
+        )
+    )
+    assert found["UNISONO_BACKEND"].text.endswith("did you mean gloo?")
+    assert found["UNISONO_WATCH_HANG_S"].text == "=abc means nothing"
+    assert found["UNISONO_WATCH_HANG_S"].advice == "It must be a number of seconds above 0."
+    assert found["UNISONO_WATHC"].advice == "Did you mean UNISONO_WATCH?"
+    assert set(found) == {
+        "UNISONO_BACKEND", "UNISONO_WATCH_HANG_S", "UNISONO_WATHC", "UNISONO_ALGO"
+    }  # fmt: skip
+
+
+def test_variables_of_nccl_are_for_machines_with_a_gpu() -> None:
+    set_here = {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "LOUD", "GLOO_SOCKET_IFNAME": "lo"}
+    assert [one.topic for one in variables.findings(set_here, gpus=True)] == [
+        "NCCL_DEBUG", "NCCL_P2P_DISABLE"
+    ]  # fmt: skip
+    assert list(variables.findings(set_here, gpus=False)) == []
+    names = {variable.name for variable, _ in variables.shown({"NCCL_IB_HCA": "mlx5"}, gpus=False)}
+    assert "NCCL_IB_HCA" in names  # it is set
+    assert "NCCL_ALGO" not in names
+    assert "GLOO_SOCKET_IFNAME" in names
 
 
 def test_variables_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:

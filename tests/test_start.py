@@ -250,6 +250,18 @@ def test_the_choice_and_its_reason(everyone: list[Facts], backend: str, reason: 
     assert reason in found[1]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.ranks(2)
+def test_nccl_without_a_gpu_is_one_sentence_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not dist.is_nccl_available():
+        with pytest.raises(unisono.UnisonoError, match="torch has no backend nccl here, only"):
+            unisono.init("nccl")
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)  # as a build for CUDA has it
+    with pytest.raises(unisono.UnisonoError, match=r"can use none on ranks 0, 1 of 2: take"):
+        unisono.init("nccl")
+    assert unisono.init().backend == "unisono"
+
+
 @pytest.mark.ranks(2)
 def test_the_choice_is_logged_by_rank_0_and_can_be_asked_for(
     caplog: pytest.LogCaptureFixture,

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import difflib
+import logging
 import sys
 from typing import Any
 
-BACKEND_VARIABLE = "UNISONO_BACKEND"
+from unisono import variables
+
 NAME = "unisono"
+
+_log = logging.getLogger("unisono")
 
 
 def autoload() -> None:
-    """Register our backend, and make the one that UNISONO_BACKEND names the default of
-    `init_process_group()`.
+    """Register our backend, make the one that UNISONO_BACKEND names the default of
+    `init_process_group()`, and start the watch if UNISONO_WATCH says so.
 
-    A name that torch does not know stays without effect: `unisono run --backend` has checked it,
-    and `import torch` is no place to fail.
+    `import torch` is no place to fail: a variable that means nothing is a warning.
     """
     register()
-    name = os.environ.get(BACKEND_VARIABLE, "").lower()
-    if name:
-        set_default_backend(name)
-    if os.environ.get("UNISONO_WATCH", "0") not in ("", "0") or "unisono.watch" in sys.modules:
+    name = variables.BACKEND.read_or_warn()
+    if name and name != "auto":
+        problem = backend_problem(name)
+        if problem:
+            _log.warning("UNISONO_BACKEND=%s has no effect: %s", name, problem)
+        else:
+            set_default_backend(name)
+    if variables.WATCH.read_or_warn() or "unisono.watch" in sys.modules:
         from unisono import watch
 
-        watch.torch_is_here()
+        try:
+            watch.torch_is_here()
+        except Exception as error:
+            _log.warning("unisono.watch does not watch torch's groups: %s", error)
+            _log.debug("unisono.watch: at import torch", exc_info=True)
 
 
 def register() -> None:
@@ -69,3 +80,13 @@ def known_backends() -> list[str]:
         for name in dist.Backend.backend_list
         if built_in.get(name, name not in ("undefined", "fake"))
     )
+
+
+def backend_problem(name: str) -> str:
+    """Why this torch cannot make a group of the backend `name`; "" where it can."""
+    known = known_backends()
+    if name in known:
+        return ""
+    likely = difflib.get_close_matches(name, known, 1)
+    guess = f"; did you mean {likely[0]}?" if likely else ""
+    return f"torch has no backend {name} here, only {', '.join(known)}{guess}"

@@ -252,11 +252,11 @@ def top(once: bool, wants_json: bool, pid: int | None) -> None:
 
 
 def _known_backend(name: str) -> str:
-    from unisono.autoload import known_backends
+    from unisono.autoload import backend_problem
 
-    known = known_backends()
-    if name.lower() not in known:
-        raise _Misuse(f"torch has no backend {name} here, only {', '.join(known)}")
+    problem = backend_problem(name.lower())
+    if problem:
+        raise _Misuse(problem)
     return name.lower()
 
 

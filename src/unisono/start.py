@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import logging
@@ -68,6 +69,8 @@ def start(
     """Meet the other ranks and make the world's Communicator, on every rank by the same backend."""
     with _meeting(place, rendezvous) as where:
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
+        if backend == "nccl":
+            importlib.import_module("torch")  # a rank without it would tell the others of no GPU
         mine = facts_here(place)
         comm: NativeCommunicator | SoloCommunicator | None = None
         everyone = [mine]
@@ -87,7 +90,19 @@ def start(
         comm = comm or _connect(store, store, place, timeout_s, mine)
         wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
         return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
-    return _on_torch(backend, comm, store, place, timeout_s, reason)
+    return _on_torch(backend, comm, store, place, timeout_s, reason, everyone)
+
+
+def _check_gpus(everyone: Sequence[Facts]) -> None:
+    """nccl needs a GPU on every rank: what one of them lacks, all of them raise."""
+    lacking = [rank for rank, facts in enumerate(everyone) if not facts.gpu]
+    if lacking:
+        whose = "rank" if len(lacking) == 1 else "ranks"
+        raise UnisonoError(
+            "nccl needs a GPU for every rank, and torch can use none on "
+            f'{whose} {", ".join(map(str, lacking))} of {len(everyone)}: take "unisono", '
+            '"gloo", or "auto", which chooses by what is there'
+        )
 
 
 def facts_here(place: Place) -> Facts:
@@ -216,20 +231,24 @@ def _on_torch(
     place: Place,
     timeout_s: float,
     reason: str,
+    everyone: Sequence[Facts],
 ) -> Start:
     """A world on a backend of torch's own."""
     import torch
     import torch.distributed as dist
 
+    from unisono.autoload import backend_problem
     from unisono.comm.torch.communicator import TorchCommunicator
 
     with contextlib.ExitStack() as stack:
-        if backend == "nccl":
-            torch.cuda.set_device(device_index(torch, place.local_rank))
-        if backend not in dist.Backend.backend_list or not _is_available(dist, backend):
-            raise UnisonoError(f"this torch has no backend {backend!r}")
         native = native or SoloCommunicator()
         stack.callback(native.close)
+        problem = backend_problem(backend)
+        if problem:
+            raise UnisonoError(problem)
+        if backend == "nccl":
+            _check_gpus(everyone)
+            torch.cuda.set_device(device_index(torch, place.local_rank))
         if store is None:
             store = stack.enter_context(store_of(native))
         native.close()
@@ -245,10 +264,6 @@ def _on_torch(
         comm = TorchCommunicator(dist.group.WORLD)
         stack.callback(comm.close)
         return Start(comm, reason, stack.pop_all().close)
-
-
-def _is_available(dist: Any, backend: str) -> bool:
-    return bool(getattr(dist, f"is_{backend}_available", lambda: True)())
 
 
 def _destroy(dist: Any) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from unisono.autoload import BACKEND_VARIABLE
+from unisono import variables
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, local_rank_here, place_here, size_here
@@ -66,7 +66,7 @@ def init(
                     f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
                 )
         elif place.launcher == "unisono" and rendezvous is None:
-            rendezvous = _our_rendezvous()
+            rendezvous = variables.RENDEZVOUS.read()
         _start = _begin(place, rendezvous, backend, timeout_s, with_torch)
     _world = _start.comm
     _end_with_the_process()
@@ -85,8 +85,8 @@ def setup(
     """
     global _world, _start
     _check_place(rank, world_size)
-    if "UNISONO_RANK" in os.environ:
-        launched = (int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"]))
+    launched = (variables.RANK.read(), variables.SIZE.read())
+    if launched[0] is not None:
         if launched != (rank, world_size):
             raise ValueError(
                 f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
@@ -122,20 +122,13 @@ def _begin(
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"{backend!r} is no backend: use auto, unisono, gloo, nccl or mpi")
     if backend == "auto":
-        backend = os.environ.get(BACKEND_VARIABLE) or backend
+        backend = variables.BACKEND.read() or backend
     return start(place, rendezvous, backend.lower(), timeout_s, with_torch)
 
 
 def _check_place(rank: int, size: int) -> None:
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} does not lie in a world of {size}")
-
-
-def _our_rendezvous() -> Any:
-    where = os.environ.get("UNISONO_RENDEZVOUS")
-    if where is not None and where.startswith("fd:"):
-        return int(where.removeprefix("fd:"))
-    return where
 
 
 def _adopted(group: Any, backend: str, rank: int | None, size: int | None) -> Start:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from unisono import variables
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
@@ -75,11 +75,12 @@ class NativeCommunicator(Communicator):
         self._blame = Blame(place, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
-        self._algorithm = os.environ.get("UNISONO_ALGO") or None
+        self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
-        self._group.set_eager(int(os.environ.get("UNISONO_EAGER_SEND", "-1")))
-        keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
+        eager_bytes = variables.EAGER_SEND.read()
+        self._group.set_eager(-1 if eager_bytes is None else eager_bytes)
+        keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self._group.introduce(name, global_rank, keeps_sites)
         self.timeout_s = timeout_s

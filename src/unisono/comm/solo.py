@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from unisono import variables
 from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
@@ -45,7 +45,7 @@ class SoloCommunicator(Communicator):
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
         self._splits = 0
-        self._algorithm = os.environ.get("UNISONO_ALGO")
+        self._algorithm = variables.ALGO.read()
 
     def all_reduce(
         self,

@@ -103,7 +103,7 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("name", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("meaning", ratio=1)
-    for variable, value in variables.shown(os.environ, every):
+    for variable, value in variables.shown(os.environ, every, every or software.has_gpu()):
         meaning = f"use {variable.renamed}" if variable.renamed else variable.meaning
         shown = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
         table.add_row(variable.name, shown, escape(meaning))
@@ -111,7 +111,11 @@ def print_variables(console: Console, every: bool = False) -> None:
 
 
 def _look(ranks: int) -> chain[Finding]:
-    return chain(software.findings(), machine.findings(ranks), variables.findings(os.environ))
+    return chain(
+        software.findings(),
+        machine.findings(ranks),
+        variables.findings(os.environ, software.has_gpu()),
+    )
 
 
 def _print_finding(finding: Finding, console: Console) -> None:

@@ -8,7 +8,8 @@ import platform
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from unisono.comm import engine
@@ -22,6 +23,8 @@ DOCKER_SHM_BYTES = 64 << 20
 FEW_FILES = 256
 FILES_A_RANK = 8
 """Pipes, a pidfd and a socket for each rank that a process starts or knows."""
+LOAD_S = 0.3
+"""How long the cores are looked at; the kernel counts in hundredths of a second."""
 RANK_BYTES = 150 << 20
 """Private memory of a rank that has imported torch: measured, 2.13 on Linux."""
 
@@ -33,6 +36,7 @@ def findings(ranks: int) -> Iterator[Finding]:
     yield _shared_folder()
     yield from _limits(ranks)
     yield from _cores(ranks)
+    yield from _load(ranks)
     yield from _network()
 
 
@@ -200,6 +204,37 @@ def _cores(ranks: int) -> Iterator[Finding]:
         )
     else:
         yield ok("threads", f"{why}, times {ranks} ranks, on {usable} cores")
+
+
+def _load(ranks: int) -> Iterator[Finding]:
+    """Whether others use the cores at this moment: then every time that is measured is noise."""
+    try:
+        before = busy_seconds(Path("/proc/stat").read_text(), share.cores())
+        start = time.monotonic()
+        time.sleep(LOAD_S)
+        after = busy_seconds(Path("/proc/stat").read_text(), share.cores())
+    except (OSError, ValueError):
+        return  # not Linux, or a sandbox: the kernel's line says so
+    busy = max(0.0, (after - before) / (time.monotonic() - start))
+    cores = len(share.cores())
+    text = f"{busy:.1f} of {cores} cores busy at this moment, with other processes"
+    if cores - busy < min(ranks, cores) - 0.5:
+        yield warn(
+            "load", text, "Wait until they are done before you measure: times are noisy until then."
+        )
+    else:
+        yield ok("load", text)
+
+
+def busy_seconds(stat: str, cores: Collection[int]) -> float:
+    """For how long these cores have worked since the machine started, by the text of /proc/stat."""
+    ticks = 0
+    for line in stat.splitlines():
+        name, *counts = line.split()
+        if name.removeprefix("cpu").isdecimal() and int(name.removeprefix("cpu")) in cores:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, counts[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # -- the way to oneself ----------------------------------------------------------------------------

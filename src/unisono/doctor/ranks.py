@@ -58,10 +58,11 @@ def try_backend(backend: str, ranks: int) -> Tested:
 def _not_to_be_had(backend: str, ranks: int) -> str:
     import torch
 
-    from unisono.autoload import known_backends
+    from unisono.autoload import backend_problem
 
-    if backend not in known_backends():
-        return f"torch has no backend {backend} here, only {', '.join(known_backends())}"
+    problem = backend_problem(backend)
+    if problem:
+        return problem
     if backend == "nccl" and torch.cuda.device_count() < ranks:
         return (
             f"nccl wants a GPU for each of {ranks} ranks, and there are {torch.cuda.device_count()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import re
@@ -117,6 +118,16 @@ def _gpus() -> Iterator[Finding]:
         yield ok("gpu", "no GPU: CPU tensors travel by unisono or gloo")
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU, also one that this torch cannot use."""
+    try:
+        import torch
+    except ImportError:
+        return bool(_nvidia_smi())
+    return torch.cuda.is_available() or bool(_nvidia_smi())
+
+
+@functools.cache
 def _nvidia_smi() -> str:
     """What the driver's tool says about GPUs; nothing where there is none."""
     tool = shutil.which("nvidia-smi")

@@ -3,71 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from unisono import variables
 from unisono.doctor.findings import Finding, warn
+from unisono.plan.catalog import find
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. `values` are all that it may be, where that is known; `renamed` is the name
-    that took its place; `worth_knowing` ones are shown even where they are not set."""
+    """One variable. `values` are all that it may be, where that is known, and `problem` says what
+    a text must be instead; `renamed` is the name that took its place; `worth_knowing` ones are
+    shown even where they are not set."""
 
     name: str
     meaning: str
     values: tuple[str, ...] = ()
     renamed: str = ""
     worth_knowing: bool = False
+    problem: Callable[[str], str] | None = None
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether it means nothing to a machine without a GPU."""
+        return self.name.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "CUDA_"))
 
 
 _SWITCH = ("0", "1")
 
-UNISONO = (
-    Variable("UNISONO_RANK", "this process's rank; set by unisono.launch and unisono run"),
-    Variable("UNISONO_SIZE", "how many ranks there are; set with it"),
-    Variable("UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor"),
-    Variable(
-        "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named"
-    ),
-    Variable(
-        "UNISONO_ALGO",
-        "the algorithm of every all_reduce that names none, from unisono plan's catalog",
-        worth_knowing=True,
-    ),
-    Variable(
-        "UNISONO_EAGER_SEND",
-        "sends of at most so many bytes return before they are matched, as gloo's do",
-        worth_knowing=True,
-    ),
-    Variable(
-        "UNISONO_SITES",
-        "1: every call notes its source line, blocking ones too (about 0.3 us)",
-        _SWITCH,
-        worth_knowing=True,
-    ),
-    Variable(
-        "UNISONO_CHECK",
-        "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
-        _SWITCH,
-    ),
-    Variable(
-        "UNISONO_WATCH",
-        "1: the watch starts with the rank, or with import torch",
-        _SWITCH,
-        worth_knowing=True,
-    ),
-    Variable("UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported"),
-    Variable(
-        "UNISONO_WATCH_CHECK", "1: calls of watched groups are compared before data moves", _SWITCH
-    ),
-    Variable(
-        "UNISONO_WATCH_SIGNAL",
-        "the signal by which a process that holds the GIL tells its stack; 0: none",
-    ),
-    Variable("UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON"),
-    Variable("UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace"),
-    Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
+UNISONO = tuple(
+    Variable(ours.name, ours.meaning, ours.values, "", ours.worth_knowing, ours.problem)
+    for ours in variables.ALL
 )
 
 STARTING = (
@@ -206,24 +173,36 @@ SLOW = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "CUDA_LAUNCH_BLOCKING")
 KNOWN = {variable.name: variable for family in FAMILIES.values() for variable in family}
 
 
-def shown(environment: Mapping[str, str], every: bool = False) -> list[tuple[Variable, str | None]]:
-    """The variables that are set or worth knowing, or every known one, with their values."""
+def shown(
+    environment: Mapping[str, str], every: bool = False, gpus: bool = True
+) -> list[tuple[Variable, str | None]]:
+    """The variables that are set or worth knowing, or every known one, with their values. Without
+    `gpus` those of NCCL and CUDA are not worth knowing."""
     return [
         (variable, environment.get(variable.name))
         for variable in KNOWN.values()
-        if every or variable.name in environment or variable.worth_knowing
+        if every
+        or variable.name in environment
+        or (variable.worth_knowing and (gpus or not variable.is_for_gpus))
     ]
 
 
-def findings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that do nothing, or not what was meant."""
+def findings(environment: Mapping[str, str], gpus: bool = True) -> Iterator[Finding]:
+    """Variables that do nothing, or not what was meant. Without `gpus` those of NCCL and CUDA do
+    nothing anyway, and are passed over."""
     for name, value in sorted(environment.items()):
         variable = KNOWN.get(name)
         if variable is None:
             if name.startswith("UNISONO_"):
-                likely = difflib.get_close_matches(name, [one.name for one in UNISONO], 1)
+                names = [variable.name for variable in variables.ALL]
+                likely = difflib.get_close_matches(name, names, 1)
                 advice = f"Did you mean {likely[0]}?" if likely else "Unset it."
                 yield warn(name, "no variable of that name has an effect", advice)
+        elif variable.problem is not None:
+            if value:
+                yield from _ours(variable, value)
+        elif variable.is_for_gpus and not gpus:
+            continue
         elif variable.renamed:
             yield warn(name, f"={value}: an old name", f"Set {variable.renamed} instead.")
         elif variable.values and value.upper() not in variable.values:
@@ -231,6 +210,36 @@ def findings(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield warn(name, f"={value} means nothing", f"Set it to one of {may_be}.")
         elif name in SLOW and value == "1":
             yield warn(name, "=1 makes communication slow", "Unset it after debugging.")
+
+
+def _ours(variable: Variable, value: str) -> Iterator[Finding]:
+    """What is wrong with a variable that unisono itself reads."""
+    assert variable.problem is not None
+    problem = variable.problem(value)
+    if problem:
+        yield warn(variable.name, f"={value} means nothing", f"It {problem}.")
+    elif variable.name == variables.BACKEND.name and value.lower() != "auto":
+        problem = _backend_problem(value.lower())
+        if problem:
+            yield warn(variable.name, f"={value} means nothing: {problem}", "Correct or unset it.")
+    elif variable.name == variables.ALGO.name:
+        try:
+            find("all_reduce", value)
+        except ValueError as error:
+            yield warn(
+                variable.name,
+                f"={value} means nothing, unless the program registers it: {error}",
+                "Correct or unset it.",
+            )
+
+
+def _backend_problem(name: str) -> str:
+    try:
+        from unisono.autoload import backend_problem
+
+        return backend_problem(name)
+    except ImportError:
+        return ""  # without torch there is no backend, and that is another finding
 
 
 def markdown() -> str:

@@ -16,7 +16,7 @@ import traceback
 import types
 from typing import IO, Any
 
-from unisono import world
+from unisono import variables, world
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.orders import (
     FAILED,
@@ -51,10 +51,10 @@ def main() -> None:
             os.sched_setaffinity(0, orders.pins[rank])
         _write_in_lines()
         _look_like_the_parent(orders)
-        if os.environ.get("UNISONO_WATCH", "0") not in ("", "0"):
+        if variables.WATCH.read_or_warn():
             from unisono import watch
 
-            watch.start()
+            watch.start_if_asked()
         if orders.script is None:
             sys.exit(_call_function(file, report))
     sys.exit(_run_script(orders.script, report))

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.autoload import BACKEND_VARIABLE
 from unisono.errors import RanksFailed
 from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
@@ -22,7 +21,9 @@ from unisono.launcher.orders import Orders, Script, nameless_file, write_orders
 from unisono.launcher.output import Listener, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 from unisono.launcher.store import LazyStore
+from unisono.variables import BACKEND, WATCH
 from unisono.watch.report import Report
+from unisono.watch.settings import settings_of
 
 PATIENCE_S = 10.0
 """How long a rank that was told to end may take before it is killed: time for a checkpoint."""
@@ -81,6 +82,9 @@ def run_script(script: Script, settings: Settings) -> Outcome:
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
         crew.invite(store)
         environment = os.environ | _program_variables(settings, store)
+        watched = is_watched(environment)
+        if watched:
+            settings_of()  # so that a variable that means nothing is one error, before any rank
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break
@@ -88,7 +92,7 @@ def run_script(script: Script, settings: Settings) -> Outcome:
             place |= _torch_place(rank)
             crew.start(environment | place, file.fileno(), [meeting.fileno()])
         keeper = None
-        if is_watched(environment):
+        if watched:
             keeper = stack.enter_context(Keeper(lambda: [one.process.pid for one in crew.ranks]))
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
         report = _what_records_say(keeper, crew) if keeper is not None else None
@@ -106,7 +110,7 @@ def run_script(script: Script, settings: Settings) -> Outcome:
 
 def is_watched(environment: Mapping[str, str]) -> bool:
     """Whether ranks with these variables watch themselves."""
-    return environment.get("UNISONO_WATCH", "0") not in ("", "0")
+    return WATCH.read(environment) or False
 
 
 def _what_records_say(keeper: Keeper, crew: Crew) -> Report | None:
@@ -142,7 +146,7 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     }
     variables |= share.thread_variables(settings.ranks, settings.threads, os.environ)
     if settings.backend is not None:
-        variables[BACKEND_VARIABLE] = settings.backend
+        variables[BACKEND.name] = settings.backend
     if settings.watch or settings.trace is not None:
         variables["UNISONO_WATCH"] = "1"
     if settings.trace is not None:

@@ -22,6 +22,7 @@ from typing import Any
 import _pytest.assertion
 import pytest
 
+from unisono import variables
 from unisono.testing import messages, place
 from unisono.testing.messages import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
 from unisono.testing.nursery import CHANNEL
@@ -112,8 +113,8 @@ class RankSession:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
             importlib.import_module("unisono.world")  # not in the first test's time
-            if os.environ.get("UNISONO_WATCH", "0") not in ("", "0"):
-                importlib.import_module("unisono.watch").start()
+            if variables.WATCH.read_or_warn():
+                importlib.import_module("unisono.watch").start_if_asked()
             self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)

@@ -21,7 +21,7 @@ from unisono.errors import GroupError, UnisonoError
 from unisono.watch.failure import last_words, report_of_error
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import is_wanted, settings_of
+from unisono.watch.settings import Settings, is_wanted, settings_of
 from unisono.watch.summaries import Summary, summarise
 
 __all__ = [
@@ -54,18 +54,28 @@ def start(
     program handles itself is left alone, with a warning. Reports are saved in the folder that
     UNISONO_WATCH_FOLDER names.
 
-    Raises ValueError if `hang_s` is not above zero.
+    Raises ValueError if `hang_s` is not above zero, UnisonoError if one of these variables means
+    nothing.
     """
+    _start(settings_of(hang_s, check, stack_signal))
+
+
+def start_if_asked() -> None:
+    """Start if UNISONO_WATCH says so. A variable that means nothing is a warning here."""
+    if is_wanted():
+        _start(settings_of(forgiving=True))
+
+
+def _start(settings: Settings) -> None:
     global _monitor
-    settings = settings_of(hang_s, check, stack_signal)
     stop()
     _monitor = Monitor(settings)
     blame.diagnose = _report_of_failure
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         torch_is_here()
-    if "UNISONO_TRACE" in os.environ:
-        _monitor.begin_trace(os.environ["UNISONO_TRACE"])
+    if settings.trace:
+        _monitor.begin_trace(settings.trace)
 
 
 def stop() -> None:
@@ -83,9 +93,9 @@ def stop() -> None:
 
 def torch_is_here() -> None:
     """torch has been imported: watch its groups, if the watch is on or the environment asks."""
-    if _monitor is None and is_wanted():
-        start()
-    elif _monitor is not None:
+    if _monitor is None:
+        start_if_asked()
+    else:
         from unisono.watch.attach import attach
 
         attach(_monitor.settings.check, _explain, _before_leaving)

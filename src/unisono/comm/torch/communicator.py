@@ -7,7 +7,6 @@ it has. Sums of floats are taken in the backend's order, not in the order of ran
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from unisono import variables
 from unisono.comm.arguments import count
 from unisono.comm.backend.groups import new_group
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
@@ -68,7 +68,7 @@ class TorchCommunicator(TorchMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = algorithm or os.environ.get("UNISONO_ALGO")
+        algorithm = algorithm or variables.ALGO.read()
         if algorithm:
             all_reduce_by(algorithm, self, tensor, op, async_op)
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from unisono import variables
 from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import Communicator, Op, Work, dtype_name
 from unisono.comm.torch.check import Call, compare, packed, unpacked
@@ -20,7 +20,6 @@ from unisono.comm.torch.turns import Streams, Turns, in_order_of_streams
 from unisono.comm.torch.wire import ON_STREAMS, Wire
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
-CHECK_VARIABLE = "UNISONO_CHECK"
 LAST_TAG = 2**31 - 2
 LISTS = (list, tuple)
 Rows = list[torch.Tensor]
@@ -46,7 +45,7 @@ class TorchGroup(Communicator):
         self.backend = next(
             (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
         )
-        self._checks = "cpu" in kinds and os.environ.get(CHECK_VARIABLE, "1") != "0"
+        self._checks = "cpu" in kinds and variables.CHECK.read() is not False
         self._faults = Faults(self.name, self.rank, _store(group))
         self._turns = Turns(self.name)
         self._streams = Streams()

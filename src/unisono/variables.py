@@ -1,0 +1,228 @@
+"""Every UNISONO_ variable: what it means, and how its text is read by program and doctor alike."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from unisono.errors import UnisonoError
+
+Value = TypeVar("Value")
+
+_log = logging.getLogger("unisono")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[Value]):
+    """`parse` turns a text into the value, or raises ValueError with what it must be instead.
+    `values` are all texts that it may have, where they are few."""
+
+    name: str
+    meaning: str
+    parse: Callable[[str], Value]
+    values: tuple[str, ...] = ()
+    worth_knowing: bool = False
+
+    def read(self, environment: Mapping[str, str] | None = None) -> Value | None:
+        """The value; None where the variable is not set, or empty.
+
+        Raises UnisonoError, in one sentence, if its text means nothing.
+        """
+        text = (os.environ if environment is None else environment).get(self.name, "")
+        if not text:
+            return None
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise UnisonoError(f"{self.name} {error}, not {text!r}") from None
+
+    def read_or_warn(self) -> Value | None:
+        """The same for what must not fail: a text that means nothing counts as not set, and a
+        warning of the logger "unisono" says so once."""
+        try:
+            return self.read()
+        except UnisonoError as error:
+            _warn_once(str(error))
+            return None
+
+    def problem(self, text: str) -> str:
+        """What a text that means nothing must be instead ("must be 0 or 1"); "" for all others."""
+        try:
+            self.parse(text)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+@functools.cache
+def _warn_once(problem: str) -> None:
+    _log.warning("%s: it is left out of account", problem)
+
+
+# -- how texts are read ------------------------------------------------------------------------
+
+
+def _whole(least: int, of_what: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) < 2**63:
+            raise ValueError(f"must be {of_what}, a whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:  # nor NaN
+        raise ValueError("must be a number of seconds above 0")
+    return seconds
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False}
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ValueError("must be 0 or 1")
+    return _SWITCH[text.lower()]
+
+
+def _name(text: str) -> str:
+    if not text.strip().isidentifier():
+        raise ValueError("must be a name")
+    return text.strip().lower()
+
+
+def _rendezvous(text: str) -> int | str:
+    """An inherited descriptor, or a path."""
+    if not text.startswith("fd:"):
+        return text
+    if not text[3:].isdecimal():
+        raise ValueError("must be a path, or fd:N for a descriptor")
+    return int(text[3:])
+
+
+def _signal(text: str) -> int:
+    try:
+        number = int(text) if text.isdecimal() else signal.Signals[text.upper()].value
+    except KeyError:
+        number = -1
+    possible = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    if number != 0 and number not in possible:
+        raise ValueError("must be the name or number of a signal that can be handled, or 0")
+    return number
+
+
+def _folder(text: str) -> str:
+    """Absolute, for the program may go elsewhere."""
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise ValueError("must be a folder, or a place for one")
+    return os.path.abspath(text)
+
+
+def _file(text: str) -> str:
+    if os.path.isdir(text) or not os.path.isdir(os.path.dirname(os.path.abspath(text))):
+        raise ValueError("must be a file, in a folder that exists")
+    return text
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+_ZERO_ONE = ("0", "1")
+
+RANK = Variable(
+    "UNISONO_RANK",
+    "this process's rank; set by unisono.launch and unisono run",
+    _whole(0, "a rank"),
+)
+SIZE = Variable("UNISONO_SIZE", "how many ranks there are; set with it", _whole(1, "how many"))
+RENDEZVOUS = Variable(
+    "UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor", _rendezvous
+)
+BACKEND = Variable(
+    "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named", _name
+)
+ALGO = Variable(
+    "UNISONO_ALGO",
+    "the algorithm of every all_reduce that names none, from unisono plan's catalog",
+    str,
+    worth_knowing=True,
+)
+EAGER_SEND = Variable(
+    "UNISONO_EAGER_SEND",
+    "sends of at most so many bytes return before they are matched, as gloo's do",
+    _whole(0, "a number of bytes"),
+    worth_knowing=True,
+)
+SITES = Variable(
+    "UNISONO_SITES",
+    "1: every call notes its source line, blocking ones too (about 0.3 us)",
+    _switch,
+    _ZERO_ONE,
+    worth_knowing=True,
+)
+CHECK = Variable(
+    "UNISONO_CHECK",
+    "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+    _switch,
+    _ZERO_ONE,
+)
+WATCH = Variable(
+    "UNISONO_WATCH",
+    "1: the watch starts with the rank, or with import torch",
+    _switch,
+    _ZERO_ONE,
+    worth_knowing=True,
+)
+WATCH_HANG_S = Variable(
+    "UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported", _seconds
+)
+WATCH_CHECK = Variable(
+    "UNISONO_WATCH_CHECK",
+    "1: calls of watched groups are compared before data moves",
+    _switch,
+    _ZERO_ONE,
+)
+WATCH_SIGNAL = Variable(
+    "UNISONO_WATCH_SIGNAL",
+    "the signal by which a process that holds the GIL tells its stack; 0: none",
+    _signal,
+)
+WATCH_FOLDER = Variable(
+    "UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON", _folder
+)
+TRACE = Variable(
+    "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
+)
+TEST_CHANNEL = Variable(
+    "UNISONO_TEST_CHANNEL",
+    "a rank of the pytest plugin: its socket",
+    _whole(0, "a descriptor"),
+)
+
+ALL: tuple[Variable[Any], ...] = (
+    RANK,
+    SIZE,
+    RENDEZVOUS,
+    BACKEND,
+    ALGO,
+    EAGER_SEND,
+    SITES,
+    CHECK,
+    WATCH,
+    WATCH_HANG_S,
+    WATCH_CHECK,
+    WATCH_SIGNAL,
+    WATCH_FOLDER,
+    TRACE,
+    TEST_CHANNEL,
+)

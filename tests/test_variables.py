@@ -1,0 +1,127 @@
+"""UNISONO_ variables: a text that means nothing is one sentence, never a traceback elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from programs import plain_environment, program
+from unisono import variables
+from unisono.errors import UnisonoError
+
+BAD = {
+    "UNISONO_RANK": "first",
+    "UNISONO_SIZE": "0",
+    "UNISONO_RENDEZVOUS": "fd:x",
+    "UNISONO_BACKEND": "gloo,nccl",
+    "UNISONO_EAGER_SEND": "4K",
+    "UNISONO_SITES": "2",
+    "UNISONO_CHECK": "maybe",
+    "UNISONO_WATCH": "loud",
+    "UNISONO_WATCH_HANG_S": "abc",
+    "UNISONO_WATCH_CHECK": "-1",
+    "UNISONO_WATCH_SIGNAL": "SIGKILL",
+    "UNISONO_WATCH_FOLDER": "/dev/null",
+    "UNISONO_TRACE": "/no/such/folder/trace.json",
+    "UNISONO_TEST_CHANNEL": "-3",
+}
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=plain_environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_text_that_means_nothing_is_one_sentence_with_name_and_text() -> None:
+    free = {"UNISONO_ALGO"}  # a program may register any name
+    assert {variable.name for variable in variables.ALL} == BAD.keys() | free
+    for variable in variables.ALL:
+        if variable.name not in free:
+            with pytest.raises(UnisonoError) as caught:
+                variable.read(BAD)
+            told = str(caught.value)
+            assert told.startswith(f"{variable.name} must be ")
+            assert told.endswith(f"not {BAD[variable.name]!r}")
+            assert "\n" not in told
+
+
+def test_what_texts_mean() -> None:
+    assert variables.WATCH.read({"UNISONO_WATCH": "1"}) is True
+    assert variables.WATCH.read({"UNISONO_WATCH": "off"}) is False
+    assert variables.WATCH.read({"UNISONO_WATCH": ""}) is None
+    assert variables.WATCH.read({}) is None
+    assert variables.WATCH_HANG_S.read({"UNISONO_WATCH_HANG_S": "2.5"}) == 2.5
+    assert variables.WATCH_HANG_S.problem("nan")
+    assert variables.WATCH_SIGNAL.read({"UNISONO_WATCH_SIGNAL": "sigusr1"}) == signal.SIGUSR1
+    assert variables.WATCH_SIGNAL.read({"UNISONO_WATCH_SIGNAL": "0"}) == 0
+    assert variables.WATCH_SIGNAL.problem("999")
+    assert variables.RENDEZVOUS.read({"UNISONO_RENDEZVOUS": "fd:7"}) == 7
+    assert variables.RENDEZVOUS.read({"UNISONO_RENDEZVOUS": "/a/b"}) == "/a/b"
+    assert variables.BACKEND.read({"UNISONO_BACKEND": "Gloo"}) == "gloo"
+
+
+def test_no_variable_ends_import_torch() -> None:
+    code = "import torch, unisono; print('here, watched:', unisono.watch.is_on())"
+    done = run(code, **BAD | {"UNISONO_WATCH": "1"})
+    assert done.stdout == "here, watched: True\n", done.stderr
+    told = done.stderr.splitlines()
+    assert [line.split()[0] for line in told] == [  # those that are read here
+        "UNISONO_BACKEND",
+        "UNISONO_WATCH_HANG_S",
+        "UNISONO_WATCH_CHECK",
+        "UNISONO_WATCH_SIGNAL",
+        "UNISONO_WATCH_FOLDER",
+        "UNISONO_TRACE",
+    ]
+    assert all(line.endswith(": it is left out of account") for line in told)
+
+
+def test_a_backend_that_torch_does_not_know_is_a_warning_and_an_error_where_it_is_used() -> None:
+    code = "import torch, unisono; print(unisono.watch.is_on()); unisono.init()"
+    done = run(code, UNISONO_BACKEND="glooo", UNISONO_WATCH="loud")
+    assert done.stdout == "False\n"
+    assert done.returncode == 1
+    told = done.stderr.splitlines()
+    assert told[0].startswith("UNISONO_BACKEND=glooo has no effect: torch has no backend glooo")
+    assert told[0].endswith("did you mean gloo?")
+    assert told[1].startswith("UNISONO_WATCH must be 0 or 1, not 'loud'")
+    assert told[-1].startswith("unisono.errors.UnisonoError: torch has no backend glooo")
+
+
+def test_who_starts_the_watch_gets_an_error() -> None:
+    done = run("import unisono; unisono.watch.start()", UNISONO_WATCH_HANG_S="abc")
+    assert done.stderr.splitlines()[-1] == (
+        "unisono.errors.UnisonoError: UNISONO_WATCH_HANG_S must be a number of seconds above 0, "
+        "not 'abc'"
+    )
+
+
+def test_unisono_run_says_it_before_any_rank_starts(tmp_path: Path) -> None:
+    script = program(tmp_path, "print('started')")
+    done = script.run(
+        before=["-m", "unisono", "run", "-n", "2", "--watch"],
+        environment={"UNISONO_WATCH_HANG_S": "abc"},
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == (
+        "Error: UNISONO_WATCH_HANG_S must be a number of seconds above 0, not 'abc'"
+    )
+
+
+def test_a_rank_raises_the_sentence_where_the_value_is_used(tmp_path: Path) -> None:
+    script = program(tmp_path, "import unisono; unisono.init('unisono')")
+    done = script.run(
+        before=["-m", "unisono", "run", "-n", "2"], environment={"UNISONO_EAGER_SEND": "4K"}
+    )
+    assert done.returncode == 1
+    assert "UnisonoError: UNISONO_EAGER_SEND must be a number of bytes" in done.stderr
