@@ -23,6 +23,7 @@ from unisono.errors import (
     RanksTimedOut,
     RendezvousError,
     SegmentError,
+    TorchMissing,
     UnisonoError,
     WeightMismatch,
     WeightUpdateError,
@@ -120,6 +121,7 @@ __all__ = [
     "RendezvousError",
     "SegmentError",
     "SelfTest",
+    "TorchMissing",
     "UnisonoError",
     "WeightMismatch",
     "WeightUpdateError",
@@ -230,7 +232,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("unisono.watch")
     for home, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(home), name)
+            try:
+                value = getattr(importlib.import_module(home), name)
+            except TorchMissing:
+                raise TorchMissing(f"unisono.{name}") from None
             globals()[name] = value
             return value
     raise AttributeError(f"module 'unisono' has no attribute {name!r}")

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from unisono import variables
+from unisono.requirements import require_torch
 
 NAME = "unisono"
 
@@ -65,7 +66,8 @@ def set_default_backend(name: str) -> None:
 
 
 def known_backends() -> list[str]:
-    """The backends that this torch can make."""
+    """The backends that this torch can make. Raises TorchMissing where there is none."""
+    require_torch("a backend of torch.distributed")
     import torch.distributed as dist
 
     built_in = {

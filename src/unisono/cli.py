@@ -9,7 +9,7 @@ from rich.console import Console
 
 from unisono.commands.bench import bench
 from unisono.commands.plan import plan
-from unisono.errors import UnisonoError
+from unisono.errors import TorchMissing, UnisonoError
 
 
 class _Misuse(click.ClickException):
@@ -254,7 +254,10 @@ def top(once: bool, wants_json: bool, pid: int | None) -> None:
 def _known_backend(name: str) -> str:
     from unisono.autoload import backend_problem
 
-    problem = backend_problem(name.lower())
+    try:
+        problem = backend_problem(name.lower())
+    except TorchMissing as error:
+        raise _Misuse(str(error)) from error
     if problem:
         raise _Misuse(problem)
     return name.lower()

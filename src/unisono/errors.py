@@ -19,6 +19,17 @@ class EngineUnavailable(UnisonoError):
     """The native engine cannot run here (not Linux, or the library was not built)."""
 
 
+class TorchMissing(UnisonoError, ModuleNotFoundError):
+    """Something that needs torch was asked for, and torch is not installed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} needs torch, which is not installed: run `pip install torch` (unisono.plan, "
+            "unisono.launch and Communicators on NumPy arrays work without it)"
+        )
+        self.name = "torch"
+
+
 class RendezvousError(UnisonoError):
     """The ranks did not find each other, or may not work together."""
 

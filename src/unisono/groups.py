@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 from unisono.plan.mesh import Mesh
+from unisono.requirements import require_torch
 from unisono.world import get_world, resolve
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ class ProcessGroupManager:
 
         Raises UnisonoError where torch.distributed is not started.
         """
+        require_torch("to_device_mesh")
         import torch
         from torch.distributed.device_mesh import DeviceMesh
 

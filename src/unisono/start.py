@@ -25,6 +25,7 @@ from unisono.comm.solo import SoloCommunicator
 from unisono.comm.torch.store import store_of
 from unisono.environment import Place, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
+from unisono.requirements import require_torch
 
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start."""
@@ -70,6 +71,7 @@ def start(
     with _meeting(place, rendezvous) as where:
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
         if backend == "nccl":
+            require_torch("the backend nccl")
             importlib.import_module("torch")  # a rank without it would tell the others of no GPU
         mine = facts_here(place)
         comm: NativeCommunicator | SoloCommunicator | None = None
@@ -156,6 +158,7 @@ _starts = itertools.count()
 def _store_at_master(place: Place) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
     it for each start of a world, which all ranks count."""
+    require_torch("meeting in a store at MASTER_ADDR")
     import torch.distributed as dist
 
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -209,6 +212,7 @@ def _told_in(store: Any, mine: Facts, place: Place) -> list[Facts]:
 
 def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
     """The world, and torch's default process group over it."""
+    require_torch("torch's default process group (with_torch=True)")
     import torch.distributed as dist
 
     from unisono.autoload import register
@@ -234,6 +238,7 @@ def _on_torch(
     everyone: Sequence[Facts],
 ) -> Start:
     """A world on a backend of torch's own."""
+    require_torch(f"the backend {backend}")
     import torch
     import torch.distributed as dist
 

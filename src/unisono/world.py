@@ -13,6 +13,7 @@ from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, local_rank_here, place_here, size_here
 from unisono.errors import UnisonoError
+from unisono.requirements import require_torch
 from unisono.start import Start, device_index, start
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ def get_backend_reason() -> str:
 
 def get_device() -> torch.device:
     """Where this rank's tensors belong: its GPU where the backend is nccl, else the CPU."""
+    require_torch("unisono.get_device")
     import torch
 
     if get_backend() == "nccl":

@@ -22,6 +22,7 @@ from unisono.bench.session import MARK, Event, Listener, go, go_in_folder
 from unisono.bench.settings import Settings
 from unisono.errors import UnisonoError
 from unisono.launcher import launch
+from unisono.requirements import require_torch
 
 GRACE_S = 5.0
 """How long mpirun has to end its ranks, once told to, before it is killed."""
@@ -32,6 +33,7 @@ def run(settings: Settings, listener: Listener, others: Callable[[str], None]) -
 
     Raises UnisonoError if ranks fail, and KeyboardInterrupt; what was heard until then is right.
     """
+    require_torch("unisono bench")
     if meeting.already_a_rank():
         with _ended_by_signals():
             go(meeting.of_environment(), settings, listener)

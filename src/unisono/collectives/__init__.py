@@ -12,6 +12,10 @@ encoding.py         plain data as bytes
 reductions.py, refusals.py, results.py   what op= means, saying no, works with results
 """
 
+from unisono.requirements import require_torch
+
+require_torch(__name__)
+
 from unisono.collectives import differentiable
 
 __all__ = ["differentiable"]

@@ -17,6 +17,7 @@ from unisono.demo.drawing import WIDTH, draw, draw_barrier, draw_faults, legend,
 from unisono.demo.race import Lap, race, row, table
 from unisono.demo.scenes import SCENES, check, play_all
 from unisono.launcher import launch
+from unisono.requirements import require_torch
 
 
 def run_demo(
@@ -30,8 +31,11 @@ def run_demo(
 ) -> None:
     """Show the primitives on `ranks` ranks, race gloo on two, and write the report.
 
-    Raises WrongResult if a rank has another value than arithmetic says.
+    Raises WrongResult if a rank has another value than arithmetic says, TorchMissing if there is
+    no torch for the race.
     """
+    if racing:
+        require_torch("the race with gloo (--only pictures leaves it out)")
     start = time.perf_counter()
     drawn: list[list[Text]] = []
     laps: Sequence[Lap] = ()
@@ -69,11 +73,13 @@ def _show(picture: Sequence[Text], console: Console) -> None:
 
 
 def _report(drawn: Sequence[Sequence[Text]], laps: Sequence[Lap], ranks: int) -> str:
+    facts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
+    if laps:
+        facts.append(f"torch {version('torch')}")
     lines = [
         "# unisono on this machine",
         "",
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"torch {version('torch')}. Written by `unisono demo`.",
+        ", ".join(facts) + ". Written by `unisono demo`.",
     ]
     if drawn:
         lines += ["", f"## The primitives on {ranks} ranks", "", "```"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
+from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing, UnisonoError
 from unisono.launcher import launch
 from unisono.selftest.report import SelfTest
 from unisono.selftest.run import debug_communication
@@ -56,13 +56,16 @@ def try_backend(backend: str, ranks: int) -> Tested:
 
 
 def _not_to_be_had(backend: str, ranks: int) -> str:
-    import torch
-
     from unisono.autoload import backend_problem
 
-    problem = backend_problem(backend)
+    try:
+        problem = backend_problem(backend)
+    except TorchMissing as error:
+        return str(error)
     if problem:
         return problem
+    import torch
+
     if backend == "nccl" and torch.cuda.device_count() < ranks:
         return (
             f"nccl wants a GPU for each of {ranks} ranks, and there are {torch.cuda.device_count()}"

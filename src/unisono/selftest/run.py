@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.base import Communicator
+from unisono.requirements import require_torch
 from unisono.selftest.report import Check, SelfTest
 from unisono.selftest.trials import Trial, trials
 from unisono.selftest.verdicts import heard_from_all
@@ -36,6 +37,7 @@ def debug_communication(
     function itself raises only if there is no such group. After a fault that ended the group the
     rest is not run.
     """
+    require_torch("unisono.debug_communication")
     import torch
 
     comm = resolve(group)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from unisono.requirements import require_torch
 from unisono.testing.mark import BadMark
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def world(place: Place) -> Iterator[Communicator]:
 @contextlib.contextmanager
 def process_group(place: Place) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over the test's ranks, with the mark's backend."""
+    require_torch("the fixture process_group")
     import torch.distributed as dist
 
     known = set(dist.Backend.backend_list) - {dist.Backend.UNDEFINED}

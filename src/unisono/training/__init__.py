@@ -9,6 +9,10 @@ evaluate.py     results of uneven shards: in order, without duplicates, averaged
 weights.py      weights from a trainer to inference engines; weight_*.py stand behind it
 """
 
+from unisono.requirements import require_torch
+
+require_torch(__name__)
+
 from unisono.training.agreement import agree, all_ranks, any_rank, main_process_first, sync_seed
 from unisono.training.attention import ring_attention, tree_attention
 from unisono.training.coalescing import broadcast_many, reduce_many
