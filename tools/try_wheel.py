@@ -1,0 +1,102 @@
+"""Install a wheel as a stranger would, without a compiler, and run the programs of the README.
+
+    python tools/try_wheel.py dist/unisono-*.whl
+
+Only wheels are installed, in the versions of constraints.txt, into a new environment. Programs run
+there with nothing on PATH but the environment itself, outside the source tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ("Ten lines", "In a program that uses torch.distributed")
+SUM = """
+import torch
+
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), "on", dist.get_backend())
+dist.destroy_process_group()
+"""
+"""What a program may do after the line that the README shows."""
+TIMEOUT_S = 120
+
+
+def programs() -> list[str]:
+    """The README's first blocks of Python, by the headings above them."""
+    text = (ROOT / "README.md").read_text()
+    blocks = []
+    for heading in PROGRAMS:
+        found = re.search(rf"^## {re.escape(heading)}\n+```python\n(.*?)^```", text, re.M | re.S)
+        if found is None:
+            raise SystemExit(f"README.md has no program under {heading!r}")
+        blocks.append(found[1])
+    return blocks
+
+
+def install(wheel: Path, folder: Path) -> dict[str, str]:
+    """A new environment with the wheel in it; returns what its programs may know of the world."""
+    venv.create(folder, with_pip=True)
+    subprocess.run(
+        [
+            folder / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:",
+            "--constraint", ROOT / "constraints.txt", wheel,
+        ],
+        check=True,
+    )  # fmt: skip
+    environment = {"PATH": str(folder / "bin"), "HOME": str(folder)}
+    for compiler in ("cc", "gcc", "clang", "c++", "ld", "cmake", "make"):
+        assert shutil.which(compiler, path=environment["PATH"]) is None, compiler
+    return environment
+
+
+def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """What the command prints; the end of this program if it fails."""
+    executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
+    done = subprocess.run(
+        [executable, *command[1:]],
+        env=environment,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIMEOUT_S,
+    )
+    print(f"$ {' '.join(command)}\n{done.stdout}", end="", flush=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    return done.stdout
+
+
+def main() -> None:
+    """Exit with 1 if the wheel does not do what the README says."""
+    (wheel,) = (Path(name).resolve() for name in sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="unisono-wheel-") as name:
+        folder = Path(name)
+        environment = install(wheel, folder / "environment")
+        ten_lines, torch_line = programs()
+        (folder / "ten_lines.py").write_text(ten_lines)
+        (folder / "torch_line.py").write_text(torch_line + SUM)
+        printed = run(["python", "ten_lines.py"], environment, folder)
+        wanted = str([[6.0, 10.0, 14.0, 18.0]] * 4)
+        if printed.splitlines()[-1] != wanted:
+            raise SystemExit(f"the ten lines should have printed {wanted}")
+        printed = run(["unisono", "run", "-n", "2", "torch_line.py"], environment, folder)
+        if printed.count("sum 2 on unisono") != 2:
+            raise SystemExit("torch.distributed should have added two ones on unisono, twice")
+        run(["unisono", "doctor", "--backends", "unisono"], environment, folder)
+    print(f"{wheel.name}: installed without a compiler; README's programs run")
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    main()
