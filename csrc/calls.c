@@ -147,8 +147,16 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
         failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
     if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
-    if (!failed && in_place && in->tensors > 1 && un_reduces(call->operation))
-        failed = check_apart(in);
+    sides both = {.operation = call->operation,
+                  .rank = (size_t)self->rank,
+                  .ranks = ranks,
+                  .wide_input = is_wide_input(call->operation),
+                  .wide_output = is_wide_output(call->operation),
+                  .coalesced = coalesced,
+                  .in_place = in_place,
+                  .in = in,
+                  .out = out};
+    if (!failed) failed = check_overlaps(&both);
     if (failed) {
         refuse(self, call);
         return -1;
@@ -157,7 +165,7 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     call->dtype = (in->tensors ? in : out)->tensor->dtype;
     call->input = in->streams;
     call->output = in_place ? in->streams : out->streams;
-    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+    if (coalesced) call->shape_hash = hash_of_tensors(narrow) + both.position_hash;
     return 0;
 }
 

@@ -32,12 +32,6 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     for (int d = 0; d < dims; d++) {
         if (shape[d] == 1) continue;
         struct un_dim dim = {(size_t)shape[d], (ptrdiff_t)(strides[d] * stride_unit)};
-        if (writable && !dim.stride_bytes) {
-            PyErr_SetString(PyExc_ValueError,
-                            "an expanded tensor (stride 0) cannot receive a result: several of "
-                            "its elements share one place in memory; pass a .clone()");
-            return -1;
-        }
         if (n && kept[n - 1].stride_bytes == (ptrdiff_t)dim.length * dim.stride_bytes) {
             kept[n - 1].length *= dim.length;
             kept[n - 1].stride_bytes = dim.stride_bytes;
@@ -54,16 +48,21 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     t->layout->dims = n;
     t->layout->item_bytes = t->item_bytes;
     memcpy(t->layout->dim, kept, (size_t)n * sizeof *kept);
-    return 0;
+    if (!writable || !overlaps_itself(t->data, t->layout)) return 0;
+    PyErr_SetString(PyExc_ValueError,
+                    "an expanded or overlapping tensor cannot receive a result: several of its "
+                    "elements share one place in memory; pass a .clone()");
+    return -1;
 }
 
 /* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
  * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
- * longer than all the rest, and a real tensor with that bit is strided unless it has one
- * element. */
-static int check_lazy(PyObject *object, const tensor *t, unsigned code) {
+ * longer than all the rest, and a real tensor with that bit is strided or has one element, unless
+ * somebody took pains: those are asked when they are new. */
+static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
     bool conjugable = code == UN_COMPLEX;
-    bool negatable = code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes);
+    bool negatable =
+        is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
     for (int i = 0; i < 2; i++) {
         if (!(conjugable || (i && negatable))) continue;
         PyObject *lazy = PyObject_CallMethod(object, i ? "is_neg" : "is_conj", NULL);
@@ -83,6 +82,52 @@ static bool has_elements(const dl_tensor *d) {
     return true;
 }
 
+/* A method without arguments that answers with a number. */
+static bool ask_number(PyObject *object, const char *name, size_t *number) {
+    PyObject *answer = object ? PyObject_CallMethod(object, name, NULL) : NULL;
+    if (answer) *number = PyLong_AsSize_t(answer);
+    Py_XDECREF(answer);
+    return answer && !PyErr_Occurred();
+}
+
+/* torch lets a storage shrink under its tensors (untyped_storage().resize_), which then say that
+ * they have more than there is. */
+static int check_storage(PyObject *object, const tensor *t, extent needed) {
+    size_t begin, bytes;
+    PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
+    bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
+    Py_XDECREF(storage);
+    if (!knows) { /* no torch tensor */
+        PyErr_Clear();
+        return 0;
+    }
+    if ((uintptr_t)needed.first >= begin && (uintptr_t)needed.end <= begin + bytes) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "a tensor of %zu bytes has a storage of %zu, which somebody resized: resize it "
+                 "back, or pass another tensor",
+                 t->bytes, bytes);
+    return -1;
+}
+
+/* What only torch knows of a tensor. The tensors that were asked for their storage are remembered,
+ * for a storage that shrinks moves. */
+static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
+    static struct {
+        const void *object;
+        extent extent;
+    } known[1024];
+    extent extent = extent_of(t->data, t->layout, t->bytes);
+    uintptr_t place = ((uintptr_t)object >> 4) ^ ((uintptr_t)t->data >> 6);
+    place = (place ^ place >> 10) % (sizeof known / sizeof *known);
+    bool is_new = known[place].object != object || known[place].extent.first != extent.first ||
+                  known[place].extent.end != extent.end;
+    if (is_new && check_storage(object, t, extent)) return -1;
+    if (check_lazy(object, t, code, is_new)) return -1;
+    known[place].object = object;
+    known[place].extent = extent;
+    return 0;
+}
+
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
         return refuse_type(object, "lies on a device: this group moves CPU tensors only");
@@ -90,9 +135,10 @@ static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool wri
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
     if (!d->data && has_elements(d))
-        return refuse_type(object, "has elements but no memory (a lazy zero?): pass a .clone()");
+        return refuse_type(object, "has elements but no memory of its own (a lazy zero, a wrapper, "
+                                   "a storage resized to nothing): pass a plain tensor");
     if (set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable)) return -1;
-    return check_lazy(object, t, d->dtype.code);
+    return t->bytes ? check_with_torch(object, t, d->dtype.code) : 0;
 }
 
 /* The exchange functions of the types seen so far, NULL for those that have none; a program uses
@@ -349,6 +395,23 @@ static int same_dtype(const side *s) {
     return 0;
 }
 
+/* The tensors of a sequence into a side that has room for them. */
+static int read_items(side *s, PyObject *sequence, bool writable) {
+    for (size_t i = 0; i < s->tensors; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        if (!item) return -1;
+        s->tensor[i].owner = item;
+        if (read_tensor(&s->tensor[i], item, writable)) return -1;
+    }
+    return 0;
+}
+
+int read_list(side *s, PyObject *sequence) {
+    Py_ssize_t tensors = PySequence_Size(sequence);
+    if (tensors < 0 || allocate_side(s, (size_t)tensors, 1, 1)) return -1;
+    return read_items(s, sequence, false);
+}
+
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable) {
     bool many = PyList_Check(object) || PyTuple_Check(object);
     Py_ssize_t tensors = many ? PySequence_Size(object) : 1;
@@ -358,56 +421,6 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
         if (read_tensor(s->tensor, object, writable)) return -1;
         return cut_tensors(s, parts);
     }
-    for (Py_ssize_t i = 0; i < tensors; i++) {
-        PyObject *item = PySequence_GetItem(object, i);
-        if (!item) return -1;
-        s->tensor[i].owner = item;
-        if (read_tensor(&s->tensor[i], item, writable)) return -1;
-    }
-    if (same_dtype(s)) return -1;
+    if (read_items(s, object, writable) || same_dtype(s)) return -1;
     return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);
-}
-
-typedef struct extent {
-    const char *first, *end; /* of a strided tensor, only its first element is certain */
-} extent;
-
-static int by_address(const void *a, const void *b) {
-    const char *x = ((const extent *)a)->first, *y = ((const extent *)b)->first;
-    return (x > y) - (x < y);
-}
-
-static bool are_apart(const extent *extents, size_t count) {
-    const char *end = NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (extents[i].first < end) return false;
-        if (extents[i].end > end) end = extents[i].end;
-    }
-    return true;
-}
-
-int check_apart(const side *s) {
-    extent few[16];
-    extent *extents = s->tensors <= 16 ? few : malloc(s->tensors * sizeof *extents);
-    if (!extents) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    size_t count = 0;
-    for (size_t i = 0; i < s->tensors; i++) {
-        const tensor *t = &s->tensor[i];
-        if (t->bytes)
-            extents[count++] = (extent){t->data, t->data + (t->layout ? t->item_bytes : t->bytes)};
-    }
-    bool apart = are_apart(extents, count); /* often they lie in order already */
-    if (!apart) {
-        qsort(extents, count, sizeof *extents, by_address);
-        apart = are_apart(extents, count);
-    }
-    if (extents != few) free(extents);
-    if (apart) return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "two tensors of the list share memory, and each would be reduced into the "
-                    "other: pass a tensor once, or clones");
-    return -1;
 }

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+from unisono.comm.overlaps import overlaps_itself
 
 Complaint = tuple[type[Exception] | None, str]
 """The kind of exception and its text; no kind where all is well."""
@@ -45,7 +46,7 @@ def complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complain
         return TypeError, f"{tensor.dtype} elements are not plain numbers"
     if writable and not tensor.flags.writeable:
         return ValueError, "a read-only array cannot receive a result"
-    return (ValueError, _EXPANDED) if writable and _is_expanded(tensor) else (None, "")
+    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
 
 
 def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
@@ -60,17 +61,28 @@ def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> C
         )
     if tensor.is_conj() or tensor.is_neg():
         return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
-    strided = writable and _is_expanded(tensor)
-    return (ValueError, _EXPANDED) if strided else (None, "")
+    has_bytes, needs_bytes = tensor.untyped_storage().nbytes(), _end_in_storage(tensor)
+    if needs_bytes > has_bytes:
+        return ValueError, (
+            f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
+            "somebody resized: resize it back, or pass another tensor"
+        )
+    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
 
 
-_EXPANDED = "an expanded tensor (stride 0) cannot receive a result: pass a .clone()"
+_OVERLAPPING = (
+    "an expanded or overlapping tensor cannot receive a result: several of its elements share one "
+    "place in memory; pass a .clone()"
+)
 
 
-def _is_expanded(tensor: Any) -> bool:
-    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
-    pairs = zip(tensor.shape, strides, strict=True)
-    return count(tensor) > 0 and any(length > 1 and stride == 0 for length, stride in pairs)
+def _end_in_storage(tensor: Any) -> int:
+    """Where in its storage a tensor ends."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((length - 1) * step for length, step in steps)
+    return int(last + 1) * int(tensor.element_size())
 
 
 def count(tensor: Any) -> int:
