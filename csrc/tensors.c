@@ -90,9 +90,27 @@ static bool ask_number(PyObject *object, const char *name, size_t *number) {
     return answer && !PyErr_Occurred();
 }
 
+/* A tensor that was asked for its storage. It need not be asked again where it still lies there,
+ * for a storage that shrinks moves. */
+typedef struct asked {
+    const void *object;
+    const char *first, *end;
+} asked;
+
+/* Where to remember it: two to a place. */
+static asked *place_of(const asked *a) {
+    static asked places[2048][2];
+    uint64_t mixed = ((uintptr_t)a->object ^ (uintptr_t)a->first << 20) * 0x9e3779b97f4a7c15u;
+    return places[mixed >> 53];
+}
+
+static bool is_same(const asked *a, const asked *b) {
+    return a->object == b->object && a->first == b->first && a->end == b->end;
+}
+
 /* torch lets a storage shrink under its tensors (untyped_storage().resize_), which then say that
  * they have more than there is. */
-static int check_storage(PyObject *object, const tensor *t, extent needed) {
+static int check_storage(PyObject *object, size_t needed_bytes, const asked *needed) {
     size_t begin, bytes;
     PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
     bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
@@ -101,30 +119,29 @@ static int check_storage(PyObject *object, const tensor *t, extent needed) {
         PyErr_Clear();
         return 0;
     }
-    if ((uintptr_t)needed.first >= begin && (uintptr_t)needed.end <= begin + bytes) return 0;
+    if ((uintptr_t)needed->first >= begin && (uintptr_t)needed->end <= begin + bytes) return 0;
     PyErr_Format(PyExc_ValueError,
                  "a tensor of %zu bytes has a storage of %zu, which somebody resized: resize it "
                  "back, or pass another tensor",
-                 t->bytes, bytes);
+                 needed_bytes, bytes);
     return -1;
 }
 
-/* What only torch knows of a tensor. The tensors that were asked for their storage are remembered,
- * for a storage that shrinks moves. */
+/* What only torch knows of a tensor. */
 static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
-    static struct {
-        const void *object;
-        extent extent;
-    } known[1024];
-    extent extent = extent_of(t->data, t->layout, t->bytes);
-    uintptr_t place = ((uintptr_t)object >> 4) ^ ((uintptr_t)t->data >> 6);
-    place = (place ^ place >> 10) % (sizeof known / sizeof *known);
-    bool is_new = known[place].object != object || known[place].extent.first != extent.first ||
-                  known[place].extent.end != extent.end;
-    if (is_new && check_storage(object, t, extent)) return -1;
+    asked now = {object, t->data, t->data + t->bytes};
+    if (t->layout) {
+        extent whole = extent_of(t->data, t->layout, t->bytes);
+        now = (asked){object, whole.first, whole.end};
+    }
+    asked *place = place_of(&now);
+    bool is_new = !is_same(&place[0], &now) && !is_same(&place[1], &now);
+    if (is_new && check_storage(object, t->bytes, &now)) return -1;
     if (check_lazy(object, t, code, is_new)) return -1;
-    known[place].object = object;
-    known[place].extent = extent;
+    if (is_new) {
+        place[1] = place[0];
+        place[0] = now;
+    }
     return 0;
 }
 
