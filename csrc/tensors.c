@@ -158,18 +158,19 @@ static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool wri
     return t->bytes ? check_with_torch(object, t, d->dtype.code) : 0;
 }
 
-/* The exchange functions of the types seen so far, NULL for those that have none; a program uses
- * a few (Tensor, Parameter, ndarray). */
-static struct {
+/* A type seen before; a program uses a few (Tensor, Parameter, ndarray). */
+typedef struct known_type {
     PyObject *type;
-    const dl_exchange_api *api;
-} known_types[8];
-static unsigned next_known;
+    const dl_exchange_api *api; /* NULL: it has none */
+    bool masks;                 /* some of its elements, as NumPy's masked arrays do */
+} known_type;
 
-static const dl_exchange_api *exchange_api(PyObject *object) {
+static const known_type *know_type(PyObject *object) {
+    static known_type known_types[8];
+    static unsigned next_known;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (size_t i = 0; i < sizeof known_types / sizeof *known_types; i++)
-        if (known_types[i].type == type) return known_types[i].api;
+        if (known_types[i].type == type) return &known_types[i];
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     const dl_exchange_api *api =
         capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
@@ -181,8 +182,9 @@ static const dl_exchange_api *exchange_api(PyObject *object) {
     PyObject *old = known_types[slot].type;
     known_types[slot].type = type;
     known_types[slot].api = api;
+    known_types[slot].masks = !api && PyObject_HasAttrString(type, "mask");
     Py_XDECREF(old);
-    return api;
+    return &known_types[slot];
 }
 
 /* The element type of a buffer's format, in native byte order. */
@@ -259,12 +261,15 @@ static int explain_refusal(PyObject *object) {
 }
 
 static int read_tensor(tensor *t, PyObject *object, bool writable) {
-    const dl_exchange_api *api = exchange_api(object);
-    if (api) {
+    const known_type *type = know_type(object);
+    if (type->api) {
         dl_tensor d;
-        if (api->tensor_from_object(object, &d)) return explain_refusal(object);
+        if (type->api->tensor_from_object(object, &d)) return explain_refusal(object);
         return from_dlpack(t, object, &d, writable);
     }
+    if (type->masks)
+        return refuse_type(object, "has hidden elements, which would count: pass .filled(...) or "
+                                   ".data");
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
     if (PyObject_HasAttrString(object, "__dlpack__")) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
@@ -291,7 +296,7 @@ bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
         PyErr_Clear();
         return known;
     }
-    const dl_exchange_api *api = exchange_api(object);
+    const dl_exchange_api *api = know_type(object)->api;
     dl_tensor d;
     if (!api || api->tensor_from_object(object, &d)) {
         PyErr_Clear();

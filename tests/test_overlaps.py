@@ -13,6 +13,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ranks import attempt
 from unisono import execute
@@ -428,6 +430,50 @@ def test_negative_by_a_bit_is_refused_in_every_layout(comm: Communicator) -> Non
         assert isinstance(error, TypeError)
         assert "resolve_neg" in str(error)
         comm.broadcast(lazy.resolve_neg())
+
+
+def without_plain_memory() -> list[Any]:
+    """What is a tensor or an array, and has no numbers of its own in one place."""
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    return [
+        fake,
+        TwoTensor(torch.ones(2), torch.ones(2)),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        torch._to_functional_tensor(torch.ones(3)),
+        torch._efficientzerotensor(3),
+        torch.ones(3, device="meta"),
+        numpy.ma.array([1.0, 2.0], mask=[False, True]),
+    ]
+
+
+def check_without_memory(comm: Communicator) -> None:
+    tensors = without_plain_memory()
+    comm.barrier()  # they take a while to make, and peers wait for a refusal no longer than 2 s
+    for tensor in tensors:
+        for call in (comm.all_reduce, comm.broadcast):
+            error = attempt(call, tensor)
+            assert type(error) is TypeError, (type(tensor), error)
+    inside: list[Any] = []
+
+    def keep_error(x: torch.Tensor) -> torch.Tensor:
+        inside.append(attempt(comm.all_reduce, x))
+        return x.sum()
+
+    torch.func.vmap(keep_error)(torch.ones(2, 3))
+    torch.func.grad(keep_error)(torch.ones(3))
+    assert [type(error) for error in inside] == [TypeError, TypeError]
+    comm.barrier()
+
+
+@pytest.mark.ranks([1, 2])
+def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -> None:
+    check_without_memory(comm)
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_what_has_no_plain_memory_is_refused_over_gloo(comm: Communicator) -> None:
+    check_without_memory(comm)
 
 
 # -- the two ways to look for it agree -----------------------------------------------------------

@@ -34,7 +34,7 @@ def signals_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    deferring: dict[int, _Deferring] = {}
+    deferring: dict[signal.Signals, _Deferring] = {}
     try:
         for number in signal.valid_signals():
             handler = signal.getsignal(number)

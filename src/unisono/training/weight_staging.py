@@ -25,6 +25,7 @@ class Staging:
         """By name; names that are tied share one."""
         self._firsts: Mapping[str, str] = {}  # which one
 
+    @torch.inference_mode(False)  # what is made in that mode cannot be written to outside
     def prepare(self, plan: Plan, mine: Mapping[str, Held] | None, device: torch.device) -> None:
         """Have a tensor for every name that will come."""
         spare, self.tensors = self.tensors, {}
@@ -60,17 +61,19 @@ class Staging:
         exchanges: list[Step] = []
         returns: list[Step] = []
         copies: list[Step] = []
-        for name in set(self._firsts.values()):
-            own, new = mine[name].tensor, self.tensors[name]
-            if own.device == new.device and is_alone(own):
-                kept[name] = own.data
-                exchanges.append(partial(setattr, own, "data", new))
-                returns.append(partial(setattr, own, "data", kept[name]))
-            else:  # somebody looks at this memory by another name: it must change there, too
-                copies.append(partial(torch.Tensor.copy_, own.detach(), new))
+        with torch.inference_mode(False):
+            for name in set(self._firsts.values()):
+                own, new = mine[name].tensor, self.tensors[name]
+                if own.device == new.device and is_alone(own) and not own.is_inference():
+                    kept[name] = own.data
+                    exchanges.append(partial(setattr, own, "data", new))
+                    returns.append(partial(setattr, own, "data", kept[name]))
+                else:  # somebody looks at this memory by another name: it must change there, too
+                    copies.append(partial(torch.Tensor.copy_, own.detach(), new))
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
-        do_all_or_none([*exchanges, *copies, keeping, then], returns)
+        with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
+            do_all_or_none([*exchanges, *copies, keeping, then], returns)
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
