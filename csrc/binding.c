@@ -247,6 +247,7 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
 static PyMethodDef module_methods[] = {
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
+    {"which_overlap", module_which_overlap, METH_VARARGS, NULL},
     {"now", now_by_both_clocks, METH_NOARGS, NULL},
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},

@@ -129,6 +129,31 @@ static int check_present(const Group *self, const un_call *call, const side *in,
     return in_place ? 0 : check_sides(self, call->operation, in, out, coalesced);
 }
 
+/* Whether nothing can share memory: one tensor, or one in one piece on each side. */
+static bool lie_apart(const side *in, const side *out) {
+    if (in->tensors + out->tensors == 1) return true;
+    const tensor *a = in->tensor, *b = out->tensor;
+    return in->tensors == 1 && out->tensors == 1 && !a->layout && !b->layout &&
+           (a->data + a->bytes <= b->data || b->data + b->bytes <= a->data);
+}
+
+/* Otherwise look closer; what must be equal on all ranks goes into the hash. */
+static int check_memory(const Group *self, un_operation operation, const side *in, const side *out,
+                        bool in_place, bool coalesced, uint64_t *position_hash) {
+    sides both = {.operation = operation,
+                  .rank = (size_t)self->rank,
+                  .ranks = (size_t)self->ranks,
+                  .wide_input = is_wide_input(operation),
+                  .wide_output = is_wide_output(operation),
+                  .coalesced = coalesced,
+                  .in_place = in_place,
+                  .in = in,
+                  .out = out};
+    int failed = check_overlaps(&both);
+    *position_hash = both.position_hash;
+    return failed;
+}
+
 /* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
 int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
                           bool coalesced, side *in, side *out) {
@@ -147,8 +172,9 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
         failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
     if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
-    if (!failed && in_place && in->tensors > 1 && un_reduces(call->operation))
-        failed = check_apart(in);
+    uint64_t position_hash = 0;
+    if (!failed && !lie_apart(in, out))
+        failed = check_memory(self, call->operation, in, out, in_place, coalesced, &position_hash);
     if (failed) {
         refuse(self, call);
         return -1;
@@ -157,7 +183,7 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     call->dtype = (in->tensors ? in : out)->tensor->dtype;
     call->input = in->streams;
     call->output = in_place ? in->streams : out->streams;
-    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
+    if (coalesced) call->shape_hash = hash_of_tensors(narrow) + position_hash;
     return 0;
 }
 

@@ -32,12 +32,6 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     for (int d = 0; d < dims; d++) {
         if (shape[d] == 1) continue;
         struct un_dim dim = {(size_t)shape[d], (ptrdiff_t)(strides[d] * stride_unit)};
-        if (writable && !dim.stride_bytes) {
-            PyErr_SetString(PyExc_ValueError,
-                            "an expanded tensor (stride 0) cannot receive a result: several of "
-                            "its elements share one place in memory; pass a .clone()");
-            return -1;
-        }
         if (n && kept[n - 1].stride_bytes == (ptrdiff_t)dim.length * dim.stride_bytes) {
             kept[n - 1].length *= dim.length;
             kept[n - 1].stride_bytes = dim.stride_bytes;
@@ -54,16 +48,21 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     t->layout->dims = n;
     t->layout->item_bytes = t->item_bytes;
     memcpy(t->layout->dim, kept, (size_t)n * sizeof *kept);
-    return 0;
+    if (!writable || !overlaps_itself(t->data, t->layout)) return 0;
+    PyErr_SetString(PyExc_ValueError,
+                    "an expanded or overlapping tensor cannot receive a result: several of its "
+                    "elements share one place in memory; pass a .clone()");
+    return -1;
 }
 
 /* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
  * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
- * longer than all the rest, and a real tensor with that bit is strided unless it has one
- * element. */
-static int check_lazy(PyObject *object, const tensor *t, unsigned code) {
+ * longer than all the rest, and a real tensor with that bit is strided or has one element, unless
+ * somebody took pains: those are asked when they are new. */
+static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
     bool conjugable = code == UN_COMPLEX;
-    bool negatable = code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes);
+    bool negatable =
+        is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
     for (int i = 0; i < 2; i++) {
         if (!(conjugable || (i && negatable))) continue;
         PyObject *lazy = PyObject_CallMethod(object, i ? "is_neg" : "is_conj", NULL);
@@ -83,6 +82,69 @@ static bool has_elements(const dl_tensor *d) {
     return true;
 }
 
+/* A method without arguments that answers with a number. */
+static bool ask_number(PyObject *object, const char *name, size_t *number) {
+    PyObject *answer = object ? PyObject_CallMethod(object, name, NULL) : NULL;
+    if (answer) *number = PyLong_AsSize_t(answer);
+    Py_XDECREF(answer);
+    return answer && !PyErr_Occurred();
+}
+
+/* A tensor that was asked for its storage. It need not be asked again where it still lies there,
+ * for a storage that shrinks moves. */
+typedef struct asked {
+    const void *object;
+    const char *first, *end;
+} asked;
+
+/* Where to remember it: two to a place. */
+static asked *place_of(const asked *a) {
+    static asked places[2048][2];
+    uint64_t mixed = ((uintptr_t)a->object ^ (uintptr_t)a->first << 20) * 0x9e3779b97f4a7c15u;
+    return places[mixed >> 53];
+}
+
+static bool is_same(const asked *a, const asked *b) {
+    return a->object == b->object && a->first == b->first && a->end == b->end;
+}
+
+/* torch lets a storage shrink under its tensors (untyped_storage().resize_), which then say that
+ * they have more than there is. */
+static int check_storage(PyObject *object, size_t needed_bytes, const asked *needed) {
+    size_t begin, bytes;
+    PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
+    bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
+    Py_XDECREF(storage);
+    if (!knows) { /* no torch tensor */
+        PyErr_Clear();
+        return 0;
+    }
+    if ((uintptr_t)needed->first >= begin && (uintptr_t)needed->end <= begin + bytes) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "a tensor of %zu bytes has a storage of %zu, which somebody resized: resize it "
+                 "back, or pass another tensor",
+                 needed_bytes, bytes);
+    return -1;
+}
+
+/* What only torch knows of a tensor. */
+static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
+    asked now = {object, t->data, t->data + t->bytes};
+    if (t->layout) {
+        extent whole = extent_of(t->data, t->layout, t->bytes);
+        now = (asked){object, whole.first, whole.end};
+    }
+    asked *place = place_of(&now);
+    bool is_new = !is_same(&place[0], &now) && !is_same(&place[1], &now);
+    if (is_new && check_storage(object, t->bytes, &now)) return -1;
+    if (check_lazy(object, t, code, is_new)) return -1;
+    if (is_new) {
+        place[1] = place[0];
+        place[0] = now;
+    }
+    return 0;
+}
+
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
         return refuse_type(object, "lies on a device: this group moves CPU tensors only");
@@ -90,23 +152,25 @@ static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool wri
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
     if (!d->data && has_elements(d))
-        return refuse_type(object, "has elements but no memory (a lazy zero?): pass a .clone()");
+        return refuse_type(object, "has elements but no memory of its own (a lazy zero, a wrapper, "
+                                   "a storage resized to nothing): pass a plain tensor");
     if (set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable)) return -1;
-    return check_lazy(object, t, d->dtype.code);
+    return t->bytes ? check_with_torch(object, t, d->dtype.code) : 0;
 }
 
-/* The exchange functions of the types seen so far, NULL for those that have none; a program uses
- * a few (Tensor, Parameter, ndarray). */
-static struct {
+/* A type seen before; a program uses a few (Tensor, Parameter, ndarray). */
+typedef struct known_type {
     PyObject *type;
-    const dl_exchange_api *api;
-} known_types[8];
-static unsigned next_known;
+    const dl_exchange_api *api; /* NULL: it has none */
+    bool masks;                 /* some of its elements, as NumPy's masked arrays do */
+} known_type;
 
-static const dl_exchange_api *exchange_api(PyObject *object) {
+static const known_type *know_type(PyObject *object) {
+    static known_type known_types[8];
+    static unsigned next_known;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (size_t i = 0; i < sizeof known_types / sizeof *known_types; i++)
-        if (known_types[i].type == type) return known_types[i].api;
+        if (known_types[i].type == type) return &known_types[i];
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     const dl_exchange_api *api =
         capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
@@ -118,8 +182,9 @@ static const dl_exchange_api *exchange_api(PyObject *object) {
     PyObject *old = known_types[slot].type;
     known_types[slot].type = type;
     known_types[slot].api = api;
+    known_types[slot].masks = !api && PyObject_HasAttrString(type, "mask");
     Py_XDECREF(old);
-    return api;
+    return &known_types[slot];
 }
 
 /* The element type of a buffer's format, in native byte order. */
@@ -196,12 +261,15 @@ static int explain_refusal(PyObject *object) {
 }
 
 static int read_tensor(tensor *t, PyObject *object, bool writable) {
-    const dl_exchange_api *api = exchange_api(object);
-    if (api) {
+    const known_type *type = know_type(object);
+    if (type->api) {
         dl_tensor d;
-        if (api->tensor_from_object(object, &d)) return explain_refusal(object);
+        if (type->api->tensor_from_object(object, &d)) return explain_refusal(object);
         return from_dlpack(t, object, &d, writable);
     }
+    if (type->masks)
+        return refuse_type(object, "has hidden elements, which would count: pass .filled(...) or "
+                                   ".data");
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
     if (PyObject_HasAttrString(object, "__dlpack__")) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
@@ -228,7 +296,7 @@ bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
         PyErr_Clear();
         return known;
     }
-    const dl_exchange_api *api = exchange_api(object);
+    const dl_exchange_api *api = know_type(object)->api;
     dl_tensor d;
     if (!api || api->tensor_from_object(object, &d)) {
         PyErr_Clear();
@@ -349,6 +417,23 @@ static int same_dtype(const side *s) {
     return 0;
 }
 
+/* The tensors of a sequence into a side that has room for them. */
+static int read_items(side *s, PyObject *sequence, bool writable) {
+    for (size_t i = 0; i < s->tensors; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        if (!item) return -1;
+        s->tensor[i].owner = item;
+        if (read_tensor(&s->tensor[i], item, writable)) return -1;
+    }
+    return 0;
+}
+
+int read_list(side *s, PyObject *sequence) {
+    Py_ssize_t tensors = PySequence_Size(sequence);
+    if (tensors < 0 || allocate_side(s, (size_t)tensors, 1, 1)) return -1;
+    return read_items(s, sequence, false);
+}
+
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable) {
     bool many = PyList_Check(object) || PyTuple_Check(object);
     Py_ssize_t tensors = many ? PySequence_Size(object) : 1;
@@ -358,56 +443,6 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
         if (read_tensor(s->tensor, object, writable)) return -1;
         return cut_tensors(s, parts);
     }
-    for (Py_ssize_t i = 0; i < tensors; i++) {
-        PyObject *item = PySequence_GetItem(object, i);
-        if (!item) return -1;
-        s->tensor[i].owner = item;
-        if (read_tensor(&s->tensor[i], item, writable)) return -1;
-    }
-    if (same_dtype(s)) return -1;
+    if (read_items(s, object, writable) || same_dtype(s)) return -1;
     return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);
-}
-
-typedef struct extent {
-    const char *first, *end; /* of a strided tensor, only its first element is certain */
-} extent;
-
-static int by_address(const void *a, const void *b) {
-    const char *x = ((const extent *)a)->first, *y = ((const extent *)b)->first;
-    return (x > y) - (x < y);
-}
-
-static bool are_apart(const extent *extents, size_t count) {
-    const char *end = NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (extents[i].first < end) return false;
-        if (extents[i].end > end) end = extents[i].end;
-    }
-    return true;
-}
-
-int check_apart(const side *s) {
-    extent few[16];
-    extent *extents = s->tensors <= 16 ? few : malloc(s->tensors * sizeof *extents);
-    if (!extents) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    size_t count = 0;
-    for (size_t i = 0; i < s->tensors; i++) {
-        const tensor *t = &s->tensor[i];
-        if (t->bytes)
-            extents[count++] = (extent){t->data, t->data + (t->layout ? t->item_bytes : t->bytes)};
-    }
-    bool apart = are_apart(extents, count); /* often they lie in order already */
-    if (!apart) {
-        qsort(extents, count, sizeof *extents, by_address);
-        apart = are_apart(extents, count);
-    }
-    if (extents != few) free(extents);
-    if (apart) return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "two tensors of the list share memory, and each would be reduced into the "
-                    "other: pass a tensor once, or clones");
-    return -1;
 }

@@ -44,10 +44,36 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
  * `coalesced`: one tensor a part. Otherwise every tensor is cut evenly into the parts.
  * Returns 0, or -1 with a Python exception; free_side is due either way. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
+int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */
 void free_side(side *s);
 
-/* Raise ValueError, and return -1, if two of the tensors share memory: where each is read and then
- * overwritten with a result, one of them would read the other's. */
-int check_apart(const side *s);
+/* overlaps.c: from where to where a tensor lies. */
+typedef struct extent {
+    const char *first, *end;
+    size_t tensor; /* its place in its side */
+    bool written;
+} extent;
+extent extent_of(const char *data, const un_layout *layout, size_t bytes);
+
+/* overlaps.c: whether two elements of a tensor share memory. */
+bool overlaps_itself(const char *data, const un_layout *layout);
+
+/* overlaps.c: both sides of a call, for the question whether its tensors share memory as they may.
+ * Returns 0, or -1 with a Python exception. */
+typedef struct sides {
+    un_operation operation;
+    size_t rank, ranks;
+    bool wide_input, wide_output;
+    bool coalesced;
+    bool in_place;        /* there is no output but the input */
+    const side *in, *out;
+    uint64_t position_hash; /* of tensors that share memory and may: equal on all ranks, or a
+                             * mismatch; 0: there are none */
+} sides;
+int check_overlaps(sides *s);
+
+/* overlaps.c: which_overlap(tensors, written): the numbers of two tensors of different types that
+ * share memory, the smaller one below `written`; or None. */
+PyObject *module_which_overlap(PyObject *module, PyObject *arguments);
 
 #endif

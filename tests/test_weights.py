@@ -452,3 +452,25 @@ def test_the_checksum_sees_every_change() -> None:
     column = data.view(3, 1000)[:, ::2][:, 7:8]
     assert checksum([column]) == checksum([column.clone()])
     assert checksum([column[1:2]]) == checksum([data[1014:1015]])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("made", [False, True], ids=["made outside", "made inside"])
+@pytest.mark.parametrize("updated", [False, True], ids=["updated outside", "updated inside"])
+def test_weights_in_inference_mode(comm: Communicator, made: bool, updated: bool) -> None:
+    """torch lets nobody write to what was made in inference mode, except in that mode."""
+    with torch.inference_mode(made):
+        weights = {name: torch.full((4,), 1.0 - comm.rank) for name in "abc"}
+    view = weights["a"][:2]
+    party: Any = (WeightSender if comm.rank == 0 else WeightReceiver)(comm, weights)
+    for version in (1, 2):
+        with torch.inference_mode(made):
+            if comm.rank == 0:
+                for tensor in weights.values():
+                    tensor.fill_(version)
+        with torch.inference_mode(updated):
+            party.update()
+        for tensor in (*weights.values(), view):
+            assert tensor.unique().tolist() == [version]
+            assert tensor.is_inference() == made, "a tensor stays what it was"
+        assert party.version == version

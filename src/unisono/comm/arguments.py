@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+from unisono.comm.overlaps import overlaps_itself
 
 Complaint = tuple[type[Exception] | None, str]
 """The kind of exception and its text; no kind where all is well."""
@@ -43,9 +44,11 @@ def complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complain
         return TypeError, f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}"
     if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
         return TypeError, f"{tensor.dtype} elements are not plain numbers"
+    if hasattr(tensor, "mask"):
+        return TypeError, _MASKED
     if writable and not tensor.flags.writeable:
         return ValueError, "a read-only array cannot receive a result"
-    return (ValueError, _EXPANDED) if writable and _is_expanded(tensor) else (None, "")
+    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
 
 
 def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
@@ -53,24 +56,48 @@ def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> C
 
     dtype = dtype_name(tensor)
     plain = tensor.layout is torch.strided and tensor.device.type in devices
-    if not plain or tensor.is_quantized or dtype.startswith("bits") or tensor._is_zerotensor():
-        return TypeError, (
-            f"a tensor of {dtype}, {tensor.layout} on device {tensor.device} has no plain memory "
-            f"to share: pass a dense tensor on {_either(devices)}"
-        )
+    odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+    if not plain or odd or dtype.startswith("bits"):
+        return TypeError, _without_memory(tensor, devices)
     if tensor.is_conj() or tensor.is_neg():
         return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
-    strided = writable and _is_expanded(tensor)
-    return (ValueError, _EXPANDED) if strided else (None, "")
+    try:
+        has_bytes, address = tensor.untyped_storage().nbytes(), tensor.data_ptr()
+    except RuntimeError:  # one that a transform of functions made
+        return TypeError, _without_memory(tensor, devices)
+    needs_bytes = _end_in_storage(tensor)
+    if needs_bytes > has_bytes and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return ValueError, (
+            f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
+            "somebody resized: resize it back, or pass another tensor"
+        )
+    if needs_bytes > has_bytes or (needs_bytes and not address):  # one that wraps others
+        return TypeError, _without_memory(tensor, devices)
+    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
 
 
-_EXPANDED = "an expanded tensor (stride 0) cannot receive a result: pass a .clone()"
+def _without_memory(tensor: Any, devices: Collection[str]) -> str:
+    return (
+        f"a {type(tensor).__name__} of {dtype_name(tensor)}, {tensor.layout} on device "
+        f"{tensor.device} has no plain memory to share: pass a dense tensor on {_either(devices)}"
+    )
 
 
-def _is_expanded(tensor: Any) -> bool:
-    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
-    pairs = zip(tensor.shape, strides, strict=True)
-    return count(tensor) > 0 and any(length > 1 and stride == 0 for length, stride in pairs)
+_MASKED = "a masked array's hidden elements would count: pass .filled(...) or .data"
+
+_OVERLAPPING = (
+    "an expanded or overlapping tensor cannot receive a result: several of its elements share one "
+    "place in memory; pass a .clone()"
+)
+
+
+def _end_in_storage(tensor: Any) -> int:
+    """Where in its storage a tensor ends."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((length - 1) * step for length, step in steps)
+    return int(last + 1) * int(tensor.element_size())
 
 
 def count(tensor: Any) -> int:

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -197,6 +197,13 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return cast(Group, group)
+
+
+def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | None:
+    """The numbers of two tensors of different dtypes that share memory, at least one of them among
+    the first `written`."""
+    pair: tuple[int, int] | None = _module().which_overlap(tensors, written)
+    return pair
 
 
 # -- records and sites -------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from unisono.comm.engine import (
     Status,
     engine_ns,
     open_group,
+    which_overlap,
 )
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
@@ -402,6 +403,12 @@ class NativeCommunicator(Communicator):
             pair = alike.setdefault(dtype_name(output), ([], []))
             pair[0].append(output)
             pair[1].append(input)
+        if len(alike) > 1:  # the engine sees one list after the other
+            together = outputs if outputs is inputs else [*outputs, *inputs]
+            shared = which_overlap(together, len(outputs))
+            if shared is not None:
+                dtypes = " and ".join(dtype_name(together[place]) for place in shared)
+                self._refuse(operation, f"tensors of {dtypes} share memory: pass clones")
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
         if outputs is inputs:

@@ -18,6 +18,7 @@ from unisono.comm.base import (
     Work,
     dtype_name,
 )
+from unisono.comm.overlaps import overlap_complaint
 from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
@@ -193,8 +194,16 @@ class SoloCommunicator(Communicator):
                     f"this rank's part has {count(source)} elements in the input and "
                     f"{count(to)} in the output",
                 )
+        self._check_overlaps(what, outputs, inputs, coalesced)
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
+
+    def _check_overlaps(
+        self, what: str, outputs: list[Any], inputs: Sequence[Any] = (), coalesced: bool = False
+    ) -> None:
+        why = overlap_complaint(what, outputs, inputs, coalesced=coalesced)
+        if why:
+            self._refuse(what, why)
 
     def _check_algorithm(self, algorithm: str | Schedule) -> None:
         from unisono.comm.programs import program_of, schedule_for
@@ -212,11 +221,7 @@ class SoloCommunicator(Communicator):
     def _reduce(self, what: str, tensor: Any, op: Op) -> None:
         tensors = self._tensors(what, tensor, True)
         self._check_op(what, tensors, op)
-        begin = [_address(one) for one in tensors if count(one)]
-        if len(set(begin)) < len(begin):
-            self._refuse(
-                what, "two tensors of the list share memory: pass a tensor once, or clones"
-            )
+        self._check_overlaps(what, tensors)
         if isinstance(op, PremulSum):
             for one in tensors:
                 _scale(one, float(op.factor))
@@ -224,12 +229,6 @@ class SoloCommunicator(Communicator):
 
 def _over(async_op: bool) -> Work | None:
     return FinishedWork() if async_op else None
-
-
-def _address(tensor: Any) -> int:
-    if hasattr(tensor, "data_ptr"):
-        return int(tensor.data_ptr())
-    return int(np.asarray(tensor).__array_interface__["data"][0])
 
 
 def _assign(to: Any, source: Any) -> None:

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 
 from unisono.comm import flat
+from unisono.comm.arguments import complaint
 from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+from unisono.comm.overlaps import overlap_complaint
 from unisono.plan.schedule import Schedule
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ANY = ("cpu", "cuda")
+"""Devices: what a group cannot send, its messages refuse."""
 
 
 class Workspace:
@@ -147,8 +151,9 @@ class Workspace:
                     f"{collective} by a schedule takes one tensor as {side}, not "
                     f"{type(tensor).__name__}"
                 )
-        if isinstance(output, np.ndarray) and not output.flags.writeable:
-            raise ValueError("a read-only array cannot receive a result")
+            kind, why = (None, "") if tensor is None else complaint(tensor, side == "output", _ANY)
+            if kind is not None:
+                raise kind(f"{collective} by a schedule: {why}")
         if output is None or input is None:
             return
         if dtype_name(output) != dtype_name(input) or flat.is_torch(output) != flat.is_torch(input):
@@ -163,6 +168,9 @@ class Workspace:
                 f"{collective} on {self._ranks} ranks: {flat.count(input)} elements in the input "
                 f"and {flat.count(output)} in the output do not fit together"
             )
+        why = overlap_complaint(collective, [output], [input], self._rank, self._ranks)
+        if why:
+            raise ValueError(f"{collective} by a schedule: {why}")
 
 
 def _checked(op: Op, tensor: Any) -> str:

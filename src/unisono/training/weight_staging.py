@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from unisono.training.memory import shares_storage
 from unisono.training.weight_plan import Plan
 from unisono.training.weight_shards import Held, tied
+
+Step = Callable[[], object]
 
 
 class Staging:
@@ -20,6 +25,7 @@ class Staging:
         """By name; names that are tied share one."""
         self._firsts: Mapping[str, str] = {}  # which one
 
+    @torch.inference_mode(False)  # what is made in that mode cannot be written to outside
     def prepare(self, plan: Plan, mine: Mapping[str, Held] | None, device: torch.device) -> None:
         """Have a tensor for every name that will come."""
         spare, self.tensors = self.tensors, {}
@@ -48,17 +54,46 @@ class Staging:
         tensors, self.tensors = self.tensors, {}
         return tensors
 
-    @torch.no_grad()
-    def swap(self, mine: Mapping[str, Held]) -> None:
-        """Put the new weights into the engine's tensors, and keep the old memory."""
-        for name in set(self._firsts.values()):
-            own, new = mine[name].tensor, self.tensors[name]
-            if own.device == new.device and is_alone(own):
-                self.tensors[name] = own.data
-                own.data = new
-            else:  # somebody looks at this memory by another name: it must change there, too
-                own.detach().copy_(new)
-        self._name_twins(self._firsts)
+    def swap(self, mine: Mapping[str, Held], then: Step) -> None:
+        """Put the new weights into the engine's tensors, keep the old memory, and do `then`: all of
+        it, or none, whatever is raised meanwhile."""
+        kept = dict(self.tensors)
+        exchanges: list[Step] = []
+        returns: list[Step] = []
+        copies: list[Step] = []
+        with torch.inference_mode(False):
+            for name in set(self._firsts.values()):
+                own, new = mine[name].tensor, self.tensors[name]
+                if own.device == new.device and is_alone(own) and not own.is_inference():
+                    kept[name] = own.data
+                    exchanges.append(partial(setattr, own, "data", new))
+                    returns.append(partial(setattr, own, "data", kept[name]))
+                else:  # somebody looks at this memory by another name: it must change there, too
+                    copies.append(partial(torch.Tensor.copy_, own.detach(), new))
+        twins = {name: kept[first] for name, first in self._firsts.items()}
+        keeping = partial(setattr, self, "tensors", twins)
+        with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
+            do_all_or_none([*exchanges, *copies, keeping, then], returns)
+
+
+def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
+    """Take all these steps. Where one raises, take `returns` and raise: the state is the old one.
+
+    A signal's handler, which may raise what it likes (Ctrl-C does), runs between two instructions
+    of Python. So there are none: the steps are functions in C, one call in C takes them all, and
+    what is raised before or after it finds none or all of them taken.
+    """
+    over: list[bool] = []
+    try:
+        _take([*steps, partial(over.append, True)])
+    except BaseException:
+        if not over:
+            _take(returns)
+        raise
+
+
+def _take(steps: Sequence[Step]) -> None:
+    deque(map(operator.call, steps), maxlen=0)
 
 
 def is_alone(tensor: torch.Tensor) -> bool:

@@ -10,17 +10,19 @@ import functools
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
 from unisono.collectives.words import device_of
+from unisono.training.deferral import signals_wait
 from unisono.training.weight_lanes import Progress
 from unisono.training.weight_plan import Description, Plan, Terms, Unit
 from unisono.training.weight_session import Session
 from unisono.training.weight_shards import Box, Held, WeightShard, held, part_of
-from unisono.training.weight_staging import Staging
+from unisono.training.weight_staging import Staging, do_all_or_none
 from unisono.world import resolve
 
 __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "weight_update"]
@@ -183,9 +185,10 @@ class WeightReceiver(_Party):
 
     prepare(staged)   called with the new tensors by name, before the vote; if it raises, no engine
                       changes over
-    commit(staged)    called once all engines are ready: must only swap, and not fail. By default
-                      the memory of the engine's tensors is exchanged, or where others hold views
-                      of it, overwritten.
+    commit(staged)    called once all engines are ready: must only swap, and not fail; signals wait
+                      until it is over. By default the memory of the engine's tensors is exchanged,
+                      or where others hold views of it, overwritten: all of it or none, whatever
+                      interrupts.
     partial           this engine takes only the names that it has
     version           what the engine serves at the beginning
     progress          called with the bytes received and the bytes in all, after every bucket
@@ -278,11 +281,14 @@ class WeightReceiver(_Party):
         return None
 
     def _change_over(self, plan: Plan, mine: dict[str, Held]) -> None:
+        now_served = partial(setattr, self, "version", plan.version)
         if self._commit is not None:
-            self._commit(self._staging.hand_over())
+            with signals_wait():
+                do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
         elif plan.terms.transactional:
-            self._staging.swap(mine)
-        self.version = plan.version
+            self._staging.swap(mine, now_served)
+        else:
+            now_served()
 
 
 def weight_update(

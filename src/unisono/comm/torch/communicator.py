@@ -19,6 +19,7 @@ from unisono.comm.arguments import count
 from unisono.comm.backend.groups import new_group
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
 from unisono.comm.execute import all_reduce_by
+from unisono.comm.overlaps import shared_positions
 from unisono.comm.torch.arithmetic import form_of
 from unisono.comm.torch.group import LISTS, Rows, Wide, device_of
 from unisono.comm.torch.messages import TorchMessages
@@ -85,6 +86,7 @@ class TorchCommunicator(TorchMessages):
     ) -> Work | None:
         tensors = self._tensors(what, tensor, True)
         self._check_op(what, op, tensors)
+        self._check_overlaps(what, tensors)
         alike = _by_dtype(tensors)
         where = "" if root is None else f" to rank {root}"
         call = self._call(f"{what} {_op_text(op)} of {_shapes(tensors)}{where}")
@@ -119,7 +121,8 @@ class TorchCommunicator(TorchMessages):
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._check_root("broadcast", root)
         tensors = self._tensors("broadcast", tensor, True)
-        call = self._call(f"broadcast of {_shapes(tensors)} from rank {root}")
+        shared = shared_positions(tensors)  # tied weights stand in many lists twice
+        call = self._call(f"broadcast of {_shapes(tensors)}{shared} from rank {root}")
 
         def job() -> None:
             rows = [row_of(one) for one in tensors]
@@ -141,6 +144,8 @@ class TorchCommunicator(TorchMessages):
         inputs = self._tensors(what, narrow, False)
         outputs = [Wide(self, what, one, True) for one in wide]
         self._check_own_parts(what, outputs, inputs)
+        results = [tensor for one in outputs for tensor in one.tensors]
+        self._check_overlaps(what, results, inputs, isinstance(input, LISTS))
         counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in outputs)
         call = self._call(f"{what} of {counts}")
 
@@ -165,9 +170,7 @@ class TorchCommunicator(TorchMessages):
             for one in outputs:
                 one.give_back()
 
-        return self._run(
-            call, job, [*inputs, *(t for one in outputs for t in one.tensors)], async_op
-        )
+        return self._run(call, job, [*inputs, *results], async_op)
 
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
@@ -178,6 +181,8 @@ class TorchCommunicator(TorchMessages):
         self._check_op(what, op, outputs)
         inputs = [Wide(self, what, one, False) for one in wide]
         self._check_own_parts(what, inputs, outputs)
+        given = [tensor for one in inputs for tensor in one.tensors]
+        self._check_overlaps(what, outputs, given, isinstance(output, LISTS))
         counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in inputs)
         call = self._call(f"{what} {_op_text(op)} of {counts}")
 
@@ -191,9 +196,7 @@ class TorchCommunicator(TorchMessages):
                 for one, row in zip(mine, rows, strict=True):
                     give_back(one, row)
 
-        return self._run(
-            call, job, [*outputs, *(t for one in inputs for t in one.tensors)], async_op
-        )
+        return self._run(call, job, [*outputs, *given], async_op)
 
     def _scattered(self, by_rank: Rows, op: Op, timeout_s: float) -> torch.Tensor:
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
@@ -217,6 +220,7 @@ class TorchCommunicator(TorchMessages):
         wide = None if output is None else Wide(self, "gather", output, True)
         if wide is not None:
             self._check_own_parts("gather", [wide], [source])
+            self._check_overlaps("gather", wide.tensors, [source])
         sends = [count(source) if rank == root else 0 for rank in range(self.size)]
         takes = [0] * self.size if wide is None else list(wide.counts)
         text = f"gather of {dtype_name(source)} to rank {root}"
@@ -230,6 +234,7 @@ class TorchCommunicator(TorchMessages):
         wide = None if input is None else Wide(self, "scatter", input, False)
         if wide is not None:
             self._check_own_parts("scatter", [wide], [target])
+            self._check_overlaps("scatter", [target], wide.tensors)
         takes = [count(target) if rank == root else 0 for rank in range(self.size)]
         sends = [0] * self.size if wide is None else list(wide.counts)
         text = f"scatter of {dtype_name(target)} from rank {root}"
@@ -242,6 +247,7 @@ class TorchCommunicator(TorchMessages):
             self._refuse("all_to_all", "input and output have different dtypes", TypeError)
         if to.counts[self.rank] != source.counts[self.rank]:
             self._refuse_parts("all_to_all", source.counts[self.rank], to.counts[self.rank])
+        self._check_overlaps("all_to_all", to.tensors, [] if output is input else source.tensors)
         text = f"all_to_all of {source.dtype}"
         return self._exchange(text, to, source, list(to.counts), list(source.counts), async_op)
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from unisono import variables
 from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import Communicator, Op, Work, dtype_name
+from unisono.comm.overlaps import overlap_complaint
 from unisono.comm.torch.check import Call, compare, packed, unpacked
 from unisono.comm.torch.faults import Faults
 from unisono.comm.torch.rows import cut, give_back, row_of
@@ -194,6 +195,17 @@ class TorchGroup(Communicator):
             if kind is not None:
                 self._refuse(what, why, kind)
         return many
+
+    def _check_overlaps(
+        self,
+        what: str,
+        outputs: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        coalesced: bool = False,
+    ) -> None:
+        why = overlap_complaint(what, outputs, inputs, self.rank, self.size, coalesced)
+        if why:
+            self._refuse(what, why)
 
     def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
         kind, why = reduction_complaint(op, tensors)

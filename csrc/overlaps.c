@@ -1,0 +1,407 @@
+/* Arguments whose tensors share memory: what works in place, and what is refused.
+ *
+ * A result must have a place of its own. What a call reads may share memory as it likes; what it
+ * writes may share memory with exactly one thing, the part of the input that it takes the place of.
+ * The table is in docs/collectives.md. Tensors that lie apart, as nearly all do, cost a comparison
+ * of where they begin and end.
+ */
+#include "tensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FEW = 16 };
+
+/* -- one tensor ------------------------------------------------------------------------------ */
+
+static size_t length_of(ptrdiff_t stride) { return (size_t)(stride < 0 ? -stride : stride); }
+
+/* Whether dimensions lie in each other like the units of a clock: then no two elements meet. The
+ * other way round nothing is certain. Sorts them. */
+static bool are_nested(struct un_dim *dim, int dims, size_t item_bytes) {
+    for (int i = 1; i < dims; i++)
+        for (int j = i; j && dim[j].stride_bytes < dim[j - 1].stride_bytes; j--) {
+            struct un_dim larger = dim[j - 1];
+            dim[j - 1] = dim[j];
+            dim[j] = larger;
+        }
+    size_t reach = item_bytes;
+    for (int d = 0; d < dims; d++) {
+        if ((size_t)dim[d].stride_bytes < reach) return false;
+        reach += (dim[d].length - 1) * (size_t)dim[d].stride_bytes;
+    }
+    return true;
+}
+
+extent extent_of(const char *data, const un_layout *layout, size_t bytes) {
+    extent e = {.first = data, .end = data};
+    if (layout)
+        for (int d = 0; d < layout->dims; d++) {
+            ptrdiff_t reach =
+                (ptrdiff_t)(layout->dim[d].length - 1) * layout->dim[d].stride_bytes;
+            *(reach < 0 ? &e.first : &e.end) += reach;
+        }
+    e.end += layout ? layout->item_bytes : bytes;
+    return e;
+}
+
+static size_t common_divisor(size_t a, size_t b) {
+    while (b) {
+        size_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* A map of the bytes from `first` on, a bit for each `unit`. */
+typedef struct map {
+    uint64_t *bits;
+    const char *first, *end;
+    size_t unit;
+} map;
+
+typedef enum purpose { MARK, FIND_TWINS, FIND_MARKED } purpose;
+
+/* Mark an element, or look whether it is marked. Whether the purpose is served. */
+static bool visit(const map *m, const char *element, size_t item_bytes, purpose purpose) {
+    bool marked = false;
+    for (const char *byte = element; byte < element + item_bytes; byte += m->unit) {
+        if (byte < m->first || byte >= m->end) continue;
+        size_t place = (size_t)(byte - m->first) / m->unit;
+        uint64_t bit = (uint64_t)1 << place % 64;
+        marked = marked || (m->bits[place / 64] & bit);
+        if (purpose != FIND_MARKED) m->bits[place / 64] |= bit;
+    }
+    return marked && purpose != MARK;
+}
+
+static bool visit_all(const map *m, const char *data, const un_layout *layout, int from_dim,
+                      purpose purpose) {
+    if (from_dim == layout->dims) return visit(m, data, layout->item_bytes, purpose);
+    const struct un_dim *dim = &layout->dim[from_dim];
+    for (size_t i = 0; i < dim->length; i++)
+        if (visit_all(m, data + (ptrdiff_t)i * dim->stride_bytes, layout, from_dim + 1, purpose))
+            return true;
+    return false;
+}
+
+static size_t unit_of(const un_layout *layout) {
+    size_t unit = layout->item_bytes;
+    for (int d = 0; d < layout->dims; d++)
+        unit = common_divisor(unit, length_of(layout->dim[d].stride_bytes));
+    return unit;
+}
+
+/* Whether elements of a and b, or of a alone, meet, found element by element. Without memory to
+ * find out they do. */
+static bool meet_exactly(const char *a, const un_layout *a_layout, const char *b,
+                         const un_layout *b_layout) {
+    extent range = extent_of(a, a_layout, 0);
+    size_t unit = unit_of(a_layout);
+    if (b) {
+        extent other = extent_of(b, b_layout, 0);
+        unit = common_divisor(common_divisor(unit, unit_of(b_layout)),
+                              length_of(other.first - range.first));
+        if (other.first > range.first) range.first = other.first;
+        if (other.end < range.end) range.end = other.end;
+    }
+    map m = {.first = range.first, .end = range.end, .unit = unit};
+    m.bits = calloc((size_t)(range.end - range.first) / unit / 64 + 1, sizeof *m.bits);
+    if (!m.bits) return true;
+    bool met = visit_all(&m, a, a_layout, 0, b ? MARK : FIND_TWINS);
+    if (b) met = visit_all(&m, b, b_layout, 0, FIND_MARKED);
+    free(m.bits);
+    return met;
+}
+
+static int positive_dims(struct un_dim *to, const un_layout *layout) {
+    for (int d = 0; d < layout->dims; d++)
+        to[d] = (struct un_dim){layout->dim[d].length,
+                                (ptrdiff_t)length_of(layout->dim[d].stride_bytes)};
+    return layout->dims;
+}
+
+bool overlaps_itself(const char *data, const un_layout *layout) {
+    struct un_dim dim[64];
+    if (are_nested(dim, positive_dims(dim, layout), layout->item_bytes)) return false;
+    for (int d = 0; d < layout->dims; d++)
+        if (!dim[d].stride_bytes) return true;
+    return meet_exactly(data, layout, NULL, NULL);
+}
+
+/* -- two tensors ----------------------------------------------------------------------------- */
+
+/* The layout of any tensor: one that lies in one piece has a single dimension. */
+typedef union plain_layout {
+    un_layout layout;
+    char room[sizeof(un_layout) + sizeof(struct un_dim)];
+} plain_layout;
+
+static const un_layout *layout_of(const tensor *t, plain_layout *plain) {
+    if (t->layout) return t->layout;
+    plain->layout.dims = 1;
+    plain->layout.item_bytes = t->item_bytes;
+    plain->layout.dim[0] = (struct un_dim){t->bytes / t->item_bytes, (ptrdiff_t)t->item_bytes};
+    return &plain->layout;
+}
+
+/* Whether two tensors lie in the same rows and columns, but not in the same ones: think of both as
+ * one tensor, with the way from one to the other as a further dimension. */
+static bool interleave(const un_layout *a, const un_layout *b, size_t distance) {
+    struct un_dim dim[64 + 64 + 1], other[64];
+    int dims = positive_dims(dim, a), others = positive_dims(other, b);
+    for (int i = 0; i < others; i++) {
+        int d = 0;
+        while (d < dims && dim[d].stride_bytes != other[i].stride_bytes) d++;
+        if (d == dims)
+            dim[dims++] = other[i];
+        else if (other[i].length > dim[d].length)
+            dim[d].length = other[i].length;
+    }
+    dim[dims++] = (struct un_dim){2, (ptrdiff_t)distance};
+    return are_nested(dim, dims, a->item_bytes > b->item_bytes ? a->item_bytes : b->item_bytes);
+}
+
+/* Of two tensors whose extents overlap, whether they share an element. */
+static bool share_memory(const tensor *a, const tensor *b) {
+    if (!a->layout && !b->layout) return true;
+    plain_layout plain_a, plain_b;
+    const un_layout *of_a = layout_of(a, &plain_a), *of_b = layout_of(b, &plain_b);
+    ptrdiff_t distance =
+        extent_of(b->data, of_b, 0).first - extent_of(a->data, of_a, 0).first;
+    if (distance && interleave(of_a, of_b, length_of(distance))) return false;
+    return meet_exactly(a->data, of_a, b->data, of_b);
+}
+
+/* Where item `item` of a view lies, how many follow it in a row, and how far apart. */
+static const char *locate(const un_view *view, size_t item, size_t item_bytes, size_t *left,
+                          ptrdiff_t *stride) {
+    if (!view->layout) {
+        *left = view->bytes / item_bytes - item;
+        *stride = (ptrdiff_t)item_bytes;
+        return view->data + item * item_bytes;
+    }
+    const un_layout *layout = view->layout;
+    const struct un_dim *inner = &layout->dim[layout->dims - 1];
+    size_t index = view->first_byte / item_bytes + item;
+    *left = inner->length - index % inner->length;
+    *stride = inner->stride_bytes;
+    const char *memory = view->data;
+    for (int d = layout->dims - 1; d >= 0; d--) {
+        memory += (ptrdiff_t)(index % layout->dim[d].length) * layout->dim[d].stride_bytes;
+        index /= layout->dim[d].length;
+    }
+    return memory;
+}
+
+/* Whether every element of one view is the same element of the other. */
+static bool are_the_same(const un_view *a, const un_view *b, size_t item_bytes) {
+    if (a->bytes != b->bytes) return false;
+    for (size_t item = 0; item < a->bytes / item_bytes;) {
+        size_t left, other_left;
+        ptrdiff_t stride, other_stride;
+        if (locate(a, item, item_bytes, &left, &stride) !=
+            locate(b, item, item_bytes, &other_left, &other_stride))
+            return false;
+        if (other_left < left) left = other_left;
+        item += stride == other_stride ? left : 1;
+    }
+    return true;
+}
+
+/* -- both sides of a call -------------------------------------------------------------------- */
+
+/* The view of a tensor in a part; NULL: none. */
+static const un_view *view_in(const side *s, size_t tensor, size_t part, bool one_a_part) {
+    if (!one_a_part) return &s->views[part * s->tensors + tensor];
+    return tensor == part ? &s->views[part] : NULL;
+}
+
+/* Whether an output takes the place of that part of the input which goes into it, or which was
+ * combined into it, and of nothing else. */
+static bool is_in_place(const sides *s, size_t output, size_t input) {
+    bool gives_parts = !s->coalesced && s->in->tensors > 1;
+    bool takes_parts = !s->coalesced && s->out->tensors > 1;
+    bool found = false;
+    if (s->coalesced && input != output) return false;
+    for (size_t part = 0; part < s->ranks; part++) {
+        if (!(s->wide_input && s->wide_output) && part != s->rank) continue;
+        const un_view *given =
+            view_in(s->in, input, s->wide_input ? part : 0, s->wide_input && gives_parts);
+        const un_view *taken =
+            view_in(s->out, output, s->wide_output ? part : 0, s->wide_output && takes_parts);
+        if (!given || !taken) continue;
+        if (!are_the_same(given, taken, s->in->tensor[input].item_bytes)) return false;
+        found = true;
+    }
+    const tensor *read = &s->in->tensor[input];
+    return found && !(read->layout && overlaps_itself(read->data, read->layout));
+}
+
+static const char *listed(const side *s, size_t tensor, char text[24]) {
+    text[0] = 0;
+    if (s->tensors > 1) PyOS_snprintf(text, 24, " %zu", tensor);
+    return text;
+}
+
+static int refuse_outputs(const sides *s, size_t one, size_t other) {
+    PyErr_Format(PyExc_ValueError,
+                 s->in_place
+                     ? "tensors %zu and %zu of the list share memory, and each would go into the "
+                       "other: pass a tensor once, or clones"
+                     : "outputs %zu and %zu share memory, and there is one result for each: pass "
+                       "clones",
+                 one < other ? one : other, one < other ? other : one);
+    return -1;
+}
+
+static int refuse_pair(const sides *s, size_t output, size_t input) {
+    char o[24], i[24];
+    PyErr_Format(PyExc_ValueError,
+                 "output%s and input%s share memory, and not as %s in place: pass a .clone() of "
+                 "the input",
+                 listed(s->out, output, o), listed(s->in, input, i),
+                 s->wide_input && s->wide_output ? "the same part of both" : "this rank's own part");
+    return -1;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+/* How two tensors of a list lie to each other: equal on all ranks, a broadcast has a meaning. */
+static uint64_t position_hash(const sides *s, size_t one, size_t other) {
+    size_t pair[2] = {one < other ? one : other, one < other ? other : one};
+    uint64_t hash = mix(pair[0], pair[1]);
+    hash = mix(hash, (uint64_t)(s->in->tensor[pair[1]].data - s->in->tensor[pair[0]].data));
+    for (int i = 0; i < 2; i++) {
+        const un_layout *layout = s->in->tensor[pair[i]].layout;
+        for (int d = 0; layout && d < layout->dims; d++)
+            hash = mix(mix(hash, layout->dim[d].length), (uint64_t)layout->dim[d].stride_bytes);
+    }
+    return hash;
+}
+
+static int check_pair(void *argument, const extent *a, const extent *b) {
+    sides *s = argument;
+    if (!a->written && !b->written) return 0;
+    const side *written = s->in_place ? s->in : s->out;
+    const tensor *one = &(a->written ? written : s->in)->tensor[a->tensor];
+    const tensor *other = &(b->written ? written : s->in)->tensor[b->tensor];
+    if (!share_memory(one, other)) return 0;
+    if (a->written && b->written) {
+        if (s->operation != UN_BROADCAST) return refuse_outputs(s, a->tensor, b->tensor);
+        s->position_hash += position_hash(s, a->tensor, b->tensor);
+        return 0;
+    }
+    size_t output = a->written ? a->tensor : b->tensor;
+    size_t input = a->written ? b->tensor : a->tensor;
+    return is_in_place(s, output, input) ? 0 : refuse_pair(s, output, input);
+}
+
+static int by_address(const void *a, const void *b) {
+    const char *x = ((const extent *)a)->first, *y = ((const extent *)b)->first;
+    return (x > y) - (x < y);
+}
+
+static void sort(extent *extents, size_t count) {
+    if (count > FEW) {
+        qsort(extents, count, sizeof *extents, by_address);
+        return;
+    }
+    for (size_t i = 1; i < count; i++) {
+        extent e = extents[i];
+        size_t j = i;
+        for (; j && extents[j - 1].first > e.first; j--) extents[j] = extents[j - 1];
+        extents[j] = e;
+    }
+}
+
+/* Whether they lie in order, one behind the other: often they do as they come. */
+static bool are_apart(const extent *extents, size_t count) {
+    for (size_t i = 1; i < count; i++)
+        if (extents[i].first < extents[i - 1].end) return false;
+    return true;
+}
+
+static size_t list_extents(extent *to, const side *s, bool written) {
+    size_t count = 0;
+    for (size_t i = 0; i < s->tensors; i++) {
+        const tensor *t = &s->tensor[i];
+        if (!t->bytes) continue;
+        to[count] = extent_of(t->data, t->layout, t->bytes);
+        to[count].tensor = i;
+        to[count++].written = written;
+    }
+    return count;
+}
+
+/* Sort the extents, and visit the pairs that overlap, until one visit fails. */
+static int walk_pairs(extent *extents, size_t count,
+                      int (*visit)(void *, const extent *, const extent *), void *argument) {
+    if (are_apart(extents, count)) return 0;
+    sort(extents, count);
+    if (are_apart(extents, count)) return 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = i + 1; j < count && extents[j].first < extents[i].end; j++)
+            if (visit(argument, &extents[i], &extents[j])) return -1;
+    return 0;
+}
+
+int check_overlaps(sides *s) {
+    size_t written = s->in_place ? s->in->tensors : s->out->tensors;
+    size_t tensors = s->in->tensors + (s->in_place ? 0 : written);
+    if (!written || tensors == 1) return 0;
+    extent few[FEW];
+    extent *extents = tensors <= FEW ? few : malloc(tensors * sizeof *extents);
+    if (!extents) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t count = list_extents(extents, s->in, s->in_place);
+    if (!s->in_place) count += list_extents(extents + count, s->out, true);
+    int failed = walk_pairs(extents, count, check_pair, s);
+    if (extents != few) free(extents);
+    return failed;
+}
+
+/* -- lists of several types, which the engine sees one type after the other ------------------- */
+
+typedef struct search {
+    const side *side;
+    size_t written;
+    size_t found[2];
+} search;
+
+static int find_pair(void *argument, const extent *a, const extent *b) {
+    search *s = argument;
+    size_t low = a->tensor < b->tensor ? a->tensor : b->tensor;
+    size_t high = a->tensor < b->tensor ? b->tensor : a->tensor;
+    const tensor *one = &s->side->tensor[low], *other = &s->side->tensor[high];
+    if (low >= s->written || one->dtype == other->dtype || !share_memory(one, other)) return 0;
+    s->found[0] = low;
+    s->found[1] = high;
+    return -1;
+}
+
+PyObject *module_which_overlap(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *tensors;
+    Py_ssize_t written;
+    if (!PyArg_ParseTuple(arguments, "On", &tensors, &written)) return NULL;
+    side s;
+    start_side(&s);
+    extent *extents = NULL;
+    search search = {.side = &s, .written = (size_t)written};
+    int found = 0;
+    if (read_list(&s, tensors))
+        PyErr_Clear(); /* the call itself will complain */
+    else if ((extents = malloc((s.tensors + 1) * sizeof *extents)))
+        found = walk_pairs(extents, list_extents(extents, &s, true), find_pair, &search);
+    free(extents);
+    free_side(&s);
+    if (!found) Py_RETURN_NONE;
+    return Py_BuildValue("nn", (Py_ssize_t)search.found[0], (Py_ssize_t)search.found[1]);
+}

@@ -1,0 +1,166 @@
+"""Arguments whose tensors share memory: what works in place, and what is refused.
+
+The rules are csrc/overlaps.c's, which the native make goes by; the table is in docs/collectives.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+_shares_memory: Any = np.shares_memory  # its stubs know two limits of the work only
+_WIDE_INPUT = ("reduce_scatter", "scatter", "all_to_all")
+_WIDE_OUTPUT = ("all_gather", "gather", "all_to_all")
+
+
+def overlaps_itself(tensor: Any) -> bool:
+    """Whether two elements of a tensor or array share memory."""
+    memory = _memory(tensor)
+    if memory.flags.c_contiguous:  # as an empty one is
+        return False
+    steps = [pair for pair in zip(memory.strides, memory.shape, strict=True) if pair[1] > 1]
+    reach = memory.itemsize
+    for stride, length in sorted((abs(stride), length) for stride, length in steps):
+        if stride == 0:
+            return True
+        if stride < reach:  # not nested as the units of a clock are: look at every element
+            places = np.sort(_addresses(memory))
+            return bool((np.diff(places) < memory.itemsize).any())
+        reach += (length - 1) * stride
+    return False
+
+
+def shared_pairs(tensors: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """The numbers of those tensors that share memory, two by two, the smaller one first."""
+    memories = [_memory(tensor) for tensor in tensors] if len(tensors) > 1 else []
+    known = sorted(
+        (*_extent(memory), number, memory) for number, memory in enumerate(memories) if memory.size
+    )
+    for place, (_, end, number, memory) in enumerate(known):
+        for begin, _, other_number, other in itertools.islice(known, place + 1, None):
+            if begin >= end:
+                break
+            if _share(memory, other):
+                yield min(number, other_number), max(number, other_number)
+
+
+def overlap_complaint(
+    what: str,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any] = (),
+    rank: int = 0,
+    size: int = 1,
+    coalesced: bool = False,
+) -> str:
+    """What is wrong with where the tensors of a call lie; nothing if nothing is. Without inputs the
+    outputs are both; either side is one tensor or one for each rank, and of a coalesced call many.
+    """
+    for one, other in shared_pairs([*outputs, *inputs]):
+        if one >= len(outputs):
+            continue  # what is only read may share memory
+        if other < len(outputs):
+            return (
+                f"outputs {one} and {other} share memory, and there is one result for each: pass "
+                "clones"
+                if inputs
+                else f"tensors {one} and {other} of the list share memory, and each would go into "
+                "the other: pass a tensor once, or clones"
+            )
+        output, input = one, other - len(outputs)
+        if (coalesced and output != input) or not _is_in_place(
+            _Side(outputs, output, what in _WIDE_OUTPUT, size, coalesced),
+            _Side(inputs, input, what in _WIDE_INPUT, size, coalesced),
+            range(size) if what == "all_to_all" else (rank,),
+        ):
+            own = "the same part of both" if what == "all_to_all" else "this rank's own part"
+            return (
+                f"output{f' {output}' if len(outputs) > 1 else ''} and "
+                f"input{f' {input}' if len(inputs) > 1 else ''} share memory, and not as {own} in "
+                "place: pass a .clone() of the input"
+            )
+    return ""
+
+
+def shared_positions(tensors: Sequence[Any]) -> str:
+    """How the tensors of a list share memory; nothing where they do not. What a broadcast writes
+    has a meaning where this is the same on all ranks."""
+    texts = []
+    for one, other in sorted(shared_pairs(tensors)):
+        first, second = _memory(tensors[one]), _memory(tensors[other])
+        distance = _extent(second)[0] - _extent(first)[0]
+        texts.append(f"{one}{first.strides} and {other}{second.strides} {distance} bytes apart")
+    return f", sharing memory: {', '.join(texts)}" if texts else ""
+
+
+class _Side:
+    """One tensor of one side of a call, and its parts."""
+
+    def __init__(
+        self, tensors: Sequence[Any], number: int, is_wide: bool, size: int, coalesced: bool
+    ) -> None:
+        self.memory = _memory(tensors[number])
+        self._addresses = _addresses(self.memory)
+        self._own = number if is_wide and not coalesced and len(tensors) > 1 else None
+        self._parts = size if is_wide and self._own is None else 1
+
+    def part(self, rank: int) -> Any:
+        """Where the elements of a rank's part lie; None: this tensor has no such part."""
+        if self._parts == 1:
+            return self._addresses if self._own in (None, rank) else None
+        return np.split(self._addresses, self._parts)[rank]
+
+
+def _is_in_place(output: _Side, input: _Side, parts: Sequence[int]) -> bool:
+    """Whether an output takes the place of that part of the input which goes into it, or which was
+    combined into it, and of nothing else."""
+    pairs = [(output.part(part), input.part(part)) for part in parts]
+    pairs = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+    is_same = bool(pairs) and all(np.array_equal(taken, given) for taken, given in pairs)
+    return is_same and not overlaps_itself(input.memory)
+
+
+def _memory(tensor: Any) -> Any:
+    """An array that lies where the tensor does; it is only looked at from outside."""
+    return np.asarray(_Lying(tensor) if hasattr(tensor, "data_ptr") else tensor)
+
+
+class _Lying:
+    """What NumPy must know of a torch tensor to make such an array, whatever its device."""
+
+    def __init__(self, tensor: Any) -> None:
+        item_bytes = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{item_bytes}",
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * item_bytes for step in tensor.stride()),
+        }
+
+
+def _extent(memory: Any) -> tuple[int, int]:
+    begin = memory.__array_interface__["data"][0]
+    reaches = [(n - 1) * step for n, step in zip(memory.shape, memory.strides, strict=True)]
+    below, above = (sum(one for one in reaches if (one < 0) is less) for less in (True, False))
+    return begin + below, begin + above + memory.itemsize
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Of two whose extents overlap, whether they share an element; yes, where that is too hard."""
+    if one.flags.c_contiguous and other.flags.c_contiguous:
+        return True
+    try:
+        return bool(_shares_memory(one, other, max_work=1_000_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _addresses(memory: Any) -> Any:
+    """Where each element lies, in order."""
+    places = np.full((), memory.__array_interface__["data"][0], np.int64)
+    for length, stride in zip(memory.shape, memory.strides, strict=True):
+        places = places[..., None] + np.arange(length, dtype=np.int64) * stride
+    return places.reshape(-1)

@@ -1,0 +1,64 @@
+"""Signals that wait until something is over which must not be left half done."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+class _Deferring:
+    """A handler in another one's place. The first signal waits; who insists, and sends a second,
+    is heard at once. Once it does not hold any more it is the other one."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+        self.holds = True
+        self.waiting: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if self.holds and self.waiting is None:
+            self.waiting = number, frame
+            return None
+        return self.handler(number, frame)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """In here a signal that has a handler in Python (Ctrl-C has) does not interrupt; its handler is
+    called at the end, and what that raises is raised there. Only the main thread is interrupted by
+    signals, so in others there is nothing to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    deferring: dict[signal.Signals, _Deferring] = {}
+    try:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                deferring[number] = _Deferring(handler)
+                signal.signal(number, deferring[number])
+        yield
+    finally:
+        for deferred in deferring.values():
+            deferred.holds = False
+        for number, deferred in deferring.items():
+            if signal.getsignal(number) is deferred:
+                signal.signal(number, deferred.handler)
+        _deliver(list(deferring.values()))
+
+
+def _deliver(deferring: list[_Deferring]) -> None:
+    """Call the handlers of what waited, all of them; raise what the first one raised."""
+    raised: BaseException | None = None
+    for deferred in deferring:
+        try:
+            if deferred.waiting is not None:
+                deferred.handler(*deferred.waiting)
+        except BaseException as error:
+            raised = raised or error
+    if raised is not None:
+        raise raised
