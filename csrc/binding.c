@@ -58,7 +58,7 @@ static PyObject *group_posted(PyObject *object, PyObject *arguments) {
                          (unsigned long long)p.bytes, (unsigned long long)p.hash);
 }
 
-/* waiting(rank): (waits, sends, peer, what) */
+/* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
 static PyObject *group_waiting(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(rank);
@@ -66,7 +66,21 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
     un_waiting w = {0};
     if (self->group && number >= 0 && number < self->ranks)
         w = un_group_waiting(self->group, (int)number);
-    return Py_BuildValue("iiiL", (int)w.waits, (int)w.sends, w.peer, (long long)w.what);
+    if (!w.waits) Py_RETURN_NONE;
+    return Py_BuildValue("iiiLKL", (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
+                         (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
+}
+
+/* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
+static PyObject *group_unmatched(PyObject *object, PyObject *source) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(source);
+    if (PyErr_Occurred()) return NULL;
+    int64_t tag = 0;
+    uint64_t count = 0;
+    if (self->group && number >= -1 && number < self->ranks)
+        count = un_group_unmatched(self->group, (int)number, &tag);
+    return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
 static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
@@ -163,6 +177,7 @@ static PyMethodDef group_methods[] = {
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
     {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
+    {"unmatched", group_unmatched, METH_O, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},

@@ -21,7 +21,8 @@ typedef struct Group {
     bool closing;
     bool keeps_sites; /* of blocking calls too */
     int64_t timeout_ns;
-    struct Pending *pending; /* works and messages under way */
+    struct Pending *pending; /* works and messages under way, */
+    struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
 } Group;
 
@@ -29,7 +30,8 @@ typedef struct Group {
 typedef struct Pending {
     PyObject_HEAD
     const struct kind *kind;
-    struct Pending *next;
+    struct Pending *previous, *next; /* of those that the group holds on to */
+    bool is_kept;                    /* it does */
     Group *group;
     PyObject *blamer; /* makes an exception of a status */
 } Pending;
@@ -74,6 +76,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 
 /* pending.c */
 void reap(Group *self);
+void reap_all(Group *self);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);

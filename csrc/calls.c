@@ -24,7 +24,7 @@ void close_now(Group *self) {
     PyThreadState *parked = PyEval_SaveThread();
     un_group_close(group);
     PyEval_RestoreThread(parked);
-    reap(self);
+    reap_all(self);
 }
 
 /* A call failed, and its caller is still here: let the peers' reports say where. */

@@ -2,39 +2,57 @@
  *
  * A rank that has waited for a message for a while notes down what it waits for. Whoever waits
  * then follows the notes from itself on. If they lead back, nobody in the circle can go on: a
- * note counts only while what it asks for is not there, and the same circle must be seen twice. A
- * rank that could go on with other messages meanwhile notes nothing.
+ * note counts only while its rank has read all that the peer wrote for it, it goes before the rank
+ * says that it has read what it asks for, and the same circle must be seen twice. A rank that could
+ * go on with other messages meanwhile is in no circle. After a failure the notes stay, for reports.
  */
-#include "internal.h"
+#include "messages.h"
 
-void note_waiting(un_group *g, const un_message *m) {
+enum { PEER_BITS = 16, SENDS = 1 << 16, STARTED = 1 << 17, ALONE = 1 << 18 };
+
+void forget_waiting(un_group *g) {
+    atomic_store(&control_of(g, g->rank)->waiting, 0);
+    g->noted = NULL;
+}
+
+void note_waiting(un_group *g, const un_message *m, bool alone) {
     control *mine = control_of(g, g->rank);
-    if (!m) {
-        if (atomic_load_explicit(&mine->waiting, memory_order_relaxed))
-            atomic_store(&mine->waiting, 0);
-        g->noted = NULL;
-        return;
-    }
-    if (g->noted == m) return;
+    uint64_t word = (uint64_t)(m->peer + 1) | (m->sends ? SENDS : 0) |
+                    (m->is_started ? STARTED : 0) | (alone ? ALONE : 0);
+    const un_match *other = m->sends ? NULL : oldest_from(&g->unmatched, m->peer);
+    uint64_t others = m->peer < 0 ? g->unmatched.count : g->traffic[m->peer].unmatched;
+    atomic_store(&mine->unmatched, other ? others : 0);
+    atomic_store(&mine->unmatched_tag, other ? (uint64_t)other->tag : 0);
+    if (g->noted == m && (uint32_t)atomic_load(&mine->waiting) == word) return;
     atomic_store(&mine->waiting, 0);
-    atomic_store(&mine->waiting_for, m->sends ? m->number : (uint64_t)m->tag);
-    atomic_store(&mine->waiting, (uint64_t)++g->notes << 32 | (uint64_t)m->sends << 31 |
-                                     (uint64_t)(m->peer + 1));
+    atomic_store(&mine->waiting_tag, (uint64_t)m->tag);
+    atomic_store(&mine->waiting, (uint64_t)++g->notes << 32 | word);
     g->noted = m;
 }
 
-un_waiting un_group_waiting(const un_group *g, int rank) {
+static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
     const control *c = control_of(g, rank);
-    uint64_t word = atomic_load(&c->waiting);
-    return (un_waiting){.waits = word != 0,
-                        .sends = word >> 31 & 1,
-                        .peer = (int)(word & 0x7fffffff) - 1,
-                        .what = (int64_t)atomic_load(&c->waiting_for)};
+    int peer = (int)(word & ((1 << PEER_BITS) - 1)) - 1;
+    if (!word || peer >= g->ranks) return (un_waiting){0};
+    return (un_waiting){.waits = true,
+                        .sends = word & SENDS,
+                        .is_started = word & STARTED,
+                        .alone = word & ALONE,
+                        .peer = peer,
+                        .tag = (int64_t)atomic_load(&c->waiting_tag),
+                        .unmatched = atomic_load(&c->unmatched),
+                        .unmatched_tag = (int64_t)atomic_load(&c->unmatched_tag)};
 }
 
+un_waiting un_group_waiting(const un_group *g, int rank) {
+    return read_waiting(g, rank, atomic_load(&control_of(g, rank)->waiting));
+}
+
+/* What a rank asks for is on its way as long as it has something to read. */
 static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
-    if (w->sends) return !message_answered(g, rank, w->peer, (uint64_t)w->what);
-    return !message_waits(g, w->peer, rank, w->what);
+    if (!w->waits || !w->alone || w->peer < 0) return false;
+    return w->sends ? !has_unread_replies(g, rank, w->peer)
+                    : !has_unread_messages(g, w->peer, rank);
 }
 
 /* Whether messages beside `m` are to come in, or to be announced, while we wait for it. Whoever
@@ -42,22 +60,21 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
 static bool expects_more(const un_group *g, const un_message *m) {
     bool more = false;
     for (const un_message *other = g->messages; other && !more; other = other->next)
-        more = other != m && (!other->sends || !other->number);
+        more = other != m && (!other->sends || other->phase == TO_ANNOUNCE);
     return more;
 }
 
 void find_deadlock(un_group *g, const un_message *m) {
     /* Where several threads wait, one of them may yet help another. */
-    bool alone = m->peer >= 0 && (!m->sends || m->number) && !m->moved && g->waiters == 1 &&
-                 !expects_more(g, m);
-    note_waiting(g, alone ? m : NULL);
+    bool alone = m->peer >= 0 && (m->phase == ANNOUNCED || m->phase == WANTED) &&
+                 g->waiters == 1 && !expects_more(g, m);
+    note_waiting(g, m, alone);
     uint64_t circle = 0;
     int rank = g->rank;
     for (int steps = 0; alone && steps < g->ranks; steps++) {
         uint64_t word = atomic_load(&control_of(g, rank)->waiting);
-        un_waiting w = un_group_waiting(g, rank);
-        if (!word || !w.waits || !still_blocked(g, rank, &w) ||
-            atomic_load(&control_of(g, rank)->waiting) != word)
+        un_waiting w = read_waiting(g, rank, word);
+        if (!still_blocked(g, rank, &w) || atomic_load(&control_of(g, rank)->waiting) != word)
             break;
         circle = circle * 31 + word;
         rank = w.peer;

@@ -21,7 +21,7 @@ static void free_group(un_group *g) {
     free(g->sources);
     free(g->post_pitch);
     free(g->peers);
-    free(g->counters);
+    free_traffic(g);
     free(g->tubes);
     free(g);
 }
@@ -40,9 +40,8 @@ static un_status open_place(const un_group *other, int descriptor, int rank, int
     g->post_pitch = calloc((size_t)ranks, sizeof *g->post_pitch);
     g->peers = calloc((size_t)ranks, sizeof *g->peers);
     un_status status = UN_SYSTEM;
-    g->counters = calloc((size_t)ranks, sizeof *g->counters);
     g->tubes = calloc((size_t)ranks, sizeof *g->tubes);
-    if (g->sources && g->post_pitch && g->peers && g->counters && g->tubes)
+    if (g->sources && g->post_pitch && g->peers && g->tubes && make_traffic(g))
         status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
@@ -119,12 +118,15 @@ un_status fail(un_group *g, un_status status, int rank) {
     return fail_from_abort(g);
 }
 
-static int culprit(uint64_t word) { return (int16_t)(word >> 8 & 0xffff); }
+static int culprit(const un_group *g, uint64_t word) {
+    int rank = (int16_t)(word >> 8 & 0xffff);
+    return rank < g->ranks ? rank : -1;
+}
 
 /* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
 static un_status status_of(const un_group *g, uint64_t word) {
     un_status status = (un_status)(word & 0xff);
-    return status == UN_INTERRUPTED && culprit(word) != g->rank ? UN_ABORTED : status;
+    return status == UN_INTERRUPTED && culprit(g, word) != g->rank ? UN_ABORTED : status;
 }
 
 un_status status_from_abort(const un_group *g) {
@@ -150,7 +152,7 @@ un_failure un_group_failure(un_group *g) {
     uint64_t word = atomic_load_explicit(&g->header->abort, memory_order_acquire);
     if (!word) return (un_failure){0};
     un_status status = fail_from_abort(g);
-    un_failure failure = {.status = status, .rank = culprit(word), .call = word >> 24};
+    un_failure failure = {.status = status, .rank = culprit(g, word), .call = word >> 24};
     if (status == UN_PEER_LOST) {
         failure.call = g->noticed - 1;
         failure.detail = ending_of_peer(g, failure.rank);

@@ -14,7 +14,7 @@
 #define POST_BYTES 1536 /* a post with what fits beside it */
 #define SLOTS 4         /* turns of a call that may be under way at once, see collectives.c */
 #define SLOT_BYTES (256 * 1024)
-#define ENTRIES 256             /* messages of a channel that may be announced at once */
+#define ENTRIES 256             /* messages of a channel that may be announced and not yet read */
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
 #define TUBE_BYTES (256 * 1024) /* of a program's data between two ranks that may be under way */
@@ -44,19 +44,29 @@ typedef struct post {
     char payload[POST_BYTES - 32];
 } post;
 
-/* A message on its way from one rank to another; see messages.c. */
+/* A message that its sender announces; see channels.c. `number` is written last, and says which
+ * message of the channel stands here. */
 typedef struct entry {
-    _Alignas(LINE_BYTES) flag_t answer; /* the receiver's line: its verdict, and bytes taken */
-    flag_t moved_out;
-    _Alignas(LINE_BYTES) _Atomic int64_t tag; /* the sender's: what it is, what it has passed on */
-    uint64_t bytes;
-    un_dtype dtype;
-    flag_t moved_in;
-    char payload[160];
+    _Alignas(LINE_BYTES) flag_t number;
+    flag_t handle; /* by which the sender finds the message when it is answered; 0: never */
+    flag_t tag;
+    flag_t bytes;
+    _Atomic un_dtype dtype;
+    char payload[160]; /* a message that fits */
 } entry;
 
+typedef struct reply { /* to one of them; `number` counts replies and is written last */
+    flag_t number;
+    flag_t word;
+} reply;
+
 typedef struct channel { /* from one rank to another; allocated at the first message */
-    entry entries[ENTRIES];
+    _Alignas(LINE_BYTES) flag_t written; /* the sender's line: bytes that it put into the ring, */
+    flag_t heard;                        /* replies that it read */
+    _Alignas(LINE_BYTES) flag_t read;    /* the receiver's: bytes that it took from the ring, */
+    flag_t taken;                        /* entries that it read */
+    _Alignas(LINE_BYTES) reply replies[ENTRIES]; /* the receiver's */
+    _Alignas(PAGE_BYTES) entry entries[ENTRIES];  /* the sender's, and the ring */
     char ring[RING_BYTES];
 } channel;
 
@@ -111,14 +121,16 @@ typedef struct control {
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
-    flag_t waiting_for;
+    flag_t waiting_tag;
+    flag_t unmatched; /* messages of that peer which are here and have another tag, */
+    flag_t unmatched_tag; /* and the tag of the oldest */
     _Alignas(LINE_BYTES) flag_t asked; /* a peer wants to know where we are: in which call of its */
     _Alignas(LINE_BYTES) note notes[UN_NOTES];
     _Alignas(LINE_BYTES) post posts[2];
     _Alignas(LINE_BYTES) identity identity;
     _Alignas(LINE_BYTES) record records[RECORDS];
     _Alignas(LINE_BYTES) site_text sites[SITES];
-    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then messages sent */
+    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then open channels */
 } control;
 
 typedef struct header {
@@ -129,6 +141,20 @@ typedef struct header {
     uint32_t cores;
     _Alignas(LINE_BYTES) flag_t abort; /* 0, or status, rank and call of the first fault */
 } header;
+
+/* Messages or receives by source and tag, those of the same in their order: see matching.c. */
+typedef struct match_bucket {
+    un_match *first, *last;
+} match_bucket;
+
+enum { FEW_BUCKETS = 8 };
+
+typedef struct match_table {
+    match_bucket *buckets; /* NULL: `few`, until there are more */
+    size_t size;           /* a power of two */
+    size_t count;
+    match_bucket few[FEW_BUCKETS];
+} match_table;
 
 struct un_group {
     char *base;
@@ -164,8 +190,13 @@ struct un_group {
     _Atomic uint32_t asleep;
     _Atomic uint32_t stopping;
     pthread_mutex_t message_lock; /* messages under way and all that follows: see messages.c */
-    un_message *messages;
-    struct counters *counters; /* one a rank */
+    un_message *messages;      /* all of them, the oldest first */
+    un_message *last_message;
+    struct traffic *traffic;   /* one a rank */
+    match_table wanted;        /* receives without a message, */
+    match_table unmatched;     /* and messages that no receive has asked for */
+    uint64_t matches;          /* how many of either there were so far */
+    uint32_t wanted_from_any;
     tube_ends *tubes;          /* one a rank: see programs.c */
     int64_t eager_bytes;
     _Atomic bool has_courier;
@@ -192,8 +223,8 @@ static inline post *post_of(const un_group *g, int rank, uint64_t call) {
     return &control_of(g, rank)->posts[call & 1];
 }
 
-/* How many messages `rank` has announced to each rank. */
-static inline flag_t *announced_by(const un_group *g, int rank) {
+/* Whether `rank` has opened its channel to each rank. */
+static inline flag_t *opened_by(const un_group *g, int rank) {
     return (flag_t *)(control_of(g, rank)->sizes + 4 * (size_t)g->ranks);
 }
 
@@ -276,7 +307,7 @@ un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
-un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank */
+un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank, once */
 un_status prepare_tube(un_group *g, int to);    /* likewise its tube */
 
 /* records.c */
@@ -291,20 +322,15 @@ bool is_asked(const un_group *g);
 void answer_where(un_group *g, const char *text);
 
 /* channels.c, courier.c */
-struct counters {       /* of messages exchanged with one rank */
-    uint64_t sent;      /* announced to it */
-    uint64_t taken;     /* taken from it, without a gap */
-    uint64_t visible;   /* announced by it, as of this round */
-    bool full;          /* our channel to it has no room, as of this round */
-    bool receiving;     /* a large one from it is under way */
-    bool channel_ready; /* our channel to it has memory */
-};
+bool make_traffic(un_group *g);
+void free_traffic(un_group *g);
 void stop_courier(un_group *g);
-bool message_answered(const un_group *g, int from, int to, uint64_t number);
-bool message_waits(const un_group *g, int from, int to, int64_t tag);
+bool has_unread_messages(const un_group *g, int from, int to);
+bool has_unread_replies(const un_group *g, int from, int to);
 
 /* deadlock.c: with the message lock */
-void note_waiting(un_group *g, const un_message *m);
+void note_waiting(un_group *g, const un_message *m, bool alone);
+void forget_waiting(un_group *g);
 void find_deadlock(un_group *g, const un_message *m);
 
 /* worker.c */

@@ -1,8 +1,8 @@
 /* Point to point: starting messages and waiting for them.
  *
- * All messages of a rank under way stand in one list. Whoever waits for one of them, or the
- * group's courier, a thread of its own, takes the list's lock and lets each make what progress it
- * can; then it sleeps on the rank's doorbell, which peers ring when they have changed something.
+ * Whoever waits for a message, or the group's courier, a thread of its own, takes the lock of all
+ * the rank's messages and lets each make what progress it can; then it sleeps on the rank's
+ * doorbell, which peers ring when they have changed something.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -17,16 +17,17 @@ enum {
 };
 
 static void begin(un_group *g, un_message *m) {
-    start_phases(m);
     m->source = m->peer;
-    m->next = NULL;
     m->record = open_record(g, signature_of(m->sends ? UN_SEND : UN_RECV, 0, m->peer, m->dtype),
                             m->stream.bytes, (uint64_t)m->tag, m->site, ARRIVED);
     atomic_store(&m->done, 0);
     pthread_mutex_lock(&g->message_lock);
-    un_message **link = &g->messages;
-    while (*link) link = &(*link)->next;
-    *link = m;
+    m->previous = g->last_message;
+    m->next = NULL;
+    *(g->last_message ? &g->last_message->next : &g->messages) = m;
+    g->last_message = m;
+    m->moved = 0;
+    if (!status_from_abort(g)) (m->sends ? start_sending : start_receiving)(g, m);
     progress(g);
     pthread_mutex_unlock(&g->message_lock);
 }
@@ -63,6 +64,7 @@ static bool send_copy(un_group *g, un_message *m) {
 
 un_status un_message_start(un_group *g, un_message *m) {
     if (group_is_inherited(g)) return refuse_inherited(m);
+    m->is_started = true;
     if (send_copy(g, m)) return UN_OK;
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
@@ -97,36 +99,39 @@ static bool last_look(un_group *g, const un_message *m) {
     return un_message_done(m);
 }
 
-static void await_change(const flag_t *word, uint64_t before) {
-    for (int spins = 0; spins < GLANCES && read_word(word) == before; spins++) relax_cpu();
+/* Progress, and what the message waits for afterwards. */
+static bool look(un_group *g, const un_message *m, awaited *next) {
+    pthread_mutex_lock(&g->message_lock);
+    bool moved = progress(g);
+    *next = un_message_done(m) ? (awaited){0} : awaited_word(g, m);
+    pthread_mutex_unlock(&g->message_lock);
+    return moved;
+}
+
+static void glance(const awaited *next) {
+    for (int spins = 0; spins < GLANCES && read_word(next->word) < next->target; spins++)
+        relax_cpu();
 }
 
 static void look_for_circle(un_group *g, const un_message *m) {
     pthread_mutex_lock(&g->message_lock);
-    find_deadlock(g, m);
-    pthread_mutex_unlock(&g->message_lock);
-}
-
-static void forget_waiting(un_group *g) {
-    pthread_mutex_lock(&g->message_lock);
-    note_waiting(g, NULL);
+    if (!un_message_done(m)) find_deadlock(g, m);
     pthread_mutex_unlock(&g->message_lock);
 }
 
 static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
     int64_t quiet_since = 0;
+    awaited next;
     for (int tries = 0; !un_message_done(m); tries++) {
-        const flag_t *word = awaited_word(g, m);
-        uint64_t before = word ? read_word(word) : 0;
-        if (look_for_progress(g) || un_message_done(m)) {
+        if (look(g, m, &next) || un_message_done(m)) {
             tries = -1;
             quiet_since = 0;
             continue;
         }
         if (!g->crowded && tries < GLANCES) {
-            if (word)
-                await_change(word, before);
+            if (next.word)
+                glance(&next);
             else
                 relax_cpu();
             continue;
@@ -171,7 +176,6 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     atomic_fetch_add_explicit(&g->waits, 1, memory_order_relaxed);
     un_status status = wait_in_line(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->waiters, 1);
-    if (start && status != UN_DEADLOCK) forget_waiting(g); /* a report reads the notes */
     if (status && status != UN_NOT_YET && m->site)
         un_group_tell(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;

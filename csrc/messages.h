@@ -6,13 +6,116 @@
 
 enum { SLICE_NS = 50 * 1000 * 1000 }; /* the longest sleep without a look around */
 
+enum phase {
+    TO_ANNOUNCE, /* a send that its channel has no room for yet */
+    ANNOUNCED,
+    WANTED,     /* a receive without a message */
+    TO_REPLY,   /* it has one, in match.next, but there is no room to reply */
+    TO_GRANT,   /* it has a large one, which waits for the ring */
+    MOVING,     /* a large message goes through the ring */
+};
+
+/* A message that came before its receive: what stood in its entry. */
+typedef struct arrival {
+    un_match match;
+    uint64_t handle;
+    uint64_t bytes;
+    un_dtype dtype;
+    char payload[];
+} arrival;
+
+typedef struct message_queue {
+    un_message *first, *last;
+} message_queue;
+
+/* Messages exchanged with one rank. All of it is ours alone: what a peer may have overwritten is
+ * compared with it. */
+struct traffic {
+    /* our channel to it */
+    bool channel_ready;     /* has memory */
+    uint64_t announced;     /* entries used, */
+    uint64_t taken;         /* and read by it as far as we know */
+    uint64_t heard;         /* replies that we read */
+    uint64_t written;       /* bytes of large messages before the one in the ring */
+    message_queue sends;    /* to be announced */
+    un_message *passed;     /* the one in the ring */
+    struct handle {
+        un_message *message; /* NULL: the handle is free */
+        uint32_t next_free;
+    } *handles; /* of those announced that are to be answered; from 1 on */
+    uint32_t handle_count, free_handle;
+    uint32_t unanswered; /* handles in use */
+
+    /* its channel to us */
+    bool open;
+    uint64_t entries_read;  /* that we read */
+    uint64_t replied;       /* replies that we wrote, */
+    uint64_t replies_heard; /* and it read as far as we know */
+    message_queue due;      /* receives whose message is here, but a reply has no room */
+    uint64_t read;          /* bytes of large messages before the one in the ring */
+    message_queue receives; /* that have a large message: the first one has the ring */
+    uint32_t wanted;        /* receives that wait for its messages alone */
+    uint32_t unmatched;     /* messages that came before their receives */
+};
+
+/* matching.c */
+void add_match(match_table *t, un_match *match);
+un_match *find_match(const match_table *t, int source, int64_t tag); /* the oldest, or NULL */
+un_match *take_match(match_table *t, int source, int64_t tag);       /* the same, taken out */
+un_match *oldest_from(const match_table *t, int source);             /* with any tag */
+void clear_matches(match_table *t, bool frees);
+
 /* channels.c */
-void start_phases(un_message *m);
+enum { PIECE_BYTES = RING_BYTES / 4 };
+enum { PAYLOAD_BYTES = sizeof((entry *)0)->payload };
+enum verdict { TAKEN, GRANTED }; /* of a reply, beside the handle */
+
+typedef struct awaited {
+    const flag_t *word; /* NULL: there is none */
+    uint64_t target;
+} awaited;
+
 bool progress(un_group *g); /* let every message go as far as it can; whether any moved */
+awaited awaited_word(const un_group *g, const un_message *m);
+void enqueue(message_queue *q, un_message *m);
+void dequeue(message_queue *q);
+void go_on(un_group *g, un_message *m, enum phase phase);
+void complete(un_group *g, un_message *m, un_status status);
+bool refuse_damage(un_group *g, int peer);
+bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word);
+void free_places(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
+                 bool left_some);
 void ring_bell(un_group *g, int rank);
+
+/* A peer that looks at its messages finds what we published by itself; the bell is for one that
+ * sleeps. We publish and then look whether it listens; it says that it listens and then looks at
+ * its messages once more. All four are sequentially consistent, so that one of us sees the other. */
+static inline void publish_to_peer(flag_t *flag, uint64_t value) {
+    atomic_store_explicit(flag, value, memory_order_seq_cst);
+}
+
+static inline uint64_t read_from_peer(const flag_t *flag) {
+    return atomic_load_explicit(flag, memory_order_seq_cst);
+}
+
+static inline size_t next_piece(const un_message *m) {
+    size_t left = m->stream.bytes - m->moved;
+    return left < PIECE_BYTES ? left : PIECE_BYTES;
+}
+
+/* send.c and receive.c: the steps of messages to and from one rank; whether any moved */
+void start_sending(un_group *g, un_message *m);
+bool announce(un_group *g, int peer);
+bool hear(un_group *g, int peer);
+bool pass_on(un_group *g, int peer);
 bool fits_entry(const un_message *m);
 bool is_eager(const un_group *g, const un_message *m);
-const flag_t *awaited_word(const un_group *g, const un_message *m); /* NULL: there is none */
+
+void start_receiving(un_group *g, un_message *m);
+bool take_entries(un_group *g, int source);
+bool deliver_what_is_due(un_group *g, int source);
+bool grant_next(un_group *g, int source);
+bool take_from_ring(un_group *g, int source);
 
 /* courier.c */
 bool look_for_progress(un_group *g); /* progress, with the lock */

@@ -2,18 +2,33 @@
  * to their tensors. To the program they are what unisono.comm.base calls a Work. */
 #include "binding.h"
 
-/* Let go of what is done. Called with the GIL, whenever the group is used. */
+enum { LOOKS = 16 }; /* at a time: with thousands under way, each use of the group costs the same */
+
+/* What is done is its owner's alone. Letting go of tensors may run anything. */
+static void let_go(Group *self, Pending *p) {
+    *(p->previous ? &p->previous->next : &self->pending) = p->next;
+    if (p->next) p->next->previous = p->previous;
+    if (self->next_look == p) self->next_look = p->next;
+    p->is_kept = false;
+    p->kind->release(p);
+    Py_DECREF((PyObject *)p);
+}
+
+/* Let go of some that are done. Called with the GIL, whenever the group is used. */
 void reap(Group *self) {
-    for (Pending **link = &self->pending; *link;) {
-        Pending *p = *link;
-        if (!p->kind->is_done(p)) {
-            link = &p->next;
-            continue;
-        }
-        *link = p->next;
-        p->kind->release(p);
-        Py_DECREF((PyObject *)p);
+    for (int looks = 0; looks < LOOKS && self->pending; looks++) {
+        Pending *p = self->next_look ? self->next_look : self->pending;
+        self->next_look = p->next;
+        if (p->kind->is_done(p)) let_go(self, p);
+        if (!self->next_look) return;
     }
+}
+
+/* The group is closed, and all are done. */
+void reap_all(Group *self) {
+    self->next_look = NULL;
+    do reap(self);
+    while (self->next_look);
 }
 
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer) {
@@ -31,7 +46,9 @@ PyObject *keep(Group *self, Pending *p) {
     p->group = self;
     Py_INCREF((PyObject *)p);
     p->next = self->pending;
+    if (p->next) p->next->previous = p;
     self->pending = p;
+    p->is_kept = true;
     return (PyObject *)p;
 }
 
@@ -65,6 +82,7 @@ static int wait_as_told(Pending *p, int64_t timeout_ns) {
         if (parked) PyEval_RestoreThread(parked);
         if (!--group->users && group->closing) close_now(group);
     }
+    if (p->is_kept && p->kind->is_done(p)) let_go(group, p);
     if (group->pending) reap(group);
     return PyErr_Occurred() ? -1 : status;
 }

@@ -172,10 +172,8 @@ un_status prepare_slice(un_group *g) {
 }
 
 un_status prepare_channel(un_group *g, int to) {
-    bool *ready = &g->counters[to].channel_ready;
     size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->base);
-    if (!*ready) *ready = allocate_if_room(g, offset, sizeof(channel));
-    return *ready ? UN_OK : UN_NO_MEMORY;
+    return allocate_if_room(g, offset, sizeof(channel)) ? UN_OK : UN_NO_MEMORY;
 }
 
 un_status prepare_tube(un_group *g, int to) {

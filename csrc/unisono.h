@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 4u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 5u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -33,6 +33,7 @@ typedef enum un_status {
     UN_UNFIT,       /* a message has another type or size than its receiver wants */
     UN_DEADLOCK,    /* ranks wait for each other's messages in a circle */
     UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
+    UN_DAMAGED,     /* a peer's words in the segment make no sense: something wrote over them */
 } un_status;
 
 typedef enum un_operation {
@@ -155,6 +156,14 @@ typedef struct un_work {
     struct un_work *next;
 } un_work;
 
+/* A place in a table of messages or receives that wait for each other. */
+typedef struct un_match {
+    struct un_match *next;
+    uint64_t number; /* the older, the lower */
+    int64_t tag;
+    int source; /* -1: anybody */
+} un_match;
+
 /* A message. The same rules as for a work. */
 typedef struct un_message {
     bool sends;
@@ -169,20 +178,27 @@ typedef struct un_message {
     uint64_t seen_bytes;
     un_dtype seen_dtype;
     _Atomic uint32_t done;
-    _Atomic int phase; /* the rest is the engine's */
+    int phase; /* the rest is the engine's */
     uint64_t record;
-    bool is_copy; /* of an eager send: nobody waits for it */
-    uint64_t number;
+    bool is_started; /* rather than run: its owner may do something else meanwhile */
+    bool is_copy;    /* of an eager send: nobody waits for it */
+    uint64_t handle; /* a receive's: by which its sender knows the message */
     size_t moved;
-    struct un_message *next;
+    un_match match;
+    struct un_message *previous, *next; /* of all */
+    struct un_message *behind;          /* in one of the queues of a channel */
 } un_message;
 
 /* What a rank waits for. */
 typedef struct un_waiting {
     bool waits;
     bool sends;
+    bool is_started; /* and could have been waited for later */
+    bool alone;      /* nothing else of the rank's is under way that others could wait for */
     int peer;
-    int64_t what; /* the number of a message sent, or the tag of one awaited */
+    int64_t tag;
+    uint64_t unmatched;    /* a receiver: messages of that peer with other tags which are here, */
+    int64_t unmatched_tag; /* and the tag of the oldest */
 } un_waiting;
 
 /* What a rank posted for a call, for reports. */
@@ -250,6 +266,10 @@ bool un_message_done(const un_message *message);
 void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
+
+/* How many messages of `source` (-1: anybody) are here that no receive has asked for, and the tag
+ * of the oldest. */
+uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
 
 /* End the group on every member, and let them read why. */
 void un_group_abort(un_group *group, const char *reason);

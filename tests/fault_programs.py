@@ -33,8 +33,8 @@ FAULTS = (*ENDINGS, "stop", "close", "interrupt", "differ", "skip")
 class Step:
     """Something that ranks of one group do. `root` and `peer` are ranks of the group.
 
-    A "message" goes from `root` to `peer`; in a "ring" everybody sends to the next one. `later`
-    is how many steps afterwards its work is waited for; 0: it blocks.
+    A "message" goes from `root` to `peer`; in a "ring" everybody sends to the next one; small
+    ones by the hundred. `later` is how many steps afterwards its work is waited for; 0: it blocks.
     """
 
     group: int

@@ -11,6 +11,9 @@ from expected import assert_same
 from fault_programs import Step
 from unisono.comm.base import Communicator, Work
 
+SMALL, FLOOD = 60, 600
+"""In a ring, messages of fewer elements come by so many."""
+
 
 class Part:
     """This rank's part in a step. Once begun, `works` are to be waited for; none: it is over."""
@@ -77,11 +80,12 @@ class Part:
     def _ring(self) -> list[Work | None]:
         group, count = self.group, self.step.count
         before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
-        output = self._expect(self._piece(before, count))
-        return [
-            group.isend(self._piece(group.rank, count), after, 9),
-            group.irecv(output, before, 9),
-        ]
+        # small ones by the hundred: more than may be announced at once
+        rows = FLOOD if count < SMALL else 1
+        output = self._expect(self._piece(before, rows * count).reshape(rows, count))
+        mine = self._piece(group.rank, rows * count).reshape(rows, count)
+        sends = [group.isend(mine[row], after, 9 + row) for row in range(rows)]
+        return [*(group.irecv(output[row], before, 9 + row) for row in range(rows)), *sends]
 
     def _collective(self) -> Work | None:
         group, step, count = self.group, self.step, self.step.count

@@ -128,17 +128,48 @@ def test_collectives_and_messages_do_not_disturb_each_other(comm: Communicator) 
 
 @pytest.mark.ranks(2)
 def test_more_messages_than_a_channel_has_room_for(comm: Communicator) -> None:
+    """Hundreds each way, again and again: every send hears that it was received."""
+    peer, count = 1 - comm.rank, 600
+    comm.timeout_s = 10.0
+    for _ in range(30):
+        sends = [comm.isend(torch.tensor([step]), peer, step) for step in range(count)]
+        outputs = torch.full((count, 1), -1)
+        receives = [comm.irecv(outputs[step], peer, step) for step in range(count)]
+        for work in [*receives, *sends]:
+            work.wait()
+        assert torch.equal(outputs[:, 0], torch.arange(count))
+
+
+@pytest.mark.ranks(2)
+def test_a_message_behind_thousands_that_nobody_wants_yet(comm: Communicator) -> None:
+    count = 3000
+    comm.timeout_s = 20.0
     if comm.rank == 0:
-        works = [comm.isend(torch.full((3,), float(step)), 1) for step in range(200)]
-        time.sleep(0.1)
-        for work in works:
+        sends = [comm.isend(torch.tensor([step]), 1, 1) for step in range(count)]
+        comm.send(torch.tensor([7]), 1, 2)
+        for work in sends:
             work.wait()
-    else:
-        tensors = [torch.zeros(3) for _ in range(200)]
-        works = [comm.irecv(tensor, 0) for tensor in tensors]
-        for work in reversed(works):
-            work.wait()
-        assert all(tensor.eq(step).all() for step, tensor in enumerate(tensors))
+        return
+    comm.recv(got := torch.tensor([0]), 0, 2)
+    assert got == 7
+    for step in range(count):
+        comm.recv(got, 0, 1)
+        assert got == step
+
+
+@pytest.mark.ranks(2)
+def test_receives_in_the_reverse_order_of_tags_are_as_quick(comm: Communicator) -> None:
+    peer, count = 1 - comm.rank, 3000
+    tensors = list(torch.arange(count).split(1))
+    comm.barrier()
+    start = time.monotonic()
+    works = [comm.isend(tensor, peer, tag) for tag, tensor in enumerate(tensors)]
+    outputs = list(torch.full((count,), -1).split(1))
+    works += [comm.irecv(outputs[tag], peer, tag) for tag in reversed(range(count))]
+    for work in works:
+        work.wait()
+    assert torch.equal(torch.cat(outputs), torch.arange(count))
+    assert time.monotonic() - start < 2.0  # 0.05 alone; each looking at all the others took 13
 
 
 @pytest.mark.ranks(2)
@@ -181,6 +212,48 @@ def test_receivers_that_wait_for_each_other_are_a_deadlock(comm: Communicator) -
     error = attempt(comm.recv, torch.zeros(2), 1 - comm.rank, 9)
     assert isinstance(error, DeadlockError), error
     assert "(tag 9)" in str(error)
+
+
+@pytest.mark.ranks(2)
+def test_a_deadlock_by_tags_that_differ_shows_both(comm: Communicator) -> None:
+    if comm.rank == 0:
+        error = attempt(comm.send, torch.zeros(2), 1, 7)
+    else:
+        error = attempt(comm.recv, torch.zeros(2), 0, 5)
+    assert isinstance(error, DeadlockError), error
+    assert "rank 0: send to rank 1 (tag 7)" in str(error)
+    assert "rank 1: recv from rank 0 (tag 5), but a message of rank 0 is here with tag 7" in str(
+        error
+    )
+    assert "the same tag" in str(error)
+    assert "isend" not in str(error)
+
+
+@pytest.mark.ranks(2)
+def test_who_uses_isend_is_not_told_to(comm: Communicator) -> None:
+    peer = 1 - comm.rank
+    sent = comm.isend(torch.zeros(2), peer, 7)
+    error = attempt(sent.wait)
+    assert isinstance(error, DeadlockError), error
+    assert "rank 0: send to rank 1 (tag 7)" in str(error)
+    assert "start the receives before you wait" in str(error)
+    assert "use isend" not in str(error)
+
+
+@pytest.mark.ranks(2)
+def test_receivers_with_the_wrong_tag_see_what_is_there(comm: Communicator) -> None:
+    """Both have sent by isend, and wait for tags that nobody sends."""
+    peer = 1 - comm.rank
+    sent = [comm.isend(torch.zeros(2), peer, tag) for tag in (7, 8)]
+    error = attempt(comm.recv, torch.zeros(2), peer, 5)
+    assert isinstance(error, DeadlockError), error
+    for rank in range(2):
+        assert (
+            f"rank {rank}: recv from rank {1 - rank} (tag 5), but 2 messages of rank {1 - rank} "
+            "are here with other tags, the oldest with tag 7" in str(error)
+        )
+    assert "isend" not in str(error)
+    assert all(isinstance(attempt(work.wait), DeadlockError) for work in sent)
 
 
 @pytest.mark.ranks(2)
@@ -246,6 +319,33 @@ def test_a_message_that_is_never_matched(comm: Communicator) -> None:
         assert time.monotonic() - start < 1.0
     else:
         time.sleep(1.0)
+
+
+@pytest.mark.ranks(3)
+def test_a_timeout_by_tags_that_differ_shows_both(comm: Communicator) -> None:
+    """Rank 2 is yet to send, so that there is no circle."""
+    comm.timeout_s = 0.5 if comm.rank == 0 else 20.0
+    tensor = torch.zeros(2)
+    if comm.rank == 0:
+        sent = [comm.isend(tensor, 1, 7)]
+        error = attempt(comm.recv, torch.zeros(2), 1, 3)
+        assert "recv from rank 1 (tag 3) on group world was not matched by its deadline" in str(
+            error
+        )
+        assert "a message of rank 1 is here with tag 4" in str(error)
+        assert "rank 1 waits in recv from rank any (tag 5), but a message is here with tag 7" in (
+            str(error)
+        )
+        assert all(attempt(work.wait) is not None for work in sent)
+    elif comm.rank == 1:
+        sent = [comm.isend(tensor, 0, 4)]
+        error = attempt(comm.recv, torch.zeros(2), None, 5)
+        told = "rank 0 waited in vain for a message in group world: recv from rank 1 (tag 3), but "
+        assert str(error).startswith(told + "a message of rank 1 is here with tag 4"), error
+        assert all(attempt(work.wait) is not None for work in sent)
+    else:
+        error = attempt(comm.recv, torch.zeros(2), 0, 0)
+    assert isinstance(error, CollectiveTimeout), error
 
 
 @pytest.mark.ranks(2)

@@ -154,6 +154,9 @@ def word(number: int) -> bytes:
         b"x" + word(4) + b"load" + word(0),  # an attribute of torch, but no dtype
         b"a" + word(1) + b"O" + word(0) + bytes(8),
         b"a" + word(3) + b"i4," + word(0) + bytes(8),
+        b"a" + word(4) + b"i4,(" + word(0) + bytes(8),  # NumPy parses it, as Python
+        b"n" + word(4) + b"f4,)" + word(0) + bytes(8),
+        b"a" + word(2) + b"i3" + word(0) + bytes(8),
         b"l" + word(1) + (b"l" + word(1)) * 5000 + b"N",
     ],
     ids=lambda raw: repr(raw[:12]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -191,3 +193,68 @@ def coalesce(comm: Communicator, kinds: list[tuple[torch.dtype, int]], op: str, 
     comm.all_reduce(tensors, op)
     for tensor, one in zip(tensors, given, strict=True):
         assert_same(tensor, reduced(one, op))
+
+
+@dataclass(frozen=True)
+class Mail:
+    """Messages of one rank to another: `repeats` times one with each tag, which has its count."""
+
+    source: int
+    target: int
+    counts: dict[int, int]
+    repeats: int
+    from_anybody: bool
+
+
+@st.composite
+def mails(draw: st.DrawFn) -> list[Mail]:
+    """Some mail; no two senders use one tag."""
+    all_mail = []
+    for place in range(draw(st.integers(1, 5))):
+        repeats = draw(st.sampled_from([1, 1, 2, 400]))
+        sizes = [0, 1, 20, 21] if repeats > 2 else [0, 1, 20, 21, 9000, 40_000]
+        counts = draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=4))
+        by_tag = {10 * place + number: count for number, count in enumerate(counts)}
+        source, target = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+        all_mail.append(Mail(source, target, by_tag, repeats, draw(st.booleans())))
+    return all_mail
+
+
+@settings(relaxed, max_examples=25)
+@given(all_mail=mails(), rounds=st.integers(1, 3), seed=seeds)
+def test_any_mail_arrives(pool: RankPool, all_mail: list[Mail], rounds: int, seed: int) -> None:
+    pool.run(exchange_mail, 3, all_mail, rounds, seed)
+
+
+def exchange_mail(comm: Communicator, all_mail: list[Mail], rounds: int, seed: int) -> None:
+    """All is sent at once, asked for in any order of tags, and waited for in any order."""
+    chance = random.Random(seed + comm.rank)
+    for _ in range(rounds):
+        works = [
+            comm.isend(_content(tag, repeat, count), mail.target, tag)
+            for mail in all_mail
+            if mail.source == comm.rank
+            for repeat in range(mail.repeats)
+            for tag, count in mail.counts.items()
+        ]
+        wanted = [
+            (mail, tag)
+            for mail in all_mail
+            if mail.target == comm.rank
+            for tag in [*mail.counts] * mail.repeats
+        ]
+        received: Counter[int] = Counter()
+        checks = []
+        for mail, tag in chance.sample(wanted, len(wanted)):
+            count = mail.counts[tag]
+            output = torch.full((count,), -1)
+            works.append(comm.irecv(output, None if mail.from_anybody else mail.source, tag))
+            checks.append((output, _content(tag, received[tag], count)))
+            received[tag] += 1
+        for work in chance.sample(works, len(works)):
+            work.wait()
+        assert all(torch.equal(output, expected) for output, expected in checks)
+
+
+def _content(tag: int, repeat: int, count: int) -> torch.Tensor:
+    return torch.arange(count) + 1_000_000 * tag + 1000 * repeat

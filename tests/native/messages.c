@@ -130,24 +130,77 @@ static void take_from_anybody(place *p) {
     for (int i = 0; i < EACH; i++) await_letter(&letters[i], p->group);
 }
 
-/* More messages than a channel announces at once. */
-static void flood(place *p) {
-    enum { MANY = 600 };
+/* Many letters to the right and from the left, each with its tag and size, all at once. The
+ * receives are started in the order of `first`, `first` + `step` and so on, which meets all. */
+enum { MANY = 600 };
+
+static void flood_once(place *p, int64_t (*tag)(int), size_t (*items)(int), int first, int step) {
     letter *out = calloc(MANY, sizeof *out), *in = calloc(MANY, sizeof *in);
     for (int i = 0; i < MANY; i++) {
-        prepare_letter(&out[i], true, p->rank, right_of(p), i % 7, (size_t)(i % 30), CONTIGUOUS);
+        prepare_letter(&out[i], true, p->rank, right_of(p), tag(i), items(i), CONTIGUOUS);
         start_letter(&out[i], p->group);
     }
-    for (int i = 0; i < MANY; i++) {
-        prepare_letter(&in[i], false, p->rank, left_of(p), i % 7, (size_t)(i % 30), CONTIGUOUS);
+    for (int n = 0; n < MANY; n++) {
+        int i = (first + n * step) % MANY;
+        prepare_letter(&in[i], false, p->rank, left_of(p), tag(i), items(i), CONTIGUOUS);
         start_letter(&in[i], p->group);
     }
-    for (int i = MANY - 1; i >= 0; i--) {
-        await_letter(&in[i], p->group);
-        await_letter(&out[i], p->group);
-    }
+    for (int i = 0; i < MANY; i++) await_letter(&in[i], p->group);
+    for (int i = 0; i < MANY; i++) await_letter(&out[i], p->group);
     free(out);
     free(in);
+}
+
+static int64_t few_tags(int i) { return i % 7; }
+static int64_t own_tag(int i) { return i; }
+static size_t up_to_240_bytes(int i) { return (size_t)(i % 30); }
+static size_t eight_bytes(int i) { return i >= 0; }
+static size_t some_large(int i) { return i % 50 ? 1 : 3000; }
+
+/* More messages than a channel announces at once. */
+static void flood(place *p) { flood_once(p, few_tags, up_to_240_bytes, 0, 1); }
+
+/* The same again and again: no answer is lost, however the ranks drift apart. */
+static void flood_for_long(place *p) {
+    for (int round = 0; round < 40; round++) flood_once(p, own_tag, eight_bytes, 0, 1);
+}
+
+/* The last one is wanted first, and then in any order. */
+static void reach_behind_a_flood(place *p) {
+    flood_once(p, own_tag, some_large, MANY - 1, MANY - 1);
+    flood_once(p, own_tag, some_large, 317, 7);
+}
+
+/* Messages that nobody wants, many more than are kept unasked, before the one that is wanted. */
+static void reach_behind_the_unwanted(place *p) {
+    enum { UNWANTED = 3000 };
+    letter *out = calloc(UNWANTED, sizeof *out);
+    for (int i = 0; i < UNWANTED; i++) {
+        prepare_letter(&out[i], true, p->rank, right_of(p), 1, 1, CONTIGUOUS);
+        out[i].number = (uint64_t)i;
+        write_letter(&out[i], p->rank);
+        start_letter(&out[i], p->group);
+    }
+    letter wanted, got;
+    prepare_letter(&wanted, true, p->rank, right_of(p), 2, 1000, CONTIGUOUS);
+    prepare_letter(&got, false, p->rank, left_of(p), 2, 1000, CONTIGUOUS);
+    start_letter(&wanted, p->group);
+    start_letter(&got, p->group);
+    await_letter(&got, p->group);
+    await_letter(&wanted, p->group);
+    int64_t tag;
+    EXPECT_EQUAL(un_group_unmatched(p->group, left_of(p), &tag), UNWANTED);
+    EXPECT_EQUAL(tag, 1);
+    for (int i = 0; i < UNWANTED; i++) {
+        letter in;
+        prepare_letter(&in, false, p->rank, i % 2 ? -1 : left_of(p), 1, 1, CONTIGUOUS);
+        in.number = (uint64_t)i;
+        EXPECT_EQUAL(un_message_run(p->group, &in.message, &forever), UN_OK);
+        finish_letter(&in);
+    }
+    for (int i = 0; i < UNWANTED; i++) await_letter(&out[i], p->group);
+    EXPECT_EQUAL(un_group_unmatched(p->group, -1, &tag), 0);
+    free(out);
 }
 
 /* Small messages may be let go before anybody takes them. */
@@ -197,8 +250,9 @@ static void talk_at_once(place *p) {
 
 void test_messages(void) {
     static void (*const bodies[])(place *) = {send_around, send_and_wait, send_and_drop,
-                                              take_from_anybody, flood, send_eagerly,
-                                              talk_at_once};
+                                              take_from_anybody, flood, flood_for_long,
+                                              reach_behind_a_flood, reach_behind_the_unwanted,
+                                              send_eagerly, talk_at_once};
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         run_ranks(1, 2, bodies[i], NULL);
         run_ranks(2, 4, bodies[i], NULL);

@@ -89,6 +89,7 @@ static const struct {
     {"works", test_works},
     {"messages", test_messages},
     {"messages that end badly", test_message_endings},
+    {"damaged messages", test_damage},
     {"calls that end badly", test_endings},
     {"processes", test_processes},
 };

@@ -120,6 +120,7 @@ void test_programs(void);
 void test_works(void);
 void test_messages(void);
 void test_message_endings(void);
+void test_damage(void);
 void test_endings(void);
 void test_processes(void);
 

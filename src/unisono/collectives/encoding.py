@@ -19,6 +19,7 @@ their gradients' history.
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ from unisono.collectives.raw import as_bytes
 _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
+_NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSU][0-9]{1,10}")
 _DEEPEST = 200
 """How deep structures may be nested; one that contains itself is deeper."""
 
@@ -189,6 +191,21 @@ _WRITERS: dict[type, Callable[..., None]] = {
 # -- reading -------------------------------------------------------------------------------------
 
 
+def torch_dtype(name: object) -> torch.dtype:
+    """The dtype that a peer calls by this name. Raises ValueError if torch has no such."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {str(name)[:80]!r}")
+    return dtype
+
+
+def _numpy_dtype(name: str) -> numpy.dtype[Any]:
+    """NumPy would parse more than names, and as Python: "i4,(" is a SyntaxError there."""
+    if not _NUMPY_DTYPE.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} is no dtype of plain elements")
+    return numpy.dtype(name)
+
+
 class _Reader:
     """A place in the bytes. Whatever a length says is compared with what is left first."""
 
@@ -250,15 +267,7 @@ class _Reader:
         shape = [self.length() for _ in range(self.count())]
         if len(shape) > 64 or any(length >= 2**63 for length in shape):
             raise ValueError(f"no tensor has the shape {shape[:65]}")
-        dtype: Any
-        if tag == b"x":
-            dtype = getattr(torch, name, None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"torch has no dtype {name!r}")
-        else:
-            dtype = numpy.dtype(name)
-            if dtype.kind not in "biufcSU" or dtype.fields is not None:
-                raise ValueError(f"{name!r} is no dtype of plain elements")
+        dtype: Any = torch_dtype(name) if tag == b"x" else _numpy_dtype(name)
         count = 1
         for length in shape:
             count *= length

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from unisono.collectives import ragged
-from unisono.collectives.encoding import decode, encode
+from unisono.collectives.encoding import decode, encode, torch_dtype
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.raw import as_bytes
 from unisono.collectives.reductions import reduction
@@ -208,7 +208,7 @@ def _padded(count: int) -> int:
 
 
 def _bytes_of(dtype: str, shape: list[int]) -> int:
-    count: int = getattr(torch, dtype).itemsize
+    count = torch_dtype(dtype).itemsize
     for length in shape:
         count *= length
     return count
@@ -231,7 +231,7 @@ def _cut(row: torch.Tensor, shapes: list[Any], arrays: list[bool]) -> list[Any]:
     at = 0
     for (dtype, shape), is_array in zip(shapes, arrays, strict=True):
         count = _bytes_of(dtype, shape)
-        leaf = row[at : at + count].view(getattr(torch, dtype)).view(shape).clone()
+        leaf = row[at : at + count].view(torch_dtype(dtype)).view(shape).clone()
         leaves.append(leaf.numpy() if is_array else leaf)
         at += _padded(count)
     return leaves

@@ -11,6 +11,7 @@ from unisono.comm import reports
 from unisono.comm.base import REDUCTIONS, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.comm.failures import describe_failure, whereabouts
+from unisono.comm.message_reports import describe_message, timeout_details
 from unisono.comm.rendezvous import Place
 from unisono.errors import (
     CollectiveTimeout,
@@ -40,8 +41,7 @@ class Blame:
         """The exception for a message whose status is not OK. `about` is whether it sends, its
         tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
         sends, tensor, peer, tag = about
-        what = f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'}"
-        doing = f"{what} (tag {tag})"
+        doing = describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
             return CollectiveTimeout(
                 f"{doing} on group {self._name} is still under way",
@@ -66,8 +66,10 @@ class Blame:
                 f"{doing} on group {self._name} was not matched by its deadline of "
                 f"{self._place.group.timeout_ns / 1e9:g} s"
             )
+            details = timeout_details(self._place.group, sends, peer)
             if peer >= 0:
-                text += "\n" + whereabouts(self._place, peer, ABOUT_MESSAGES)
+                details.append(whereabouts(self._place, peer, ABOUT_MESSAGES))
+            text = "\n".join([text, *details])
             self.cause = CollectiveTimeout(
                 text,
                 missing=[peer] if peer >= 0 else [],

@@ -42,6 +42,7 @@ class Status(IntEnum):
     UNFIT = 13
     DEADLOCK = 14
     PEER_LOST = 15
+    DAMAGED = 16
     ASK_AGAIN = 100
 
 
@@ -80,6 +81,19 @@ class Posted(Protocol):
     """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
 
     def __getitem__(self, index: int) -> int: ...
+
+
+class Waiting(NamedTuple):
+    """A message that a rank waits for. `is_started` says that it could have been waited for later
+    (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
+    with `unmatched_tag`."""
+
+    sends: int
+    is_started: int
+    peer: int
+    tag: int
+    unmatched: int
+    unmatched_tag: int
 
 
 class Blamer(Protocol):
@@ -127,7 +141,8 @@ class Group(Protocol):
     def isend(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
     def irecv(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
-    def waiting(self, rank: int) -> tuple[int, int, int, int]: ...
+    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
+    def unmatched(self, source: int) -> tuple[int, int]: ...
     def set_eager(self, size_bytes: int) -> None: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from unisono.comm import reports
+from unisono.comm import message_reports, reports
 from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
 from unisono.comm.rendezvous import Place
 from unisono.errors import (
@@ -33,6 +33,9 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
         return _mismatch(place, name, call)
     if status == Status.TIMEOUT and call == 0:
         text = f"rank {culprit} waited in vain for a message in group {name}"
+        waiting = message_reports.read_waiting(group, culprit)
+        if waiting is not None:
+            text += f": {message_reports.describe_waiting(waiting)}"
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
         return _timeout(place, name, call)
@@ -53,19 +56,26 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
-        circle = reports.deadlock_circle(group, culprit)
+        circle = message_reports.deadlock_circle(group, culprit)
         sites = _sites(group, circle, ABOUT_MESSAGES)
-        text = reports.deadlock_report(group, name, circle, sites)
+        text = message_reports.deadlock_report(group, name, circle, sites)
         return DeadlockError(text, rank=rank, group=name, cycle=circle)
-    reason = group.told(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
+    if status == Status.DAMAGED:
+        reason = "something in its process has written over it"
+        text = (
+            f"what rank {culprit} has in the shared memory of group {name} makes no sense: "
+            f"{reason}. The group is over; start its processes anew."
+        )
+        return GroupAborted(text, rank=rank, group=name, peer=culprit, reason=reason)
+    told = group.told(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     return GroupAborted(
-        f"{text}: {reason}" if reason else text,
+        f"{text}: {told}" if told else text,
         rank=rank,
         group=name,
         call=call,
         peer=culprit,
-        reason=reason or "",
+        reason=told or "",
     )
 
 

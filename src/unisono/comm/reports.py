@@ -128,39 +128,6 @@ def timeout_report(
     return "\n".join([f"{waited} because {who}", *whereabouts])
 
 
-def deadlock_circle(group: Group, first: int) -> list[int]:
-    """The ranks that wait for each other, from `first` on."""
-    circle: list[int] = []
-    rank = first
-    while rank not in circle:
-        circle.append(rank)
-        waits, _, peer, _ = group.waiting(rank)
-        if not waits:
-            break
-        rank = peer
-    return circle
-
-
-def deadlock_report(
-    group: Group, name: str, circle: Sequence[int], sites: Sequence[str | None]
-) -> str:
-    """The text of a `DeadlockError`."""
-    lines = []
-    for rank, site in zip(circle, sites, strict=True):
-        waits, sends, peer, what = group.waiting(rank)
-        doing = f"send to rank {peer}" if sends else f"recv from rank {peer} (tag {what})"
-        at = f" at {site}" if site else ""
-        lines.append(f"  rank {rank}: {doing if waits else 'went on'}{at}")
-    verdict = " -> ".join(map(str, [*circle, circle[0]]))
-    return "\n".join(
-        [
-            f"deadlock in group {name}: ranks {verdict} wait for each other",
-            *lines,
-            "A send waits until it is received: let one side receive first, or use isend.",
-        ]
-    )
-
-
 def ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
     if not detail & ENDING_KNOWN:

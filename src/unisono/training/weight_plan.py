@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from unisono.collectives.encoding import torch_dtype
 from unisono.comm.base import dtype_name
 from unisono.errors import WeightMismatch
 from unisono.training.weight_shards import Box, Held, Lengths, tied
@@ -280,7 +281,7 @@ def _compare(
             texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
             differences.append((name, one.dtype, f"engines differ: {texts}"))
         dtype = next(iter(dtypes.values()), one.dtype)
-        tensors[name] = Tensor(getattr(torch, dtype), one.whole, one.first)
+        tensors[name] = Tensor(torch_dtype(dtype), one.whole, one.first)
     for rank, engine in engines.items():
         for name, entry in (engine.weights or {}).items():
             if name not in trainer:
@@ -294,7 +295,7 @@ def _misfit(one: _Whole, entry: Entry, trainer: Mapping[str, _Whole], convert: b
     if entry.whole != one.whole:
         return _text(entry.dtype, entry.whole)
     if entry.dtype != one.dtype:
-        floats = all(getattr(torch, name).is_floating_point for name in (one.dtype, entry.dtype))
+        floats = all(torch_dtype(name).is_floating_point for name in (one.dtype, entry.dtype))
         if not convert or not floats:
             remedy = " (convert=True on the sender converts)" if floats else ""
             return _text(entry.dtype, entry.whole) + remedy

@@ -1,0 +1,183 @@
+/* Receiving: reading what was announced, giving each receive its message, and replying. */
+#include <stdlib.h>
+
+#include "messages.h"
+
+enum { KEPT = 1024 }; /* messages that came too early, of one rank, while nobody asks for others */
+
+static bool has_room_for_reply(un_group *g, int source) {
+    struct traffic *t = &g->traffic[source];
+    return has_room(g, source, t->replied, &t->replies_heard,
+                    &channel_of(g, source, g->rank)->heard);
+}
+
+/* There must be room. */
+static void write_reply(un_group *g, int source, uint64_t handle, enum verdict verdict) {
+    struct traffic *t = &g->traffic[source];
+    reply *r = &channel_of(g, source, g->rank)->replies[t->replied % ENTRIES];
+    write_word(&r->word, handle << 1 | verdict);
+    publish_to_peer(&r->number, ++t->replied);
+    ring_bell(g, source);
+}
+
+/* The next large message has the ring to itself. */
+bool grant_next(un_group *g, int source) {
+    struct traffic *t = &g->traffic[source];
+    un_message *m = t->receives.first;
+    if (!m || m->phase == MOVING || !has_room_for_reply(g, source)) return false;
+    m->phase = MOVING;
+    write_reply(g, source, m->handle, GRANTED);
+    return true;
+}
+
+/* A receive has its message. True: it is over, and its sender waits for an answer. */
+static bool deliver(un_group *g, un_message *m, const arrival *a, const char *payload) {
+    int source = a->match.source;
+    bool small = a->bytes <= PAYLOAD_BYTES;
+    m->source = source;
+    m->seen_bytes = a->bytes;
+    m->seen_dtype = a->dtype;
+    m->handle = a->handle;
+    record_start(g, m->record);
+    go_on(g, m, TO_GRANT);
+    if (a->bytes != m->stream.bytes || a->dtype != m->dtype) {
+        abort_group(g, UN_UNFIT, source, 0);
+        complete(g, m, UN_UNFIT);
+    } else if (small) {
+        stream_write(&m->stream, 0, payload, a->bytes, false);
+        complete(g, m, UN_OK);
+        return a->handle != 0;
+    } else {
+        enqueue(&g->traffic[source].receives, m);
+    }
+    return false;
+}
+
+/* Receives whose messages lie here, but whose senders could not be told so. */
+bool deliver_what_is_due(un_group *g, int source) {
+    struct traffic *t = &g->traffic[source];
+    bool moved = false;
+    for (un_message *m; (m = t->due.first) && has_room_for_reply(g, source); moved = true) {
+        arrival *a = (arrival *)m->match.next;
+        dequeue(&t->due);
+        if (deliver(g, m, a, a->payload)) write_reply(g, source, a->handle, TAKEN);
+        free(a);
+    }
+    return moved;
+}
+
+static un_message *message_of(un_match *match) {
+    return (un_message *)(void *)((char *)match - offsetof(un_message, match));
+}
+
+/* The receive that this message is for, which has it from now on: the one that asked first. */
+static un_message *take_receive(un_group *g, int source, int64_t tag) {
+    struct traffic *t = &g->traffic[source];
+    un_match *own = t->wanted ? find_match(&g->wanted, source, tag) : NULL;
+    un_match *any = g->wanted_from_any ? find_match(&g->wanted, -1, tag) : NULL;
+    if (!own && !any) return NULL;
+    bool first_is_any = any && (!own || any->number < own->number);
+    *(first_is_any ? &g->wanted_from_any : &t->wanted) -= 1;
+    return message_of(take_match(&g->wanted, first_is_any ? -1 : source, tag));
+}
+
+/* Keep a message that nobody has asked for. False: it must wait where it is, so that a sender whose
+ * messages nobody wants does not fill our memory; who looks for another one must see past it. */
+static bool keep(un_group *g, const arrival *seen, const char *payload) {
+    struct traffic *t = &g->traffic[seen->match.source];
+    if (t->unmatched >= KEPT && !t->wanted && !g->wanted_from_any) return false;
+    size_t bytes = seen->bytes <= PAYLOAD_BYTES ? seen->bytes : 0;
+    arrival *kept = malloc(sizeof *kept + bytes);
+    if (!kept) return false;
+    memcpy(kept, seen, sizeof *kept);
+    memcpy(kept->payload, payload, bytes);
+    kept->match.number = ++g->matches;
+    add_match(&g->unmatched, &kept->match);
+    t->unmatched++;
+    return true;
+}
+
+static bool take_entry(un_group *g, int source, const entry *e) {
+    arrival seen = {.match = {.tag = (int64_t)read_word(&e->tag), .source = source},
+                    .handle = read_word(&e->handle),
+                    .bytes = read_word(&e->bytes),
+                    .dtype = atomic_load_explicit(&e->dtype, memory_order_relaxed)};
+    if (!has_room_for_reply(g, source)) return false;
+    un_message *m = take_receive(g, source, seen.match.tag);
+    if (!m) return keep(g, &seen, e->payload);
+    if (deliver(g, m, &seen, e->payload)) write_reply(g, source, seen.handle, TAKEN);
+    return true;
+}
+
+bool take_entries(un_group *g, int source) {
+    struct traffic *t = &g->traffic[source];
+    channel *c = channel_of(g, source, g->rank);
+    uint64_t before = t->entries_read;
+    bool left_some = false;
+    for (;; t->entries_read++) {
+        const entry *e = &c->entries[t->entries_read % ENTRIES];
+        if (read_from_peer(&e->number) != t->entries_read + 1) break;
+        left_some = !take_entry(g, source, e);
+        if (left_some) break;
+    }
+    if (t->entries_read == before) return false;
+    free_places(g, source, &c->taken, before, t->entries_read, left_some);
+    return true;
+}
+
+bool take_from_ring(un_group *g, int source) {
+    struct traffic *t = &g->traffic[source];
+    channel *c = channel_of(g, source, g->rank);
+    un_message *m = t->receives.first;
+    bool moved = false;
+    if (!m || m->phase != MOVING) return false;
+    for (; m->moved < m->stream.bytes; moved = true) {
+        uint64_t there = read_from_peer(&c->written) - (t->read + m->moved);
+        size_t at = m->moved % RING_BYTES, piece = next_piece(m);
+        if (!there) return moved;
+        if (there > RING_BYTES) return refuse_damage(g, source);
+        if (piece > there) piece = there;
+        if (piece > RING_BYTES - at) piece = RING_BYTES - at;
+        stream_write(&m->stream, m->moved, c->ring + at, piece, false);
+        m->moved += piece;
+        publish_to_peer(&c->read, t->read + m->moved);
+        ring_bell(g, source);
+    }
+    t->read += m->stream.bytes;
+    dequeue(&t->receives);
+    complete(g, m, UN_OK);
+    grant_next(g, source);
+    return true;
+}
+
+/* The oldest message with this tag that came before its receive. */
+static arrival *take_arrival(un_group *g, int source, int64_t tag) {
+    if (source < 0) {
+        const un_match *oldest = NULL;
+        for (int rank = 0; g->unmatched.count && rank < g->ranks; rank++) {
+            const un_match *found = find_match(&g->unmatched, rank, tag);
+            if (found && (!oldest || found->number < oldest->number)) oldest = found;
+        }
+        if (!oldest) return NULL;
+        source = oldest->source;
+    }
+    arrival *a = (arrival *)take_match(&g->unmatched, source, tag);
+    if (a) g->traffic[source].unmatched--;
+    return a;
+}
+
+void start_receiving(un_group *g, un_message *m) {
+    arrival *a = take_arrival(g, m->peer, m->tag);
+    if (!a) {
+        m->phase = WANTED;
+        m->match = (un_match){.number = ++g->matches, .tag = m->tag, .source = m->peer};
+        add_match(&g->wanted, &m->match);
+        *(m->peer < 0 ? &g->wanted_from_any : &g->traffic[m->peer].wanted) += 1;
+        return;
+    }
+    m->phase = TO_REPLY;
+    m->source = a->match.source;
+    m->match.next = &a->match;
+    enqueue(&g->traffic[m->source].due, m);
+    deliver_what_is_due(g, m->source);
+}
