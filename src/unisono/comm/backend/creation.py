@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.backend.process_group import NAME, UnisonoProcessGroup
+from unisono.comm.backend.recorder import group_over
 from unisono.comm.base import Communicator
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import StoreExchange
@@ -25,7 +26,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     over that one."""
     _check_torch()
     if isinstance(made, Communicator):
-        return UnisonoProcessGroup(made, options.store)
+        return group_over(made, options.store)
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
@@ -42,7 +43,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             timeout_s=timeout_s,
             join_timeout_s=timeout_s,
         )
-    return UnisonoProcessGroup(comm, options.store)
+    return group_over(comm, options.store)
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:

@@ -108,6 +108,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._completer = CollectiveCompleter(comm.name)
         self._message_completer = MessageCompleter(comm)
+        self.stand_in: Any = None  # recorder.py
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -142,6 +143,12 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
         """There is one backend, this one."""
         return self
+
+    get_backend = _get_backend  # since 2.15
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """FSDP2 asks: its buffers are best allocated by torch."""
+        return False
 
     def __repr__(self) -> str:
         return f"<UnisonoProcessGroup over {self.comm!r}>"
@@ -200,6 +207,13 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
+
+    @short_forms(GatherOptions, as_given, as_given)
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        """On the root, one tensor for all; elsewhere torch gives an empty one."""
+        root = opts.rootRank
+        wide = output if root == self.comm.rank else None
+        return self._run(self.comm.gather, opts, [output], wide, input, root)
 
     @short_forms(ScatterOptions, listed, nested)
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
@@ -262,6 +276,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
 
     # -- point to point --------------------------------------------------------------------------
 
@@ -302,6 +317,9 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self.comm.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """More time for the next calls, where a backend knows such a thing; ours does not."""
 
     def _set_sequence_number_for_group(self) -> None:
         """The engine numbers calls by itself."""
