@@ -96,11 +96,13 @@ class NativeCommunicator(Communicator):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = 300.0,
         word: str = "",
+        check: Callable[[], None] = lambda: None,
     ) -> NativeCommunicator:
         """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
-        what the others shall know of this rank: `words` has everybody's."""
+        what the others shall know of this rank: `words` has everybody's. `check` is called while
+        they are awaited, and raises when they will not come."""
         with Lobby() as lobby:
-            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word)
+            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word, check)
             place = lobby.meet_by(exchange, side)
             return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
@@ -161,9 +163,13 @@ class NativeCommunicator(Communicator):
 
     @property
     def errored(self) -> GroupError | None:
+        return self.ending("no call")
+
+    def ending(self, doing: str) -> GroupError | None:
+        """How the group ended, or None; `doing` is what this rank was about."""
         if self._lobby is None:
             return self._blame.closed()
-        return self._blame.failure("no call") if self._group.failure()[0] else None
+        return self._blame.failure(doing) if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
