@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
+    TRUNCATED_AVG,
     Communicator,
     Op,
     PremulSum,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
 _PREMUL_SUM = len(REDUCTIONS)
+_REDUCTION_NUMBERS[TRUNCATED_AVG] = _PREMUL_SUM + 1
 # Looking a member up in its enumeration takes longer than a global.
 _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
@@ -427,7 +429,7 @@ class NativeCommunicator(Communicator):
                 operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
             )
         if type(tensors) in _LISTS:
-            name = (*REDUCTIONS, "premul_sum")[number]
+            name = op if isinstance(op, str) else "premul_sum"
             for dtype in map(name_of_dtype, _dtypes(tensors)):
                 if not has_meaning(name, dtype):
                     self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)
