@@ -38,13 +38,13 @@ test-watched: .venv/.stamp ## run the tests and examples watched; fails if the w
 	$(WATCHED) UNISONO_BACKEND=gloo .venv/bin/python -m pytest -m slow tests/test_examples.py
 
 # Everything that stands on torch. An environment of its own: build/torch-2.15.
-ON_TORCH = tests/test_backend*.py tests/test_process_groups.py tests/test_torch_gated.py \
-	tests/test_ddp.py tests/test_sharding.py tests/test_makes.py tests/test_start.py \
-	tests/test_launch.py tests/test_run.py tests/test_watch.py tests/test_doctor.py \
-	tests/test_weights.py tests/test_weight_faults.py
+ON_TORCH = tests/test_backend*.py tests/test_process_groups.py tests/test_new_group_faults.py \
+	tests/test_torch_gated.py tests/test_ddp.py tests/test_sharding.py tests/test_makes.py \
+	tests/test_start.py tests/test_launch.py tests/test_run.py tests/test_watch.py \
+	tests/test_doctor.py tests/test_weights.py tests/test_weight_faults.py
 TORCH_HOME = build/torch-$(TORCH)
 
-test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another torch: TORCH=2.11, TORCH=newest
+test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another one: TORCH=2.11, newest
 	$(TORCH_HOME)/bin/python -m pytest $(ON_TORCH)
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md

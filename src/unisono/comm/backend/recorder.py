@@ -46,6 +46,13 @@ _CALLS = (
     "recv",
     "recv_anysource",
 )
+_OLD_NAMES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+)
 _ProcessGroup: Any = dist.ProcessGroup
 _Backend: Any = _distributed_c10d.Backend
 
@@ -77,20 +84,17 @@ class StandIn(_Backend):  # type: ignore[misc]
     def __init__(self, group: UnisonoProcessGroup) -> None:
         super().__init__(group.comm.rank, group.comm.size)
         self._group = weakref.ref(group)
-        self._works = threading.local()
+        self.last = threading.local()
+        """`work`: what came of this thread's last call."""
 
     def getBackendName(self) -> str:
         return NAME
 
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """What the dispatcher asks for. torch counts a call as over when it is given a work, and
-        would show only `wait` of ours to the program: so it gets another one."""
-        self._works.last = getattr(UnisonoProcessGroup, name)(self._group(), *given)
+        """What the dispatcher asks for. torch counts a call as over once it has a work, and of one
+        of ours would show only `wait` to the program: it gets another."""
+        self.last.work = getattr(UnisonoProcessGroup, name)(self._group(), *given)
         return dist.Work()
-
-    def last_work(self) -> Any:
-        """Of this thread's last call: what the group gave back."""
-        return self._works.__dict__.pop("last", None)
 
 
 def _handed_back(name: str) -> Callable[..., Any]:
@@ -104,18 +108,21 @@ def _recorded(name: str) -> Callable[..., Any]:
     base = getattr(_ProcessGroup, name)
 
     def call(self: RecordedProcessGroup, *given: Any, **named: Any) -> Any:
+        last = self.stand_in.last
+        last.work = None
         base(self, *given, **named)
-        return self.stand_in.last_work()
+        return last.work
 
     # pybind11 knows by the name of the calling code that a class asks for what it overrides.
-    return types.FunctionType(
-        call.__code__.replace(co_name=name), call.__globals__, name, None, call.__closure__
-    )
+    code = call.__code__.replace(co_name=name)
+    return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
 
 
 for _name in _CALLS:
     if hasattr(_ProcessGroup, _name) and hasattr(_Backend, _name):
         setattr(StandIn, _name, _handed_back(_name))
         setattr(RecordedProcessGroup, _name, _recorded(_name))
+for _name in _OLD_NAMES:  # torch's own: it asks for them, too, and they come to the new ones
+    setattr(RecordedProcessGroup, _name, getattr(_ProcessGroup, _name, None))
 never_compiled(RecordedProcessGroup)
 never_compiled(StandIn)
