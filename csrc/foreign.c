@@ -42,7 +42,7 @@ static un_reduction reduction_of(PyObject *options) {
     Py_hash_t number = found ? PyObject_Hash(found) : -1;
     Py_XDECREF(found);
     PyErr_Clear();
-    return number > 0 && number < UN_REDUCTIONS ? (un_reduction)number : UN_SUM;
+    return number > 0 && number <= UN_PREMUL_SUM ? (un_reduction)number : UN_SUM;
 }
 
 static int root_of(PyObject *options) {

@@ -159,7 +159,7 @@ static void begin_slice(exchange *x, size_t slice) {
 
 static void end_slice(exchange *x, size_t slice) {
     span s = slice_of(x, slice);
-    if (x->call->reduction == UN_AVG)
+    if (un_averages(x->call->reduction))
         combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset, NULL,
                 s.bytes, x->g->ranks);
 }
@@ -216,7 +216,7 @@ static void align_tubes(un_group *g) {
 un_status plan_program(exchange *x) {
     const un_call *call = x->call;
     const un_program *p = call->program;
-    bool adds = call->reduction == UN_AVG || call->reduction == UN_PREMUL_SUM;
+    bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
     if (adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;
     x->slices = slices_for(x);

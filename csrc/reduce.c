@@ -61,6 +61,21 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 #define LESSER_FLOAT(a, b) (((b) < (a)) | ((b) != (b)) ? (b) : (a))
 #define GREATER_FLOAT(a, b) (((b) > (a)) | ((b) != (b)) ? (b) : (a))
 
+/* A sum of integers wraps around in its own type before it is divided: C would have widened it.
+ * The divisor may not fit that type. */
+#define OVER_RANKS_U8(x) ((uint8_t)(x) / sources)
+#define OVER_RANKS_U16(x) ((uint16_t)(x) / sources)
+#define OVER_RANKS_I8(x) ((int8_t)(x) / sources)
+#define OVER_RANKS_I16(x) ((int16_t)(x) / sources)
+#define OVER_RANKS_I32(x) ((int32_t)(x) / sources)
+#define OVER_RANKS_I64(x) ((int64_t)(x) / sources)
+#define OVER_FACTOR_U8(x) ((uint8_t)(x) / (int)factor)
+#define OVER_FACTOR_U16(x) ((uint16_t)(x) / (int)factor)
+#define OVER_FACTOR_I8(x) ((int8_t)(x) / (int)factor)
+#define OVER_FACTOR_I16(x) ((int16_t)(x) / (int)factor)
+#define OVER_FACTOR_I32(x) ((int32_t)(x) / (int)factor)
+#define OVER_FACTOR_I64(x) ((int64_t)(x) / (int)factor)
+
 /* Signed integers add, multiply and combine bits as unsigned ones do: both wrap around. */
 #define INTEGER_KERNELS(B)                                                                        \
     KERNEL(sum_u##B, uint##B##_t, uint##B##_t, SAME, ADD, SAME)                                   \
@@ -76,6 +91,16 @@ INTEGER_KERNELS(8)
 INTEGER_KERNELS(16)
 INTEGER_KERNELS(32)
 INTEGER_KERNELS(64)
+
+#define AVERAGE_KERNELS(B, UNSIGNED, SIGNED, UNSIGNED_QUOTIENT, SIGNED_QUOTIENT)                  \
+    KERNEL(avg_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED)                               \
+    KERNEL(avg_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED)                                 \
+    KERNEL(divide_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED_QUOTIENT)                   \
+    KERNEL(divide_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED_QUOTIENT)
+AVERAGE_KERNELS(8, OVER_RANKS_U8, OVER_RANKS_I8, OVER_FACTOR_U8, OVER_FACTOR_I8)
+AVERAGE_KERNELS(16, OVER_RANKS_U16, OVER_RANKS_I16, OVER_FACTOR_U16, OVER_FACTOR_I16)
+AVERAGE_KERNELS(32, DIVIDED, OVER_RANKS_I32, QUOTIENT, OVER_FACTOR_I32)
+AVERAGE_KERNELS(64, DIVIDED, OVER_RANKS_I64, QUOTIENT, OVER_FACTOR_I64)
 
 /* A whole factor scales integers; it goes through int64, so that a negative one wraps right. */
 #define SCALED_INTEGER(x) (1u * (x) * whole)
@@ -184,14 +209,16 @@ COMPLEX_PRODUCT(product_c128, double)
 #define INTEGER_ROW(SIGN, B)                                                                      \
     {[UN_SUM] = sum_u##B,  [UN_PRODUCT] = product_u##B, [UN_MIN] = min_##SIGN##B,                 \
      [UN_MAX] = max_##SIGN##B, [UN_BAND] = band_u##B,   [UN_BOR] = bor_u##B,                      \
-     [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B}
+     [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B,                                        \
+     [UN_TRUNCATED_AVG] = avg_##SIGN##B, [DIVISION] = divide_##SIGN##B}
 #define FLOAT_ROW(KIND)                                                                           \
     {[UN_SUM] = sum_##KIND, [UN_AVG] = avg_##KIND, [UN_PRODUCT] = product_##KIND,                 \
      [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND,               \
-     [DIVISION] = divide_##KIND}
+     [UN_TRUNCATED_AVG] = avg_##KIND, [DIVISION] = divide_##KIND}
 #define COMPLEX_ROW(KIND, PART)                                                                   \
     {[UN_SUM] = sum_##PART, [UN_AVG] = avg_##PART, [UN_PRODUCT] = product_##KIND,                 \
-     [UN_PREMUL_SUM] = premul_##PART, [DIVISION] = divide_##PART}
+     [UN_PREMUL_SUM] = premul_##PART, [UN_TRUNCATED_AVG] = avg_##PART,                            \
+     [DIVISION] = divide_##PART}
 
 const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_I8] = INTEGER_ROW(i, 8),

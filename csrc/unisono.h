@@ -60,11 +60,15 @@ typedef enum un_reduction {
     UN_BOR,
     UN_BXOR,
     UN_PREMUL_SUM, /* the sum of un_call.factor times each contribution */
+    UN_TRUNCATED_AVG, /* as UN_AVG, and of integers, too: their sum divided, towards zero */
     UN_REDUCTIONS,
 } un_reduction;
 
 static inline bool un_reduces(un_operation operation) {
     return operation == UN_ALL_REDUCE || operation == UN_REDUCE || operation == UN_REDUCE_SCATTER;
+}
+static inline bool un_averages(un_reduction reduction) {
+    return reduction == UN_AVG || reduction == UN_TRUNCATED_AVG;
 }
 static inline bool un_is_rooted(un_operation operation) {
     return operation == UN_REDUCE || operation == UN_BROADCAST || operation == UN_GATHER ||

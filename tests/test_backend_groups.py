@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-from torch_names import all_gather_single, since_2_13
+from torch_names import all_gather_single, since_2_13, since_2_15
+from unisono.comm.backend import creation
 from unisono.errors import GroupAborted, GroupClosed
 
 RANKS = [1, 2, 3]
@@ -218,3 +221,32 @@ def test_a_world_of_one_from_a_store_in_memory() -> None:
             dist.barrier()
         finally:
             dist.destroy_process_group()
+
+
+def test_a_torch_that_nobody_tried_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    creation._warn_if_untried.cache_clear()
+    with pytest.warns(UserWarning, match=r"torch 2\.99\.0 is newer than any") as caught:
+        make_two_worlds_of_one()
+    assert len(caught) == 1
+    creation._warn_if_untried.cache_clear()
+
+
+def make_two_worlds_of_one() -> None:
+    for _ in range(2):
+        dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+
+
+@since_2_15
+@pytest.mark.ranks([2, 3])
+def test_what_torch_2_15_asks_of_a_group(process_group: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.get_backend_impl() is process_group
+    c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))
+    dist.set_timeout(timedelta(seconds=30))
+    assert process_group.comm.timeout_s == 30
+    gathered = torch.zeros(size, 3) if rank == 1 else None
+    dist.gather_single(torch.full((3,), float(rank)), gathered, dst=1)
+    if gathered is not None:
+        assert gathered.tolist() == [[float(member)] * 3 for member in range(size)]

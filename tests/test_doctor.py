@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from programs import plain_environment
 from unisono.cli import main
+from unisono.comm.backend import versions
 from unisono.comm.native import NativeCommunicator
 from unisono.doctor import machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
@@ -109,8 +110,28 @@ def test_time_that_cores_have_worked() -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert software.torch_version("2.9.1") < software.OLDEST_TORCH
-    assert software.torch_version("2.13.0+cpu") > software.OLDEST_TORCH
+    assert versions.is_too_old("2.9.1")
+    assert not versions.is_too_old("2.13.0+cpu")
+    assert not versions.is_untried("2.15.3+cu132")
+    assert versions.is_untried("2.16.0a0+git1234")
+    assert versions.is_untried("3.0.0")
+
+
+def test_the_pinned_torch_was_tried() -> None:
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert not versions.is_too_old(pinned[1])
+    assert not versions.is_untried(pinned[1])
+
+
+def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    found = by_topic(software.findings())["torch"]
+    assert found.level is Level.WARN
+    assert "torch 2.99.0" in found.text
+    assert f"up to {versions.written(versions.NEWEST_TRIED_TORCH)}" in found.text
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -129,9 +150,11 @@ def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
     folder = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     headers = "".join(path.read_text() for path in folder.glob("*.hpp"))
     ours = [one for one in variables.TORCH if one.name.startswith(("TORCH_NCCL", "TORCH_FR"))]
+    elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read in a source file, not in a header
+    if versions.torch_version(torch.__version__) >= (2, 15):
+        elsewhere.add("TORCH_NCCL_AVOID_RECORD_STREAMS")  # no more
     for one in ours:
-        # this one is read in a source file, not in a header
-        assert one.name in headers or one.name == "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        assert one.name in headers or one.name in elsewhere
     for one in variables.TORCH:
         assert not one.renamed or f'"{one.name}"' in headers
 

@@ -1,6 +1,7 @@
-"""What torch 2.13 renamed, under its new names on every torch, and a mark for what it added."""
+"""What torch 2.13 renamed, under its new names on every torch, and marks for what is new."""
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
@@ -24,3 +25,6 @@ functional_all_gather_coalesced = _renamed(
 functional_reduce_scatter_coalesced = _renamed(
     "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"
 )
+
+_HAS_HOOKS = hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
+since_2_15 = pytest.mark.skipif(not _HAS_HOOKS, reason="torch 2.15 brought it")

@@ -51,7 +51,7 @@ number choose_number(int type, un_reduction reduction, int ranks, uint64_t rando
         if (reduction == UN_PRODUCT) return (number){.re = within(random, 0, 1) ? 2 : (uint64_t)-1};
         break;
     }
-    uint64_t scale = reduction == UN_AVG ? (uint64_t)ranks : 1;
+    uint64_t scale = un_averages(reduction) ? (uint64_t)ranks : 1;
     number n = {.re = scale * within(random, -15, 15)};
     if (types[type].family == COMPLEX) n.im = scale * within(random >> 32, -15, 15);
     return n;
@@ -75,11 +75,20 @@ static number combine(int type, un_reduction reduction, number a, number b) {
     }
 }
 
+/* A sum of integers has wrapped around by then, and loses its fraction: -7 / 2 is -3. */
+static number divided(int type, number sum, int ranks) {
+    unsigned unused = 64 - types[type].bits;
+    if (types[type].family == UNSIGNED)
+        return (number){.re = (sum.re << unused >> unused) / (uint64_t)ranks};
+    if (types[type].family == SIGNED)
+        return (number){.re = (uint64_t)(((int64_t)(sum.re << unused) >> unused) / ranks)};
+    return (number){(uint64_t)((int64_t)sum.re / ranks), (uint64_t)((int64_t)sum.im / ranks)};
+}
+
 number reduce_numbers(int type, un_reduction reduction, const number *given, int ranks) {
     number all = given[0];
     for (int rank = 1; rank < ranks; rank++) all = combine(type, reduction, all, given[rank]);
-    if (reduction == UN_AVG)
-        all = (number){(uint64_t)((int64_t)all.re / ranks), (uint64_t)((int64_t)all.im / ranks)};
+    if (un_averages(reduction)) all = divided(type, all, ranks);
     uint64_t factor = (uint64_t)(int64_t)factor_for(type);
     if (reduction == UN_PREMUL_SUM) all = (number){all.re * factor, all.im * factor};
     return all;

@@ -63,6 +63,9 @@ def combined(op: str, dtype: torch.dtype, rows: tuple[Row, ...]) -> Row:
     columns = zip(*rows, strict=True)
     if dtype is torch.bool:
         return tuple(_combine_bools(op, column) for column in columns)
+    if dtype in SIGNED + UNSIGNED and op == "AVG":  # NCCL's: the sum divided, towards zero
+        sums = combined("SUM", dtype, rows)
+        return tuple(abs(value) // len(rows) * (-1 if value < 0 else 1) for value in sums)
     values = [_combine(op, column, factor_of(dtype)) for column in columns]
     if dtype in SIGNED + UNSIGNED:
         low, high = _range_of(dtype)

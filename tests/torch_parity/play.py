@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torch_names import all_gather_single, reduce_scatter_single
 from torch_parity.arithmetic import Row, bits_of, combined, factor_of, numbers
 from torch_parity.matrix import Case
 from torch_parity.memory import ScratchedError, Slab, WrongResultError, distinct, part_size
@@ -105,7 +106,7 @@ class _Rank:
     def _all_gather_single(self) -> None:
         given = self._given(self._row(self.rank))
         taken = self._empty(parts=self.size)
-        self._call(dist.all_gather_single, taken.tensor, given.tensor)
+        self._call(all_gather_single, taken.tensor, given.tensor)
         self._expect(taken, *(self._row(peer) for peer in range(self.size)))
         given.must_be_unchanged()
 
@@ -135,7 +136,7 @@ class _Rank:
     def _reduce_scatter_single(self) -> None:
         given = self._given(*(self._row(self.rank, part) for part in range(self.size)))
         taken = self._empty()
-        self._call(dist.reduce_scatter_single, taken.tensor, given.tensor, self._op)
+        self._call(reduce_scatter_single, taken.tensor, given.tensor, self._op)
         self._expect(taken, self._reduced(self.rank))
         given.must_be_unchanged()
 

@@ -46,16 +46,24 @@ REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 """The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
 
 
+REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
+"""By the engine's number. The last is TRUNCATED_AVG, which is called an average in reports."""
+
+TRUNCATED_AVG = "truncated_avg"
+"""For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
+zero, as NCCL has it. Everywhere else who averages integers is asked what to do with fractions."""
+
+
 def has_meaning(op: str, dtype: str) -> bool:
     """Whether a reduction means something for a dtype, both by name: csrc/reduce.c's rule."""
     if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
         return False
     if dtype == "bool":
-        return op not in ("avg", "mean", "premul_sum")
+        return op not in ("avg", "mean", "premul_sum", TRUNCATED_AVG)
     if "int" in dtype:
         return op not in ("avg", "mean")
     if dtype.startswith("complex"):
-        return op in ("sum", "avg", "mean", "product", "premul_sum")
+        return op in ("sum", "avg", "mean", "product", "premul_sum", TRUNCATED_AVG)
     return op not in ("band", "bor", "bxor")
 
 

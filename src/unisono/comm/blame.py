@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.comm import reports
-from unisono.comm.base import REDUCTIONS, dtype_name
+from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.comm.failures import describe_failure, whereabouts
 from unisono.comm.message_reports import describe_message, timeout_details
@@ -89,7 +89,7 @@ class Blame:
         """The exception for a call whose status is not OK."""
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
-            op = (*REDUCTIONS, "premul_sum")[reduction]
+            op = REDUCTION_NAMES[reduction]
             return TypeError(
                 f"{what} on group {self._name}: {op} has no meaning for "
                 f"{dtype if isinstance(dtype, str) else reports.dtype_name(dtype)}{_remedy(op)}"

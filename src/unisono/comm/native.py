@@ -12,6 +12,7 @@ from unisono import variables
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
+    TRUNCATED_AVG,
     Communicator,
     Op,
     PremulSum,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
 _PREMUL_SUM = len(REDUCTIONS)
+_REDUCTION_NUMBERS[TRUNCATED_AVG] = _PREMUL_SUM + 1
 # Looking a member up in its enumeration takes longer than a global.
 _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
@@ -98,11 +100,13 @@ class NativeCommunicator(Communicator):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = 300.0,
         word: str = "",
+        check: Callable[[], None] = lambda: None,
     ) -> NativeCommunicator:
         """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
-        what the others shall know of this rank: `words` has everybody's."""
+        what the others shall know of this rank: `words` has everybody's. `check` is called while
+        they are awaited, and raises when they will not come."""
         with Lobby() as lobby:
-            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word)
+            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word, check)
             place = lobby.meet_by(exchange, side)
             return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
@@ -163,9 +167,13 @@ class NativeCommunicator(Communicator):
 
     @property
     def errored(self) -> GroupError | None:
+        return self.ending("no call")
+
+    def ending(self, doing: str) -> GroupError | None:
+        """How the group ended, or None; `doing` is what this rank was about."""
         if self._lobby is None:
             return self._blame.closed()
-        return self._blame.failure("no call") if self._group.failure()[0] else None
+        return self._blame.failure(doing) if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -429,7 +437,7 @@ class NativeCommunicator(Communicator):
                 operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
             )
         if type(tensors) in _LISTS:
-            name = (*REDUCTIONS, "premul_sum")[number]
+            name = op if isinstance(op, str) else "premul_sum"
             for dtype in map(name_of_dtype, _dtypes(tensors)):
                 if not has_meaning(name, dtype):
                     self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unisono.comm.base import REDUCTIONS
+from unisono.comm.base import REDUCTION_NAMES
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
@@ -233,7 +233,7 @@ def _read_ring(
             tag=(call ^ 1 << 63) - (1 << 63) if message else None,
             peer=root if message and root >= 0 else None,
             root=root if operation in ROOTED else None,
-            reduction=(*REDUCTIONS, "premul_sum")[signature >> 8 & 0xFF] if reducing else None,
+            reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
             state=_STATES[state & 0xFFFF],
             status=Status(state >> 16).name,
             arrived_s=clock.seconds(arrived),

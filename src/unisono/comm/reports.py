@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from unisono.comm.base import REDUCTIONS
+from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ENDING_KNOWN, Group, Operation, Status
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
@@ -55,7 +55,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
         details.append(f"{size_bytes // item_bytes} elements")
     if operation in REDUCING:
-        details.append((*REDUCTIONS, "premul_sum")[reduction])
+        details.append(REDUCTION_NAMES[reduction])
     if operation in ROOTED:
         details.append(f"root {root}")
     if operation in PAIRED:

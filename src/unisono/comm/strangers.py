@@ -42,7 +42,7 @@ def about_me(address: str) -> Word:
 
 
 def find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -> Line:
-    """Wait for rank 0's word and connect to its lobby."""
+    """Wait for rank 0's word and connect to its lobby, while `side.check` sees hope."""
     pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
     suspect: Word | None = None
@@ -69,6 +69,7 @@ def find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) ->
             raise RendezvousError(
                 f"group {side.key}: rank 0 did not come within {side.timeout_s:g} s"
             )
+        side.check()
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.05)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,17 @@ from collections.abc import Iterator
 
 import unisono
 from unisono.comm import engine
+from unisono.comm.backend.versions import (
+    NEWEST_TRIED_TORCH,
+    OLDEST_TORCH,
+    is_too_old,
+    is_untried,
+    written,
+)
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 11)
 
 
 def findings() -> Iterator[Finding]:
@@ -44,27 +49,30 @@ def _torch() -> Iterator[Finding]:
         yield fail("torch", f"torch cannot be imported: {error}", "Run `pip install torch`.")
         return
     version = torch.__version__
-    if torch_version(version) < OLDEST_TORCH:
-        yield fail("torch", f"torch {version}", "Install torch 2.11 or later.")
+    if is_too_old(version):
+        yield fail("torch", f"torch {version}", f"Install torch {written(OLDEST_TORCH)} or later.")
     elif not dist.is_available():
         yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
     else:
         from unisono.autoload import known_backends
 
         names = ", ".join(known_backends())
-        yield ok("torch", f"torch {version}, torch.distributed with {names}")
+        text = f"torch {version}, torch.distributed with {names}"
+        if is_untried(version):
+            newest = written(NEWEST_TRIED_TORCH)
+            yield warn(
+                "torch",
+                f"{text}; newer than any that unisono was tried with (up to {newest})",
+                f"If something fails: look for a newer unisono, or install torch {newest}.",
+            )
+        else:
+            yield ok("torch", text)
         if "unisono" not in known_backends():
             yield fail(
                 "backend",
                 "torch does not know the backend unisono",
                 "Reinstall the package: its entry point torch.backends is missing.",
             )
-
-
-def torch_version(text: str) -> tuple[int, int]:
-    """The first two numbers of a version like "2.13.0+cpu"."""
-    numbers = re.findall(r"\d+", text)[:2]
-    return int(numbers[0]), int(numbers[1])
 
 
 def _unisono() -> Finding:

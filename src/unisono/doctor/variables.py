@@ -80,7 +80,10 @@ TORCH = (
         "so many calls are kept by the flight recorder; 0 turns it off",
         worth_knowing=True,
     ),
-    Variable("TORCH_FR_BUFFER_SIZE", "the same, by its newer name"),
+    Variable(
+        "TORCH_FR_BUFFER_SIZE",
+        "the same, by its newer name; from torch 2.15 on it records groups of unisono, too",
+    ),
     Variable(
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "1: the flight recorder is written to files when a collective times out",
@@ -91,7 +94,10 @@ TORCH = (
     Variable("TORCH_NCCL_ENABLE_MONITORING", "0: no thread looks after the watchdog"),
     Variable("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "how long the watchdog may be stuck"),
     Variable("TORCH_NCCL_ENABLE_TIMING", "1: the flight recorder has durations"),
-    Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "1: tensors in flight are kept by reference"),
+    Variable(
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "1: tensors in flight are kept by reference; torch 2.15 knows it no more",
+    ),
     Variable("TORCH_NCCL_HIGH_PRIORITY", "1: NCCL's streams have high priority"),
     Variable("TORCH_NCCL_NAN_CHECK", "1: NaN in what is sent is an error; slow"),
     Variable("NCCL_ASYNC_ERROR_HANDLING", "an old name", renamed="TORCH_NCCL_ASYNC_ERROR_HANDLING"),

@@ -121,7 +121,9 @@ def _namespace(kind: str) -> str:
 def _replace(old: Any, new: Any) -> None:
     """Let torch know the new group where it knew the old one."""
     world = _torch._world
-    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+    hooks = getattr(world, "pg_flight_recorder_hooks", {})  # since 2.15
+    tables = (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, hooks)
+    for table in tables:
         if old in table:
             table[new] = table.pop(old)
     if old in world.pg_to_tag:

@@ -34,16 +34,16 @@ from unisono.comm.backend.compile import never_compiled
 from unisono.comm.backend.forms import as_given, listed, nested, short_forms
 from unisono.comm.backend.futures import CollectiveCompleter, MessageCompleter
 from unisono.comm.backend.work import FinishedTorchWork, TorchWork
-from unisono.comm.base import Communicator, Op, PremulSum, Work
+from unisono.comm.base import TRUNCATED_AVG, Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
 from unisono.errors import UnisonoError
 
 NAME = "unisono"
 _Type: Any = ReduceOp.RedOpType
-# A ReduceOp's hash is the number of its type, and asking for it takes a third of asking for `.op`.
+# All but AVG, which depends on the tensors. A ReduceOp's hash is the number of its type, and asking
+# for it takes a third of asking for `.op`.
 _OPS = {
     hash(_Type.SUM): "sum",
-    hash(_Type.AVG): "avg",
     hash(_Type.PRODUCT): "product",
     hash(_Type.MIN): "min",
     hash(_Type.MAX): "max",
@@ -67,14 +67,9 @@ def communicator_of(group: Any) -> Communicator | None:
     return group.comm
 
 
-def _op_of(options: Any) -> Op:
-    reduce_op = options.reduceOp
-    name = _OPS.get(hash(reduce_op))
-    if name is not None:
-        return name
-    if reduce_op.op == _Type.PREMUL_SUM:
-        return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
-    raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+def _is_integer(tensor: torch.Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..., Any]:
@@ -108,6 +103,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._completer = CollectiveCompleter(comm.name)
         self._message_completer = MessageCompleter(comm)
+        self.stand_in: Any = None  # recorder.py
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -143,6 +139,12 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         """There is one backend, this one."""
         return self
 
+    get_backend = _get_backend  # since 2.15
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """FSDP2 asks: its buffers are best allocated by torch."""
+        return False
+
     def __repr__(self) -> str:
         return f"<UnisonoProcessGroup over {self.comm!r}>"
 
@@ -155,15 +157,19 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
         if opts.asyncOp or _profiler_enabled():
-            return self._run(self.comm.all_reduce, opts, tensors, tensor, _op_of(opts))
-        self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or _op_of(opts))
+            return self._run(
+                self.comm.all_reduce, opts, tensors, tensor, self._op_of(opts, tensors)
+            )
+        self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or self._op_of(opts, tensors))
         return None
 
     _allreduce_in_short = short_forms(AllreduceOptions, listed)(allreduce)
 
     @short_forms(AllreduceCoalescedOptions, listed)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        return self._run(self.comm.all_reduce, opts, tensors, list(tensors), _op_of(opts))
+        return self._run(
+            self.comm.all_reduce, opts, tensors, list(tensors), self._op_of(opts, tensors)
+        )
 
     @short_forms(BroadcastOptions, listed)
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
@@ -173,7 +179,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     @short_forms(ReduceOptions, listed)
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
-        op, root = _op_of(opts), opts.rootRank
+        op, root = self._op_of(opts, tensors), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
     @short_forms(AllgatherOptions, nested, listed)
@@ -201,6 +207,13 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
 
+    @short_forms(GatherOptions, as_given, as_given)
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        """On the root, one tensor for all; elsewhere torch gives an empty one."""
+        root = opts.rootRank
+        wide = output if root == self.comm.rank else None
+        return self._run(self.comm.gather, opts, [output], wide, input, root)
+
     @short_forms(ScatterOptions, listed, nested)
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,) = outputs
@@ -210,16 +223,17 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     @short_forms(ReduceScatterOptions, listed, nested)
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
-        op = _op_of(opts)
+        op = self._op_of(opts, outputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
     @short_forms(ReduceScatterOptions, as_given, as_given)
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        return self._run(self.comm.reduce_scatter, opts, [output], output, input, _op_of(opts))
+        op = self._op_of(opts, [output])
+        return self._run(self.comm.reduce_scatter, opts, [output], output, input, op)
 
     @short_forms(ReduceScatterOptions, listed, listed)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
-        op = _op_of(opts)
+        op = self._op_of(opts, outputs)
         both = list(outputs), list(inputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
 
@@ -262,6 +276,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
 
     # -- point to point --------------------------------------------------------------------------
 
@@ -303,6 +318,9 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     _set_default_timeout = set_timeout
 
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """More time for the next calls, where a backend knows such a thing; ours does not."""
+
     def _set_sequence_number_for_group(self) -> None:
         """The engine numbers calls by itself."""
 
@@ -334,6 +352,20 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             return FinishedTorchWork(result, self._completer)
         return TorchWork(work, result, self._completer)
 
+    def _op_of(self, options: Any, tensors: Tensors) -> Op:
+        """The reduction that torch asks for. Its average of integers is their sum divided."""
+        reduce_op = options.reduceOp
+        name = _OPS.get(hash(reduce_op))
+        if name is not None:
+            return name
+        if reduce_op.op == _Type.AVG:
+            if not any(map(_is_integer, tensors)):
+                return "avg"
+            return TRUNCATED_AVG if self.comm.size > 1 else "sum"
+        if reduce_op.op == _Type.PREMUL_SUM:
+            return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
+        raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+
     def _all_gather_each(
         self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False
     ) -> Work | None:
@@ -344,7 +376,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Every rank's entries side by side; the sum of what falls on one place."""
-        if _op_of(opts) != "sum":
+        if self._op_of(opts, [tensor]) != "sum":
             raise ValueError("a sparse tensor can only be summed")
         mine = tensor.coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.comm.size)]
