@@ -310,6 +310,9 @@ INTERRUPTED = """
         print("pid", os.getpid())
         if how == "in a barrier" and unisono.init().rank == 1:
             unisono.get_world().barrier()
+        if how == "parent":
+            import subprocess
+            print("pid", subprocess.Popen(["sleep", "600"]).pid)
         if how == "deaf":
             import signal
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -352,8 +355,9 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
-    process = program(tmp_path, INTERRUPTED).start("deaf")
-    pids = pids_of(process, 2)
+    """Neither ranks nor what they have started."""
+    process = program(tmp_path, INTERRUPTED).start("parent")
+    pids = pids_of(process, 4)
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
