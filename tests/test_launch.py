@@ -118,6 +118,23 @@ def test_what_the_program_itself_defines(tmp_path: Path) -> None:
     assert done.stdout == "[5, 6] True\n", done.stderr
 
 
+def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
+    text = """
+        import torch, unisono
+        from torch.ops import aten
+        add = torch.ops.aten.add.Tensor
+
+        def work():
+            four = add(torch.ops.aten.mul(torch.ones(1), 3), aten.neg(-torch.ones(1)))
+            return four.item(), aten
+
+        if __name__ == "__main__":
+            assert unisono.launch(work, 2) == [(4.0, aten), (4.0, aten)]
+    """
+    result = program(tmp_path, text).run()
+    assert result.returncode == 0, result.stderr
+
+
 def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
     script = program(
         tmp_path,

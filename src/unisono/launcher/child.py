@@ -112,10 +112,10 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        import cloudpickle
+        from unisono.launcher.pickling import dumps
 
         try:
-            return bytes(cloudpickle.dumps(value))
+            return dumps(value)
         except Exception as error:
             raise TypeError(
                 f"what the function returned, a {type(value).__name__}, cannot be sent back: "

@@ -129,11 +129,13 @@ def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> N
 def _pickled(value: Any, what: str) -> bytes:
     import cloudpickle
 
+    from unisono.launcher.pickling import dumps
+
     strangers = [module for module in _modules(value) if not _can_be_imported(module)]
     for module in strangers:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        return dumps(value)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error
