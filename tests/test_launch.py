@@ -9,6 +9,7 @@ import io
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -378,6 +379,46 @@ def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
+
+
+# -- torch's own programs --------------------------------------------------------------------------
+
+
+def test_a_plain_torch_program_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = unisono.launch(start_torch_thrice, 2, (port,))
+    assert results == [[("unisono", 3.0, 0), ("gloo", 3.0, None), ("unisono", 3.0, None)]] * 2
+
+
+def start_torch_thrice(port: int) -> list[tuple[str, float, int | None]]:
+    """Each time the backend, a sum, and how many ports this process has where it needs none."""
+    import torch
+    import torch.distributed as dist
+
+    said = []
+    for turn, backend in enumerate(("unisono", "gloo", "unisono")):
+        if turn == 2:  # as programs do that were written for mp.spawn
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group(backend)
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] == str(dist.get_rank())
+        x = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(x)
+        dist.barrier(dist.new_group([0, 1]))
+        said.append((backend, x.item(), None if turn else tcp_sockets()))
+        dist.destroy_process_group()
+    return said
+
+
+def tcp_sockets() -> int:
+    """How many TCP sockets this process has."""
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    inodes = {row.split()[9] for table in tables for row in table.splitlines()[1:]}
+    return sum(f"socket:[{inode}]" in link for inode in inodes for link in links)
 
 
 # -- output --------------------------------------------------------------------------------------

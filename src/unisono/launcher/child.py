@@ -17,6 +17,7 @@ import types
 from typing import IO, Any
 
 from unisono import world
+from unisono.autoload import inherit_store
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.orders import (
     FAILED,
@@ -47,6 +48,9 @@ def main() -> None:
     with open_orders(orders_fd) as file:
         os.close(orders_fd)
         orders: Orders = pickle.load(file)
+        if orders.store_fd >= 0:
+            os.set_inheritable(orders.store_fd, False)
+            inherit_store(orders.store_fd)
         if orders.pins:
             os.sched_setaffinity(0, orders.pins[rank])
         _write_in_lines()

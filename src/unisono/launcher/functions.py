@@ -42,8 +42,10 @@ def launch(
 ) -> list[Result]:
     """Run `fn(*args, **kwargs)` in `ranks` new processes; their results, in rank order.
 
-    Inside, `unisono.init()` needs no arguments. `fn` may be any function: of a module, of the
-    program itself, of a notebook, a lambda, a closure.
+    Inside, `unisono.init()` needs no arguments, and neither does torch's `init_process_group`: it
+    finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE and, unless MASTER_ADDR and MASTER_PORT
+    are set, a store without a port. `fn` may be any function: of a module, of the program itself,
+    of a notebook, a lambda, a closure.
 
     What the ranks write comes line by line with the rank's name before it. With `capture` it is
     kept for the exception instead, and with `on_line` every line goes to
@@ -62,17 +64,19 @@ def launch(
         listener = Silence()
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
-    orders = Orders(
-        script=None,
-        sys_path=tuple(sys.path),
-        argv=tuple(sys.argv),
-        pins=share.pins(ranks) if pin else (),
-        sources=_sources(fn),
-    )
     job = _pickled(fn, "the function") + _pickled(
         (tuple(args), dict(kwargs or {})), "its arguments"
     )
     with ExitStack() as stack:
+        store = stack.enter_context(nameless_file())
+        orders = Orders(
+            script=None,
+            sys_path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            pins=share.pins(ranks) if pin else (),
+            sources=_sources(fn),
+            store_fd=store.fileno(),
+        )
         file = stack.enter_context(write_orders(orders, job))
         del job
         meeting = stack.enter_context(nameless_file())
@@ -83,7 +87,7 @@ def launch(
             if interrupts.noted:
                 break
             place = rank_variables(rank, ranks, meeting.fileno())
-            crew.start(environment | place, file.fileno(), [meeting.fileno()])
+            crew.start(environment | place, file.fileno(), [meeting.fileno(), store.fileno()])
         verdict = crew.run(timeout, PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
@@ -96,11 +100,15 @@ def launch(
 
 
 def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
-    """What `unisono.init()` reads."""
+    """What `unisono.init()` reads, and what programs for torchrun read first."""
     return {
         "UNISONO_RANK": str(rank),
         "UNISONO_SIZE": str(ranks),
         "UNISONO_RENDEZVOUS": f"fd:{meeting_fd}",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
     }
 
 

@@ -36,7 +36,8 @@ class Orders:
     """What every rank of a launch is told first.
 
     `script` is None where a function follows, pickled, in the same file. `sources` are texts of
-    code that is in no file, as in a notebook, for tracebacks.
+    code that is in no file, as in a notebook, for tracebacks. `store_fd` is an inherited file for
+    torch's store, -1 where there is another.
     """
 
     script: Script | None
@@ -44,6 +45,7 @@ class Orders:
     argv: tuple[str, ...]
     pins: tuple[tuple[int, ...], ...] = ()
     sources: dict[str, list[str]] = field(default_factory=dict)
+    store_fd: int = -1
 
 
 @dataclass(frozen=True)

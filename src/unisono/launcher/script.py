@@ -85,7 +85,7 @@ def run_script(script: Script, settings: Settings) -> Outcome:
             if interrupts.noted:
                 break
             place = rank_variables(rank, settings.ranks, meeting.fileno())
-            place |= _torch_place(rank)
+            place["ROLE_RANK"] = str(rank)
             crew.start(environment | place, file.fileno(), [meeting.fileno()])
         keeper = None
         if is_watched(environment):
@@ -127,8 +127,6 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     """What torchrun sets for all ranks of a program, and our own."""
     host, port = store.address
     variables = {
-        "WORLD_SIZE": str(settings.ranks),
-        "LOCAL_WORLD_SIZE": str(settings.ranks),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
@@ -148,7 +146,3 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     if settings.trace is not None:
         variables["UNISONO_TRACE"] = str(settings.trace)
     return variables
-
-
-def _torch_place(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
