@@ -14,6 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
+from unisono.launcher import terminal
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.orders import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
@@ -190,6 +191,7 @@ class Crew:
         if self._guardian is not None:  # before its number can be another's
             self._guardian.guard(other.process.pid for other in self._living() if other is not rank)
         rank.exit_code = rank.process.wait()
+        terminal.take_back(rank.process.pid)
         if rank.pidfd is not None:
             self._selector.unregister(rank.pidfd)
         for descriptor in list(rank.pipes):

@@ -16,7 +16,7 @@ from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.orders import Orders, nameless_file, write_orders
+from unisono.launcher.orders import Orders, nameless_file, standard_input, write_orders
 from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 
@@ -76,6 +76,7 @@ def launch(
             pins=share.pins(ranks) if pin else (),
             sources=_sources(fn),
             store_fd=store.fileno(),
+            input_fd=stack.enter_context(standard_input()),
         )
         file = stack.enter_context(write_orders(orders, job))
         del job
@@ -87,7 +88,8 @@ def launch(
             if interrupts.noted:
                 break
             place = rank_variables(rank, ranks, meeting.fileno())
-            crew.start(environment | place, file.fileno(), [meeting.fileno(), store.fileno()])
+            inherited = [meeting.fileno(), store.fileno(), orders.input_fd]
+            crew.start(environment | place, file.fileno(), inherited)
         verdict = crew.run(timeout, PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
