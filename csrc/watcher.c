@@ -166,6 +166,19 @@ static bool start_watcher(void) {
     return watch.running;
 }
 
+/* Both locks are held, and given up. Without groups there is nothing to watch. */
+static void unlock_and_end_idle_watcher(void) {
+    bool idle = watch.running && !watch.groups;
+    if (idle) watch.running = false;
+    if (idle) ring();
+    pthread_mutex_unlock(&watch.lock);
+    if (idle) {
+        pthread_join(watch.thread, NULL);
+        close(watch.bell);
+    }
+    pthread_mutex_unlock(&lifecycle);
+}
+
 static peer *find_peer(uint64_t identity, int pidfd) {
     for (peer *p = watch.peers; p; p = p->next)
         if (p->identity == identity) return p;
@@ -197,8 +210,7 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
         if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);
         ring();
     }
-    pthread_mutex_unlock(&watch.lock);
-    pthread_mutex_unlock(&lifecycle);
+    unlock_and_end_idle_watcher();
     return p != NULL;
 }
 
@@ -235,13 +247,6 @@ void stop_watching(un_group *g) {
         if (p && !--p->users) forget_peer(p);
         g->peers[rank] = NULL;
     }
-    bool last = !watch.groups;
-    if (last) watch.running = false;
     ring();
-    pthread_mutex_unlock(&watch.lock);
-    if (last) {
-        pthread_join(watch.thread, NULL);
-        close(watch.bell);
-    }
-    pthread_mutex_unlock(&lifecycle);
+    unlock_and_end_idle_watcher();
 }

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import signal
+import socket
 import subprocess
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +21,14 @@ import torch.distributed as dist
 
 import unisono
 from programs import DEADLINE_S, Program, eventually, program
+from ranks import in_a_fork
 from unisono import Communicator, RendezvousError, UnisonoError
+from unisono.comm import joining, strangers
+from unisono.comm.exchange import StoreExchange
 from unisono.comm.joining import _FolderExchange
+from unisono.comm.line import Deadline, Line
+from unisono.comm.native import open_with
+from unisono.comm.rendezvous import Lobby, Side
 from unisono.comm.siblings import start_time
 
 PROGRAM = """
@@ -180,8 +191,6 @@ def test_who_does_not_come_is_named(name: str) -> None:
 def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     joiner: Program, name: str
 ) -> None:
-    import hashlib
-
     short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     exchange = _FolderExchange(f"unisono-{os.geteuid()}-join-{short}")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -209,8 +218,156 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
     for bad in ((1, 1), (-1, 2), (0, 0), (2, 2)):
         with pytest.raises(ValueError, match=re.escape(f"rank {bad[0]} does not lie in a group")):
             Communicator.join("x", *bad)
-    with pytest.raises(ValueError, match="'' is no name"):
-        Communicator.join("", 0, 2)
+    for name in ("", "a\0b", "\ud800", 7):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r} is no name to meet by")):
+            Communicator.join(name, 0, 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
+        Communicator.join("x", "0", 2)  # type: ignore[arg-type]
+
+
+def test_any_other_text_is_a_name(joiner: Program, name: str) -> None:
+    odd = f"/{name}/../*" + "\U0001f41d" * 3000
+    ends_well(*(joiner.start("meet", odd, str(rank), "2") for rank in range(2)))
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+def path_of(name: str) -> Path:
+    """Where those meet who have no folder of their own."""
+    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return Path(f"/tmp/unisono-{os.geteuid()}-join-{short}")
+
+
+@pytest.fixture
+def no_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "is_private", lambda folder: False)
+
+
+@pytest.mark.usefixtures("no_own_folder")
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "socket"])
+def test_what_stands_in_the_way_is_named_at_once(name: str, kind: str) -> None:
+    path = path_of(name)
+    {"FIFO": os.mkfifo, "directory": os.mkdir, "socket": bind}[kind](path)
+    begin_s = time.monotonic()
+    try:
+        with pytest.raises(RendezvousError, match=f"a {kind} of user {os.geteuid()}"):
+            Communicator.join(name, 1, 2, join_timeout_s=5)
+        if kind == "directory":  # nothing else can hold rank 0 up
+            with pytest.raises(RendezvousError, match="a directory of user"):
+                Communicator.join(name, 0, 2, join_timeout_s=5)
+        assert time.monotonic() - begin_s < 4
+    finally:
+        path.rmdir() if kind == "directory" else path.unlink(missing_ok=True)
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(path))
+
+
+@pytest.mark.usefixtures("no_own_folder")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_strangers_fifo_is_named_by_its_owner(name: str) -> None:
+    """By a rank of a user who is not root, in a folder where nobody removes others' files."""
+    path = Path(str(path_of(name)).replace("unisono-0-", "unisono-65534-"))
+    os.mkfifo(path, 0o666)
+    os.chmod(path, 0o666)
+    try:
+        assert "a FIFO of user 0" in in_a_fork(lambda: join_as_nobody(name, 0))
+        assert "a FIFO of user 0" in in_a_fork(lambda: join_as_nobody(name, 1))
+    finally:
+        path.unlink()
+
+
+def join_as_nobody(name: str, rank: int) -> str:
+    os.setuid(65534)
+    try:
+        Communicator.join(name, rank, 2, join_timeout_s=5)
+    except RendezvousError as error:
+        return str(error)
+    return "joined"
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_squatted_name_is_no_rank_of_ours(name: str, listens: bool) -> None:
+    address = f"\0{path_of(name).name}-1".encode()
+
+    def squat() -> str:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.bind(address)
+            if listens:
+                stranger.listen()
+            os.write(ready, b".")
+            return str(os.read(over, 1))
+
+    begun, ready = os.pipe()
+    over, end = os.pipe()
+    thread = threading.Thread(target=in_a_fork, args=(squat,))
+    thread.start()
+    try:
+        os.read(begun, 1)
+        with pytest.raises(RendezvousError, match="is taken by another user's process or by no"):
+            Communicator.join(name, 1, 2, join_timeout_s=5)
+    finally:
+        os.write(end, b".")
+        thread.join()
+        for descriptor in (begun, ready, over, end):
+            os.close(descriptor)
+
+
+def test_a_full_queue_at_the_door_is_waited_for(
+    joiner: Program, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many strangers call that nobody else is let in until they are gone."""
+    store = dist.HashStore()
+    exchange = StoreExchange(store, f"unisono/join/{name}")
+    calls = []
+    with Lobby() as full:
+        me = strangers.about_me(full.address)
+        exchange.announce(0, me)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                calls.append(Line.connect(full.address))
+        with pytest.raises(RendezvousError, match="queue at its door is full"):
+            Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
+        side = Side("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
+        with Lobby() as other, pytest.raises(RendezvousError, match="queue at its door is full"):
+            other.meet_at(full.address, side)
+        follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
+        follower.start()
+        for call in calls:
+            call.close()
+        leader = Side(name, 0, 2, Deadline(20), open_with(20.0))
+        place = full.meet_by(exchange, leader)
+        follower.join()
+        place.group.close()
+
+
+# -- what the dead leave ---------------------------------------------------------------------------
+
+
+def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -> None:
+    """By a rank that waits for it, or by the next rank 0 of any name."""
+    for other in ("", "-other"):
+        with joiner.start("meet", name, "0", "2") as leader:
+            assert eventually(lambda: bool(meeting_files()))
+            leader.send_signal(signal.SIGKILL)
+        assert meeting_files()
+        rank = 0 if other else 1
+        with pytest.raises(RendezvousError, match=r"did not come within 0\.3 s"):
+            Communicator.join(name + other, rank, 2, join_timeout_s=0.3)
+        assert not meeting_files()
+
+
+def test_a_word_that_is_taken_away_by_mistake_comes_back(joiner: Program, name: str) -> None:
+    with joiner.start("meet", name, "0", "2") as leader:
+        assert eventually(lambda: bool(meeting_files()))
+        meeting_files()[0].unlink()
+        assert eventually(lambda: bool(meeting_files()))
+        ends_well(leader, joiner.start("meet", name, "1", "2"))
 
 
 def test_alone_is_a_group_too() -> None:

@@ -9,6 +9,7 @@ import io
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -116,6 +117,23 @@ def test_what_the_program_itself_defines(tmp_path: Path) -> None:
     )
     done = script.run()
     assert done.stdout == "[5, 6] True\n", done.stderr
+
+
+def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
+    text = """
+        import torch, unisono
+        from torch.ops import aten
+        add = torch.ops.aten.add.Tensor
+
+        def work():
+            four = add(torch.ops.aten.mul(torch.ones(1), 3), aten.neg(-torch.ones(1)))
+            return four.item(), aten
+
+        if __name__ == "__main__":
+            assert unisono.launch(work, 2) == [(4.0, aten), (4.0, aten)]
+    """
+    result = program(tmp_path, text).run()
+    assert result.returncode == 0, result.stderr
 
 
 def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
@@ -310,6 +328,9 @@ INTERRUPTED = """
         print("pid", os.getpid())
         if how == "in a barrier" and unisono.init().rank == 1:
             unisono.get_world().barrier()
+        if how == "parent":
+            import subprocess
+            print("pid", subprocess.Popen(["sleep", "600"]).pid)
         if how == "deaf":
             import signal
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -352,11 +373,52 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
-    process = program(tmp_path, INTERRUPTED).start("deaf")
-    pids = pids_of(process, 2)
+    """Neither ranks nor what they have started."""
+    process = program(tmp_path, INTERRUPTED).start("parent")
+    pids = pids_of(process, 4)
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
+
+
+# -- torch's own programs --------------------------------------------------------------------------
+
+
+def test_a_plain_torch_program_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = unisono.launch(start_torch_thrice, 2, (port,))
+    assert results == [[("unisono", 3.0, 0), ("gloo", 3.0, None), ("unisono", 3.0, None)]] * 2
+
+
+def start_torch_thrice(port: int) -> list[tuple[str, float, int | None]]:
+    """Each time the backend, a sum, and how many ports this process has where it needs none."""
+    import torch
+    import torch.distributed as dist
+
+    said = []
+    for turn, backend in enumerate(("unisono", "gloo", "unisono")):
+        if turn == 2:  # as programs do that were written for mp.spawn
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group(backend)
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] == str(dist.get_rank())
+        x = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(x)
+        dist.barrier(dist.new_group([0, 1]))
+        said.append((backend, x.item(), None if turn else tcp_sockets()))
+        dist.destroy_process_group()
+    return said
+
+
+def tcp_sockets() -> int:
+    """How many TCP sockets this process has."""
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    inodes = {row.split()[9] for table in tables for row in table.splitlines()[1:]}
+    return sum(f"socket:[{inode}]" in link for inode in inodes for link in links)
 
 
 # -- output --------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from fault_play import possessions
 from ranks import RankPool, attempt, connect
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
+from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous import FileExchange
 from unisono.watch.settings import is_wanted
 
 SLICE_BYTES = 2 << 20
@@ -189,3 +191,51 @@ def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int
         comm.all_reduce(tensor := torch.ones(300_000))
         assert tensor.eq(size).all()
     return error
+
+
+# -- file descriptors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limited", [0, 2])
+def test_too_few_descriptors_are_told_to_every_rank(fresh_pool: RankPool, limited: int) -> None:
+    """With every number of free descriptors from a few to enough: either all have a group whose
+    members are watched, or all hear the reason."""
+    results = fresh_pool.run(join_with_few_descriptors, 3, limited, make="alone", deadline_s=60)
+    by_number = list(zip(*results, strict=True))
+    outcomes = [["met" if text == "met" else "failed" for text in texts] for texts in by_number]
+    assert all(len(set(outcome)) == 1 for outcome in outcomes), by_number
+    assert outcomes[0][0] == "failed"
+    assert outcomes[-1][0] == "met"
+    for texts in by_number:
+        for text in texts:
+            assert text == "met" or "descriptors" in text or "open files" in text, by_number
+
+
+def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> list[str]:
+    connect(f"{path}-warm", rank, size).close()  # loads what is loaded once
+    before = possessions()
+    numbers = {int(number) for number in before[0]}
+    _, hard = usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = []
+    for more in range(3, 18):
+        if rank == limited:
+            holes = set(range(max(numbers) + 1)) - numbers
+            fill = [os.open(os.devnull, os.O_RDONLY) for _ in holes]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 1 + more, hard))
+        error: BaseException | None = None
+        try:
+            exchange = FileExchange(f"{path}-{more}")
+            with NativeCommunicator.connect(exchange, rank, size, join_timeout_s=10) as comm:
+                kinds = possessions()[0].values() if rank != limited else ()
+                assert rank == limited or sum("pidfd" in kind for kind in kinds) == size - 1
+                comm.barrier()
+        except (RendezvousError, SegmentError) as failure:
+            error = failure
+        if rank == limited:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+            for descriptor in fill:
+                os.close(descriptor)
+        after = possessions()
+        assert after == before, (more, error, after, before)
+        said.append("met" if error is None else str(error))
+    return said

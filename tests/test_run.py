@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -309,11 +310,31 @@ def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signa
 
 
 def test_a_run_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
-    process = program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
-    pids = pids_of(process, 2)
+    """Neither ranks nor what they have started."""
+    text = """
+        import subprocess, os
+        child = subprocess.Popen(["sleep", "600"])
+        print("pid", os.getpid())
+        print("pid", child.pid)
+        child.wait()
+    """
+    process = program(tmp_path, text).start(before=(*RUN, "-n", "2"))
+    pids = pids_of(process, 4)
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
+    assert not guards_of(process.pid)
+
+
+def guards_of(pid: int) -> list[str]:
+    """The processes that guard the ranks of a launch."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            if any(word.endswith("guard_process.py") for word in words) and str(pid) in words:
+                found.append(file.parent.name)
+    return found
 
 
 def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:

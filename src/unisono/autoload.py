@@ -45,6 +45,20 @@ def register() -> None:
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        if _inherited_file is not None:
+            from unisono.comm.torch.store import meet_in_file
+
+            meet_in_file(_inherited_file)
+
+
+_inherited_file: int | None = None
+
+
+def inherit_store(descriptor: int) -> None:
+    """Let `init_process_group()` without an address meet in this file, which all ranks of a launch
+    have inherited; from the moment when torch is imported."""
+    global _inherited_file
+    _inherited_file = descriptor
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import itertools
 import json
@@ -11,24 +10,26 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.base import Communicator
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.exchange import store_answers
+from unisono.comm.line import Deadline
 from unisono.comm.native import NativeCommunicator
 from unisono.comm.rendezvous import FileExchange, StoreExchange
 from unisono.comm.siblings import meeting_of_siblings
 from unisono.comm.solo import SoloCommunicator
+from unisono.comm.torch.master import store_at
 from unisono.comm.torch.store import store_of
+from unisono.comm.waiting import Waiting, in_seconds, meeting_timeout_s, name_ranks
 from unisono.environment import Place, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
-
-JOIN_TIMEOUT_S = 300.0
-"""How long ranks wait for each other at the start."""
 
 _log = logging.getLogger("unisono")
 
@@ -65,10 +66,12 @@ def choose(everyone: Sequence[Facts]) -> tuple[str, str]:
 
 
 def start(
-    place: Place, rendezvous: Any, backend: str, timeout_s: float, with_torch: bool | None
+    place: Place, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
 ) -> Start:
-    """Meet the other ranks and make the world's Communicator, on every rank by the same backend."""
-    with _meeting(place, rendezvous) as where:
+    """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
+    `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
+    timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
+    with _meeting(place, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
         if backend == "nccl":
             require_torch("the backend nccl")
@@ -77,10 +80,10 @@ def start(
         comm: NativeCommunicator | SoloCommunicator | None = None
         everyone = [mine]
         if place.size > 1 and (store is None or backend == "unisono"):
-            comm = _connect(where, store, place, timeout_s, mine)
+            comm = _connect(where, store, place, timeout_s, deadline, mine)
             everyone = [Facts(**json.loads(word)) for word in comm.words]
         elif place.size > 1:
-            everyone = _told_in(store, mine, place)
+            everyone = _told_in(store, mine, place, deadline)
     reason = "it was asked for"
     if backend == "auto":
         backend, reason = choose(everyone)
@@ -89,7 +92,7 @@ def start(
     if backend == "unisono":
         if comm is None and place.size == 1:
             comm = SoloCommunicator(timeout_s=timeout_s)
-        comm = comm or _connect(store, store, place, timeout_s, mine)
+        comm = comm or _connect(store, store, place, timeout_s, deadline, mine)
         wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
         return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
     return _on_torch(backend, comm, store, place, timeout_s, reason, everyone)
@@ -132,12 +135,16 @@ def _gpu(torch: Any, local_rank: int) -> str:
 
 
 @contextlib.contextmanager
-def _meeting(place: Place, rendezvous: Any) -> Iterator[Any]:
-    """Where the ranks meet: what was given, a store at MASTER_ADDR, or by who started them."""
+def _meeting(place: Place, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
+    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or by who
+    started them."""
     if rendezvous is not None or place.size == 1:
-        yield rendezvous
+        yield rendezvous, Deadline(timeout_s)
     elif place.launcher == "torchrun" or master_is_known():
-        yield _store_at_master(place)
+        import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
+
+        deadline = Deadline(timeout_s)
+        yield _store_at_master(place, deadline), deadline
     elif place.launcher in ("srun", "mpirun") and place.local_size != place.size:
         raise RendezvousError(
             f"{place.launcher} has started {place.size} ranks, not all of them on this machine: "
@@ -149,35 +156,37 @@ def _meeting(place: Place, rendezvous: Any) -> Iterator[Any]:
         )
     else:
         with meeting_of_siblings(place.rank, place.job) as path:
-            yield path
+            yield path, Deadline(timeout_s)
 
 
 _starts = itertools.count()
 
 
-def _store_at_master(place: Place) -> Any:
+def _store_at_master(place: Place, deadline: Deadline) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
     it for each start of a world, which all ranks count."""
     require_torch("meeting in a store at MASTER_ADDR")
     import torch.distributed as dist
 
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    store = _kept_store(*where, place.rank, place.size)
-    return dist.PrefixStore(f"unisono/start/{next(_starts)}", store)  # type: ignore[attr-defined]
+    if not all(where):
+        raise RendezvousError(
+            f"RANK and WORLD_SIZE say that this is rank {place.rank} of {place.size}, but not "
+            "where the ranks meet: set MASTER_ADDR and MASTER_PORT, too"
+        )
+    key = (*where, place.rank, place.size)
+    if key not in _kept_stores:
+        _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
+    return dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
 
 
-@functools.cache
-def _kept_store(address: str, port: str, rank: int, size: int) -> Any:
-    """Kept as long as the process lives: a rank that starts again while rank 0 still ends the world
-    before must not find a store that is about to go."""
-    from torch.distributed.rendezvous import rendezvous
-
-    store, _, _ = next(iter(rendezvous("env://", rank, size)))
-    return store
+_kept_stores: dict[tuple[str, str, int, int], Any] = {}
+"""As long as the process lives: a rank that starts again while rank 0 still ends the world before
+must not find a store that is about to go."""
 
 
 def _connect(
-    where: Any, store: Any, place: Place, timeout_s: float, mine: Facts
+    where: Any, store: Any, place: Place, timeout_s: float, deadline: Deadline, mine: Facts
 ) -> NativeCommunicator:
     exchange = FileExchange(where) if store is None else StoreExchange(store)
     return NativeCommunicator.connect(
@@ -185,26 +194,32 @@ def _connect(
         place.rank,
         place.size,
         timeout_s=timeout_s,
-        join_timeout_s=JOIN_TIMEOUT_S,
+        deadline=deadline,
         word=json.dumps(vars(mine)),
     )
 
 
-def _told_in(store: Any, mine: Facts, place: Place) -> list[Facts]:
+def _told_in(store: Any, mine: Facts, place: Place, deadline: Deadline) -> list[Facts]:
     """The facts about all ranks, through a store, in which each start of a world has a number."""
-    serial = store.add(f"unisono/starts/{place.rank}", 1)
-    store.set(f"unisono/facts/{serial}/{place.rank}", json.dumps(vars(mine)))
-    everyone = []
-    for rank in range(place.size):
-        key = f"unisono/facts/{serial}/{rank}"
-        try:
-            store.wait([key], timedelta(seconds=JOIN_TIMEOUT_S))
-        except RuntimeError as error:
-            raise RendezvousError(
-                f"rank {rank} of {place.size} did not come within {JOIN_TIMEOUT_S:g} s"
-            ) from error
-        everyone.append(Facts(**json.loads(store.get(key))))
-    return everyone
+    waiting = Waiting(place.rank, place.size, "world", deadline)
+    with store_answers():
+        serial = store.add(f"unisono/starts/{place.rank}", 1)
+        keys = [f"unisono/facts/{serial}/{rank}" for rank in range(place.size)]
+        store.set(keys[place.rank], json.dumps(vars(mine)))
+        pause_s = 0.001
+        while not store.check(keys):
+            is_late = not deadline.left_s()
+            if is_late or waiting.is_long():
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                if is_late and missing:
+                    raise RendezvousError(
+                        f"{name_ranks(missing)} of {place.size} did not come within "
+                        f"{in_seconds(deadline.timeout_s)}"
+                    )
+                waiting.say(missing, place.size - len(missing))
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+        return [Facts(**json.loads(store.get(key))) for key in keys]
 
 
 # -- torch.distributed ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.base import Communicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, local_rank_here, place_here, size_here
 from unisono.errors import UnisonoError
@@ -29,7 +29,7 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     rendezvous: str | os.PathLike[str] | int | Any | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float | None = None,
     with_torch: bool | None = None,
 ) -> Communicator:
     """Join the ranks of this program and return the Communicator of all of them.
@@ -46,6 +46,10 @@ def init(
     torch's default process group is made as well, over the same Communicator, if any rank has
     imported torch (`with_torch` says otherwise: True always, False never); one that is there
     already is taken as it is.
+
+    `timeout_s` is how long each call waits for the other ranks, and how long they may take to come;
+    unless it is given, 30 minutes and 300 s. A rank that has waited 5 s for others to come says for
+    whom (logger `unisono`, a warning).
 
     Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
     machine; UnisonoError if there is a world already or the backend is not to be had.
@@ -75,7 +79,7 @@ def init(
 
 
 def setup(
-    rank: int, world_size: int, backend: str = "auto", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    rank: int, world_size: int, backend: str = "auto", *, timeout_s: float | None = None
 ) -> Communicator:
     """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does.
 
@@ -117,7 +121,7 @@ cleanup = shutdown
 
 
 def _begin(
-    place: Place, rendezvous: Any, backend: str, timeout_s: float, with_torch: bool | None
+    place: Place, rendezvous: Any, backend: str, timeout_s: float | None, with_torch: bool | None
 ) -> Start:
     _check_place(place.rank, place.size)
     if not isinstance(backend, str) or not backend:

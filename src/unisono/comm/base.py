@@ -149,16 +149,21 @@ class Communicator(ABC):
         size: int,
         store: Any = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        join_timeout_s: float = 300.0,
+        timeout_s: float | None = None,
+        join_timeout_s: float | None = None,
     ) -> Communicator:
         """Meet processes of this machine that were started separately, by a name, and make a group.
 
         Every rank passes the same name, which no other job of this user has at that time, or a
-        torch Store that all can reach. Whoever comes first waits, up to `join_timeout_s`; a
-        process that ends while it waits may start again. When a member of the group ends, the
-        others' calls raise PeerLost: they close the group, call `join` again, and meet whoever
-        takes its place. `global_ranks` is None: the members have no world in common.
+        torch Store that all can reach. Whoever comes first waits, and says after 5 s for whom
+        (logger `unisono`, a warning); a process that ends while it waits may start again. When a
+        member of the group ends, the others' calls raise PeerLost: they close the group, call
+        `join` again, and meet whoever takes its place. `global_ranks` is None: the members have no
+        world in common.
+
+        `timeout_s` is how long each call waits for the others, 30 minutes unless it is given.
+        `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
+        that is given, else 300 s.
 
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; if they run on another machine or as another user.

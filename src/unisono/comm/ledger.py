@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from unisono.comm.blame import Blame
 from unisono.comm.engine import Operation, Status
+from unisono.comm.line import Deadline
 from unisono.comm.native import open_with
 from unisono.comm.records import BACKEND_MARK
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
@@ -46,7 +47,7 @@ class Ledger:
     ) -> Ledger:
         """Meet the other ranks. Raises RendezvousError if they do not find each other."""
         with Lobby() as lobby:
-            side = Side(f"watch {name}", rank, size, timeout_s, open_with(timeout_s))
+            side = Side(f"watch {name}", rank, size, Deadline(timeout_s), open_with(timeout_s))
             return cls(lobby.meet_by(exchange, side), name, backend, global_rank)
 
     def check(

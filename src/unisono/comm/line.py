@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import resource
 import socket
 import struct
 import time
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 from unisono.errors import RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 22
+_FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
 _MOST_DESCRIPTORS = 253  # that Linux lets travel with one message
 
 
@@ -21,7 +25,8 @@ class Deadline:
     """A moment to come."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._end = time.monotonic() + timeout_s
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + min(timeout_s, _FOR_EVER_S)
 
     def left_s(self) -> float:
         """Seconds left, 0 if none."""
@@ -30,6 +35,32 @@ class Deadline:
 
 class Departed(RendezvousError):
     """Somebody left while a group was made: those who stayed may try again."""
+
+
+class NoAnswer(RendezvousError):
+    """The other side has said nothing until the deadline."""
+
+
+class TooFewDescriptors(RendezvousError):
+    """This process may open no more files, or the machine has no more."""
+
+    def __init__(self, reason: str) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        super().__init__(
+            f"process {os.getpid()} has no file descriptors left for the group ({reason}; its "
+            f"limit is {limit}): raise it (ulimit -n), two for each rank and ten more will do"
+        )
+
+
+@contextlib.contextmanager
+def descriptors_needed() -> Iterator[None]:
+    """Raise TooFewDescriptors where the system's errors say so: a lack is no peer's absence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise TooFewDescriptors(error.strerror or "") from error
 
 
 class Line:
@@ -43,8 +74,12 @@ class Line:
 
     @classmethod
     def connect(cls, address: str) -> Line:
-        """Call the lobby at `address`; its owner must be this user."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        """Call the lobby at `address`; its owner must be this user.
+
+        BlockingIOError means that the queue at its door is full, for now.
+        """
+        with descriptors_needed():
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         line = cls(connection)
         try:
             connection.settimeout(10.0)
@@ -64,10 +99,7 @@ class Line:
 
     def peer_uid(self) -> int:
         """The user at the other end, as the kernel knows it."""
-        credentials = self._connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        return int(struct.unpack("3i", credentials)[1])
+        return peer_uid(self._connection)
 
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
         """Send a message, and descriptors with it."""
@@ -87,8 +119,9 @@ class Line:
 
     def poll(self) -> dict[str, Any] | None:
         """Read what is there without waiting; a message once one is complete."""
+        self._connection.settimeout(0)
         with contextlib.suppress(BlockingIOError):
-            part = self._recv(1 << 16, socket.MSG_DONTWAIT)
+            part = self._recv(1 << 16)
             if not part:
                 raise ConnectionError("the other side closed the connection")
             self._unread += part
@@ -106,15 +139,16 @@ class Line:
         try:
             message = _message(self._exactly(_length(self._exactly(4))))
         except TimeoutError as error:
-            raise RendezvousError("the other side did not answer in time") from error
+            raise NoAnswer("the other side did not answer in time") from error
         if "error" in message:
             raise (Departed if message.get("again") else RendezvousError)(str(message["error"]))
         return message
 
     def is_closed(self) -> bool:
         """Whether the other side, of which nothing is expected now, has hung up."""
+        self._connection.settimeout(0)  # with one, Python waits for it whatever the flags say
         try:
-            return not self._connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            return not self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -129,15 +163,17 @@ class Line:
             data += part
         return data
 
-    def _recv(self, count: int, flags: int = 0) -> bytes:
+    def _recv(self, count: int) -> bytes:
         # not socket.recv_fds, which ignores its flags
         room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array("i").itemsize)
-        data, extras, _, _ = self._connection.recvmsg(count, room, flags | socket.MSG_CMSG_CLOEXEC)
+        data, extras, seen, _ = self._connection.recvmsg(count, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in extras:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self.descriptors += received
+        if seen & socket.MSG_CTRUNC:  # the kernel dropped those for which there was no room
+            raise TooFewDescriptors("some that were sent have not arrived")
         return data
 
     def close(self) -> None:
@@ -146,6 +182,14 @@ class Line:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end, as the kernel knows it."""
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def _length(head: bytes) -> int:

@@ -30,8 +30,10 @@ from unisono.comm.engine import (
     open_group,
     which_overlap,
 )
+from unisono.comm.line import Deadline
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
+from unisono.comm.waiting import JOIN_TIMEOUT_S
 from unisono.comm.work import joined
 from unisono.errors import GroupError, ScheduleError
 
@@ -98,15 +100,18 @@ class NativeCommunicator(Communicator):
         name: str = "world",
         global_ranks: tuple[int, ...] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        join_timeout_s: float = 300.0,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        deadline: Deadline | None = None,
         word: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> NativeCommunicator:
         """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
-        what the others shall know of this rank: `words` has everybody's. `check` is called while
-        they are awaited, and raises when they will not come."""
+        what the others shall know of this rank: `words` has everybody's. The meeting ends after
+        `join_timeout_s`, or at a `deadline` that has begun already. `check` is called while the
+        others are awaited, and raises when they will not come."""
         with Lobby() as lobby:
-            side = Side(name, rank, size, join_timeout_s, open_with(timeout_s), word, check)
+            deadline = deadline or Deadline(join_timeout_s)
+            side = Side(name, rank, size, deadline, open_with(timeout_s), word, check)
             place = lobby.meet_by(exchange, side)
             return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
@@ -147,7 +152,7 @@ class NativeCommunicator(Communicator):
             f"{self._place.key}/{listed}/{serial}",
             members.index(self.rank),
             len(members),
-            self.timeout_s,
+            Deadline(self.timeout_s),
             open_with(self.timeout_s),
             check=self._raise_if_ended,
         )

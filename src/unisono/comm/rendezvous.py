@@ -23,8 +23,16 @@ from types import TracebackType
 
 from unisono.comm import engine
 from unisono.comm.exchange import Exchange, FileExchange, StoreExchange, Word
-from unisono.comm.line import Deadline, Departed, Line
-from unisono.comm.strangers import about_me, check_missing, find_leader
+from unisono.comm.line import (
+    Deadline,
+    Departed,
+    Line,
+    NoAnswer,
+    TooFewDescriptors,
+    descriptors_needed,
+)
+from unisono.comm.strangers import about_me, check_missing, clear_if_over, find_leader
+from unisono.comm.waiting import Waiting, in_seconds, name_ranks
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 __all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
@@ -52,7 +60,7 @@ class Side:
     key: str
     rank: int
     size: int
-    timeout_s: float
+    deadline: Deadline
     open: Callable[[int, int, int, int], engine.Group]
     word: str = ""
     """What the others shall know of this rank."""
@@ -114,7 +122,9 @@ class Lobby:
 
     def __init__(self) -> None:
         self.address = f"unisono-{secrets.token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        with descriptors_needed():
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._spare = -1
         self._socket.bind(b"\0" + self.address.encode())
         self._socket.listen(1024)
         self._socket.setblocking(False)
@@ -146,6 +156,17 @@ class Lobby:
         self._early.clear()
         self._silent.clear()
         self._socket.close()
+        self._use_spare()
+
+    def _keep_spare(self) -> None:
+        """Keep a descriptor back, by which the others are told if there are no more of them."""
+        if self._spare < 0:
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _use_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare = -1
 
     def __enter__(self) -> Lobby:
         return self
@@ -162,17 +183,26 @@ class Lobby:
 
     def meet_by(self, exchange: Exchange, side: Side) -> Place:
         """Meet strangers: rank 0 leads, and is found through the exchange."""
-        deadline = Deadline(side.timeout_s)
-        me = about_me(self.address)
-        exchange.announce(side.rank, me)
-        if side.rank == 0:
+        with descriptors_needed():
+            deadline = side.deadline
+            me = about_me(self.address)
+            exchange.announce(side.rank, me)
+            if side.rank == 0:
+                try:
+                    return self._lead(side, deadline, exchange, me)
+                except BaseException:
+                    exchange.clear(0, me)
+                    raise
             try:
-                return self._lead(side, deadline, exchange, me)
-            except BaseException:
-                exchange.clear(0, me)
+                line = find_leader(exchange, side, deadline, me)
+            except TooFewDescriptors as error:
+                self._excuse(exchange, side, me, error)
                 raise
-        line = find_leader(exchange, side, deadline, me)
-        return self._follow(line, side, deadline, me, strangers=True)
+            try:
+                return self._follow(line, side, deadline, me, strangers=True)
+            except Departed:
+                clear_if_over(exchange, me)
+                raise
 
     def meet_at(self, leader_address: str, side: Side) -> Place:
         """Meet acquaintances: the leader's address is known."""
@@ -180,53 +210,99 @@ class Lobby:
             raise GroupClosed(
                 f"the parent group belongs to process {self._pid}: a forked child cannot split it"
             )
-        deadline = Deadline(side.timeout_s)
-        if side.rank == 0:
-            return self._lead(side, deadline, None, about_me(self.address))
-        try:
-            line = Line.connect(leader_address)
-        except OSError as error:
-            raise RendezvousError(
-                f"rank 0 of the new group {side.key} cannot be reached: its process has ended or "
-                f"closed the parent group ({error.strerror})"
-            ) from error
-        return self._follow(line, side, deadline, about_me(self.address), strangers=False)
+        with descriptors_needed():
+            deadline = side.deadline
+            if side.rank == 0:
+                return self._lead(side, deadline, None, about_me(self.address))
+            line = self._call(leader_address, side, deadline)
+            return self._follow(line, side, deadline, about_me(self.address), strangers=False)
+
+    @staticmethod
+    def _call(leader_address: str, side: Side, deadline: Deadline) -> Line:
+        while True:
+            try:
+                return Line.connect(leader_address)
+            except BlockingIOError as error:  # its queue is full until it makes groups again
+                side.check()
+                if not deadline.left_s():
+                    raise RendezvousError(
+                        f"rank 0 of the new group {side.key} has let nobody in for "
+                        f"{in_seconds(side.deadline.timeout_s)}: the queue at its door is full"
+                    ) from error
+                time.sleep(0.01)
+            except OSError as error:
+                raise RendezvousError(
+                    f"rank 0 of the new group {side.key} cannot be reached: its process has ended "
+                    f"or closed the parent group ({error.strerror})"
+                ) from error
+
+    def _excuse(self, exchange: Exchange, side: Side, me: Word, error: RendezvousError) -> None:
+        """Tell rank 0, if it is there, that this rank will not come."""
+        self.shut()  # by what that frees it can be told
+        with contextlib.suppress(OSError, RendezvousError):
+            word = exchange.look_up(0)
+            if word is not None:
+                line = Line.connect(str(word["address"]))
+                line.try_send(_hello(side, me) | {"error": f"rank {side.rank}: {error}"})
+                line.close()
 
     # -- leading -------------------------------------------------------------------------------
 
     def _lead(self, side: Side, deadline: Deadline, exchange: Exchange | None, me: Word) -> Place:
         visitors: dict[int, _Visitor] = {}
         try:
-            self._receive(side, deadline, exchange, visitors)
+            self._keep_spare()
+            self._receive(side, deadline, exchange, me, visitors)
             return self._seat(side, deadline, exchange, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
-            late = self._visitors_for(side.key, 0.05)
-            for visitor in (*visitors.values(), *late):
-                visitor.line.try_send({"error": reason, "again": isinstance(error, Departed)})
-            for visitor in late:
-                visitor.line.close()
+            self._use_spare()
+            self._dismiss(list(visitors.values()), reason, again=isinstance(error, Departed))
+            visitors.clear()
+            with contextlib.suppress(RendezvousError):  # of itself: there is a reason already
+                while late := self._visitors_for(side.key, 0.05):
+                    self._dismiss(late, reason, again=isinstance(error, Departed))
+            if exchange is not None:  # else who has not spoken yet may have come for another group
+                for line in self._silent:
+                    line.try_send({"error": reason, "again": isinstance(error, Departed)})
             raise
         finally:
+            self._use_spare()
             for visitor in visitors.values():
                 visitor.line.close()
+
+    @staticmethod
+    def _dismiss(visitors: list[_Visitor], reason: str, again: bool) -> None:
+        for visitor in visitors:
+            visitor.line.try_send({"error": reason, "again": again})
+            visitor.line.close()
 
     def _receive(
         self,
         side: Side,
         deadline: Deadline,
         exchange: Exchange | None,
+        me: Word,
         visitors: dict[int, _Visitor],
     ) -> None:
         """Wait until every other rank has come in."""
         unreached: dict[int, float] = {}
+        waiting = Waiting(side.rank, side.size, side.key, deadline)
+        told: set[int] = set()
         while len(visitors) < side.size - 1:
             missing = [rank for rank in range(1, side.size) if rank not in visitors]
-            if not deadline.left_s():
-                raise RendezvousError(
-                    f"group {side.key}: rank(s) {_join(missing)} of {side.size} did not come "
-                    f"within {side.timeout_s:g} s"
-                )
+            if not deadline.left_s() or waiting.is_long():
+                left = [rank for rank, visitor in visitors.items() if visitor.line.is_closed()]
+                absent = sorted(missing + left)
+                if not deadline.left_s():
+                    raise RendezvousError(
+                        f"group {side.key}: rank(s) {_join(absent)} of {side.size} did not come "
+                        f"within {in_seconds(side.deadline.timeout_s)}"
+                    )
+                waiting.say(absent, side.size - len(absent))
+                for rank in visitors.keys() - told:  # so that they can say it, too
+                    visitors[rank].line.try_send({"missing": absent})
+                    told.add(rank)
             begin_s = time.monotonic()
             arrived = self._visitors_for(side.key, min(_QUIET_S, deadline.left_s()))
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
@@ -240,6 +316,8 @@ class Lobby:
                     self._early[side.key] = arrived  # they are told, too
                     raise
             if exchange is not None and nobody:
+                if exchange.look_up(0) is None:  # somebody tidied up, and took it for a dead one's
+                    exchange.announce(0, me)
                 check_missing(exchange, missing, unreached)
 
     def _visitors_for(self, key: str, timeout_s: float) -> list[_Visitor]:
@@ -258,11 +336,12 @@ class Lobby:
             poller.register(line, select.POLLIN)
         if not poller.poll(max(1, int(timeout_s * 1000))):
             return []
-        with contextlib.suppress(OSError):  # nobody there, or gone again
+        with contextlib.suppress(OSError), descriptors_needed():  # nobody there, or gone again
             accepted, _ = self._socket.accept()
             self._silent[Line(accepted)] = Deadline(_HELLO_S)
         visitors = []
         for line, patience in list(self._silent.items()):
+            hello = None
             try:
                 if line.peer_uid() != os.geteuid() or not patience.left_s():
                     raise ValueError("a stranger, or one who says nothing")
@@ -270,9 +349,15 @@ class Lobby:
                 if hello is None:
                     continue
                 visitors.append(_Visitor(line, hello, str(hello["key"]), int(hello["rank"])))
+            except TooFewDescriptors as error:
+                line.try_send({"error": f"rank 0: {error}"})
+                line.close()
+                raise
             except (OSError, ValueError, KeyError, TypeError, OverflowError):
                 line.close()  # noise: not our business
-            del self._silent[line]
+            finally:
+                if hello is not None or line.fileno() < 0:
+                    del self._silent[line]
         return visitors
 
     @staticmethod
@@ -283,7 +368,9 @@ class Lobby:
         if before is not None and before.line.is_closed():  # it has started anew
             before.line.close()
             del present[visitor.rank]
-        if hello.get("layout") != engine.layout_version():
+        if "error" in hello:
+            wrong = f"cannot come: {hello['error']}"
+        elif hello.get("layout") != engine.layout_version():
             wrong = "runs another build of unisono"
         elif hello.get("size") != side.size:
             wrong = f"thinks the group has {hello.get('size')} ranks, not {side.size}"
@@ -350,7 +437,11 @@ class Lobby:
                 for visitor in visitors.values():
                     visitor.line.send(invitation, descriptor, *pidfds)
                 group = side.open(descriptor, 0, side.size, invitation["nonce"])
-                _watch(group, side, _members(invitation), pidfds)
+                try:
+                    _watch(group, side, _members(invitation), pidfds)
+                except BaseException:
+                    group.close()
+                    raise
                 return group
         finally:
             os.close(descriptor)
@@ -363,11 +454,13 @@ class Lobby:
         patient = Deadline(deadline.left_s() + _GRACE_S)
         group: engine.Group | None = None
         try:
-            hello = me | {"key": side.key, "rank": side.rank, "size": side.size}
-            hello["word"] = side.word
-            with _own_pidfd() as mine:
-                line.send(hello, *(mine if strangers else ()))
-            invitation = line.receive(patient)
+            try:
+                with _own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
+                    line.send(_hello(side, me), *(mine if strangers else ()))
+                invitation = self._invitation(line, side, deadline, patient)
+            except TooFewDescriptors as error:
+                line.try_send(_hello(side, me) | {"error": f"rank {side.rank}: {error}"})
+                raise
             members = _members(invitation)
             try:
                 descriptor, *pidfds = line.descriptors
@@ -376,8 +469,8 @@ class Lobby:
             except (UnisonoError, ValueError) as error:
                 line.try_send({"error": f"rank {side.rank}: {error}"})
                 raise
-            line.send({"opened": True})
-            line.receive(patient)
+            line.try_send({"opened": True})
+            line.receive(patient)  # or hear why there is nobody to send to any more
             words = tuple(map(str, invitation["words"]))
             return Place(side.key, side.rank, side.size, group, members, words)
         except BaseException as error:
@@ -391,12 +484,34 @@ class Lobby:
         finally:
             line.close()
 
+    @staticmethod
+    def _invitation(line: Line, side: Side, deadline: Deadline, patient: Deadline) -> Word:
+        """Wait until rank 0 says that all are there; who is missing, it may say before."""
+        waiting = Waiting(side.rank, side.size, side.key, deadline)
+        missing: list[int] = []
+        try:
+            while "missing" in (message := line.receive(patient)):
+                missing = [int(rank) for rank in message["missing"]]
+                waiting.say(missing, side.size - len(missing))
+        except NoAnswer as error:
+            who = name_ranks(missing) if missing else "some rank"
+            raise RendezvousError(
+                f"group {side.key}: rank 0 is here, but {who} of {side.size} did not come within "
+                f"{in_seconds(side.deadline.timeout_s)}"
+            ) from error
+        return message
+
+
+def _hello(side: Side, me: Word) -> Word:
+    return me | {"key": side.key, "rank": side.rank, "size": side.size, "word": side.word}
+
 
 @contextlib.contextmanager
 def _own_pidfd() -> Iterator[list[int]]:
     """A descriptor of this process, by which peers learn of its end; none on old kernels."""
     try:
-        descriptor = os.pidfd_open(os.getpid())
+        with descriptors_needed():
+            descriptor = os.pidfd_open(os.getpid())
     except OSError:
         yield []
         return
@@ -408,8 +523,9 @@ def _own_pidfd() -> Iterator[list[int]]:
 
 def _watch(group: engine.Group, side: Side, members: tuple[Member, ...], pidfds: list[int]) -> None:
     for rank, member in enumerate(members):
-        if rank != side.rank:
-            group.watch(rank, member.identity, pidfds[rank] if rank < len(pidfds) else -1)
+        pidfd = pidfds[rank] if rank < len(pidfds) else -1
+        if rank != side.rank and not group.watch(rank, member.identity, pidfd) and pidfd >= 0:
+            raise TooFewDescriptors(f"rank {side.rank} could not begin to watch rank {rank}")
 
 
 def _cores(everyone: list[Word]) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import multiprocessing
 import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from unisono.comm.line import descriptors_needed, peer_uid
 from unisono.errors import RendezvousError
 
 _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, rendezvous=a path)"
@@ -32,7 +35,7 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
         who = f"process of job {job}"
     else:
         parent = _parent_pid()
-        name = f"unisono-{os.geteuid()}-{_namespace()}-{parent}-{start_time(parent)}"
+        name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{start_time(parent)}"
         who = f"child of process {parent}"
     with seat(
         f"{name}-{rank}",
@@ -43,13 +46,38 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def seat(name: str, complaint: str) -> Iterator[None]:
-    """Sit on a name that one process at a time can have, and that goes with it; else complain."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as taken:
+    """Sit on a name that one process at a time can have, and that goes with it; else complain.
+
+    Whoever sits there answers calls, so that the kernel tells others who it is.
+    """
+    address = b"\0" + name.encode()
+    with descriptors_needed():
+        taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with taken:
         try:
-            taken.bind(b"\0" + name.encode())
+            taken.bind(address)
+            taken.listen(1024)
         except OSError as error:
-            raise RendezvousError(complaint) from error
+            if error.errno != errno.EADDRINUSE or _holder(address) == os.geteuid():
+                raise RendezvousError(complaint) from error
+            raise RendezvousError(
+                f"the name @{name}, which a rank holds while it waits, is taken by another user's "
+                "process or by no rank of unisono: meet by another name, or in a store"
+            ) from error
         yield
+
+
+def _holder(address: bytes) -> int | None:
+    """The user whose process listens there; None where none does."""
+    with descriptors_needed():
+        caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with caller:
+        for _ in range(10):
+            with contextlib.suppress(OSError):
+                caller.connect(address)
+                return peer_uid(caller)
+            time.sleep(0.01)  # it has the name, and listens in a moment
+    return None
 
 
 def _parent_pid() -> int:
@@ -76,8 +104,9 @@ def start_time(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]  # a name may hold spaces and brackets
 
 
-def _namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
+def namespace(kind: str) -> int:
+    """A number for this process's namespace of a kind ("pid", "net")."""
+    return os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def _runtime_folder() -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import socket
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING
 from unisono.comm import engine
 from unisono.comm.exchange import Exchange, Word
 from unisono.comm.line import Deadline, Line
-from unisono.comm.siblings import start_time
+from unisono.comm.siblings import namespace, start_time
+from unisono.comm.waiting import Waiting, in_seconds
 from unisono.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ def about_me(address: str) -> Word:
         "layout": engine.layout_version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "quota": engine.cpu_quota(),
+        "net": namespace("net"),
     }
 
 
@@ -46,17 +50,26 @@ def find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) ->
     pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
     suspect: Word | None = None
+    waiting = Waiting(side.rank, side.size, side.key, deadline)
     while True:
         word = exchange.look_up(0)
+        complaint = f"rank 0 did not come within {in_seconds(side.deadline.timeout_s)}"
         if word is not None and not _is_from_before(word, me):
             _check_same_host(0, word, side.rank, me)
             address = str(word["address"])
             try:
                 return Line.connect(address)
+            except BlockingIOError:
+                complaint = (
+                    f"rank 0 (pid {word.get('pid')}) is here, but the queue at its door is full, "
+                    f"and stayed so for {in_seconds(side.deadline.timeout_s)}"
+                )
             except OSError as error:
-                if refused_since is None or refused_since[0] != address or _is_dead(word):
+                if _is_over(error, word, me):
+                    exchange.clear(0, word)
+                elif refused_since is None or refused_since[0] != address or _is_dead(word):
                     refused_since = (address, time.monotonic())
-                if time.monotonic() - refused_since[1] > UNREACHABLE_S:
+                elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     raise RendezvousError(
                         f"rank {side.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
                         f"{word.get('pid')}) on host {me['host']}, though both are on it: do they "
@@ -66,12 +79,45 @@ def find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) ->
         if not deadline.left_s():
             if suspect is not None:  # it looked stale; perhaps it is another host of this name
                 _check_same_host(0, suspect, side.rank, me)
-            raise RendezvousError(
-                f"group {side.key}: rank 0 did not come within {side.timeout_s:g} s"
-            )
+            raise RendezvousError(f"group {side.key}: {complaint}")
         side.check()
+        if waiting.is_long():
+            waiting.say(*_who_is_missing(exchange, side))
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.05)
+
+
+def _who_is_missing(exchange: Exchange, side: Side) -> tuple[list[int], int | None]:
+    """Who has left no word yet, and how many are here: all that a rank knows without rank 0. In a
+    file nobody but rank 0 leaves word."""
+    others = [rank for rank in range(1, side.size) if rank != side.rank]
+    here = [rank for rank in others if exchange.look_up(rank) is not None]
+    if not here and others:
+        return [0], None
+    return [0, *sorted(set(others) - set(here))], len(here) + 1
+
+
+def clear_if_over(exchange: Exchange, me: Word) -> None:
+    """Take rank 0's word away if it was killed while it waited."""
+    with contextlib.suppress(RendezvousError):
+        word = exchange.look_up(0)
+        if word is None:
+            return
+        if _is_from_before(word, me):
+            exchange.clear(0, word)
+            return
+        try:
+            Line.connect(str(word["address"])).close()
+        except OSError as error:
+            if _is_over(error, word, me):
+                exchange.clear(0, word)
+
+
+def _is_over(error: OSError, word: Word, me: Word) -> bool:
+    """Whether a refused call proves that the word's meeting is over: its door was open before the
+    word was left, and all of one network namespace can reach it."""
+    here = word.get("boot") == me["boot"] and word.get("net") == me["net"]
+    return here and error.errno == errno.ECONNREFUSED
 
 
 def _is_from_before(word: Word, me: Word) -> bool:
@@ -96,6 +142,8 @@ def check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, f
         if word is None or _is_from_before(word, me) or _is_dead(word):
             continue
         _check_same_host(rank, word, 0, me)
+        if word.get("net") == me["net"]:
+            continue  # it can come, and is only slow
         first = unreached.setdefault(rank, time.monotonic())
         if time.monotonic() - first > UNREACHABLE_S:
             raise RendezvousError(

@@ -17,6 +17,7 @@ import types
 from typing import IO, Any
 
 from unisono import variables, world
+from unisono.autoload import inherit_store
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.orders import (
     FAILED,
@@ -47,6 +48,10 @@ def main() -> None:
     with open_orders(orders_fd) as file:
         os.close(orders_fd)
         orders: Orders = pickle.load(file)
+        if orders.store_fd >= 0:
+            os.set_inheritable(orders.store_fd, False)
+            inherit_store(orders.store_fd)
+        _let_breakpoints_debug(rank, orders.input_fd)
         if orders.pins:
             os.sched_setaffinity(0, orders.pins[rank])
         _write_in_lines()
@@ -66,6 +71,21 @@ def end_with_parent(parent_pid: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before we could ask
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
+    """What that needs is imported by the first breakpoint. PYTHONBREAKPOINT still wins."""
+    if input_fd >= 0:
+        os.set_inheritable(input_fd, False)
+
+    def hook(*args: Any, **keywords: Any) -> Any:
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **keywords)
+        from unisono.launcher.debugger import debug
+
+        return debug(sys._getframe(1), rank, input_fd, *_rendezvous_descriptor())
+
+    sys.breakpointhook = hook
 
 
 class _Report:
@@ -112,10 +132,10 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        import cloudpickle
+        from unisono.launcher.pickling import dumps
 
         try:
-            return bytes(cloudpickle.dumps(value))
+            return dumps(value)
         except Exception as error:
             raise TypeError(
                 f"what the function returned, a {type(value).__name__}, cannot be sent back: "

@@ -14,6 +14,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
+from unisono.launcher import terminal
+from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.orders import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
 from unisono.launcher.output import Lines, Listener, Stream
@@ -67,6 +69,7 @@ class Crew:
         self._interrupts = interrupts
         self._values = values
         self._keep = keep
+        self._guardian: Guardian | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
 
@@ -91,6 +94,8 @@ class Crew:
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
         self._selector.close()
+        if self._guardian is not None:
+            self._guardian.__exit__(kind, value, traceback)
 
     def invite(self, guest: Guest) -> None:
         """Call `guest.ready()` once, as soon as its descriptor is readable."""
@@ -127,6 +132,8 @@ class Crew:
 
         `patience_s` is how long a rank that was told to end may take before it is killed.
         """
+        self._guardian = Guardian()  # after the ranks, whose start shall not wait for it
+        self._guardian.guard(rank.process.pid for rank in self._living())
         self._wait(lambda: self._all_returned() or self._any_failed(), timeout_s)
         verdict = Verdict.TIMED_OUT
         if self._any_failed():
@@ -181,7 +188,10 @@ class Crew:
             return
         if ended.si_status != 0 or rank.ended_by_us:
             rank.send_signal(signal.SIGKILL)  # what it started; its number is still its own
+        if self._guardian is not None:  # before its number can be another's
+            self._guardian.guard(other.process.pid for other in self._living() if other is not rank)
         rank.exit_code = rank.process.wait()
+        terminal.take_back(rank.process.pid)
         if rank.pidfd is not None:
             self._selector.unregister(rank.pidfd)
         for descriptor in list(rank.pipes):

@@ -16,7 +16,7 @@ from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.orders import Orders, nameless_file, write_orders
+from unisono.launcher.orders import Orders, nameless_file, standard_input, write_orders
 from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 
@@ -42,8 +42,10 @@ def launch(
 ) -> list[Result]:
     """Run `fn(*args, **kwargs)` in `ranks` new processes; their results, in rank order.
 
-    Inside, `unisono.init()` needs no arguments. `fn` may be any function: of a module, of the
-    program itself, of a notebook, a lambda, a closure.
+    Inside, `unisono.init()` needs no arguments, and neither does torch's `init_process_group`: it
+    finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE and, unless MASTER_ADDR and MASTER_PORT
+    are set, a store without a port. `fn` may be any function: of a module, of the program itself,
+    of a notebook, a lambda, a closure.
 
     What the ranks write comes line by line with the rank's name before it. With `capture` it is
     kept for the exception instead, and with `on_line` every line goes to
@@ -62,17 +64,20 @@ def launch(
         listener = Silence()
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
-    orders = Orders(
-        script=None,
-        sys_path=tuple(sys.path),
-        argv=tuple(sys.argv),
-        pins=share.pins(ranks) if pin else (),
-        sources=_sources(fn),
-    )
     job = _pickled(fn, "the function") + _pickled(
         (tuple(args), dict(kwargs or {})), "its arguments"
     )
     with ExitStack() as stack:
+        store = stack.enter_context(nameless_file())
+        orders = Orders(
+            script=None,
+            sys_path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            pins=share.pins(ranks) if pin else (),
+            sources=_sources(fn),
+            store_fd=store.fileno(),
+            input_fd=stack.enter_context(standard_input()),
+        )
         file = stack.enter_context(write_orders(orders, job))
         del job
         meeting = stack.enter_context(nameless_file())
@@ -83,7 +88,8 @@ def launch(
             if interrupts.noted:
                 break
             place = rank_variables(rank, ranks, meeting.fileno())
-            crew.start(environment | place, file.fileno(), [meeting.fileno()])
+            inherited = [meeting.fileno(), store.fileno(), orders.input_fd]
+            crew.start(environment | place, file.fileno(), inherited)
         verdict = crew.run(timeout, PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
@@ -96,11 +102,15 @@ def launch(
 
 
 def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
-    """What `unisono.init()` reads."""
+    """What `unisono.init()` reads, and what programs for torchrun read first."""
     return {
         "UNISONO_RANK": str(rank),
         "UNISONO_SIZE": str(ranks),
         "UNISONO_RENDEZVOUS": f"fd:{meeting_fd}",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
     }
 
 
@@ -129,11 +139,13 @@ def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> N
 def _pickled(value: Any, what: str) -> bytes:
     import cloudpickle
 
+    from unisono.launcher.pickling import dumps
+
     strangers = [module for module in _modules(value) if not _can_be_imported(module)]
     for module in strangers:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        return dumps(value)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import struct
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
@@ -36,7 +38,9 @@ class Orders:
     """What every rank of a launch is told first.
 
     `script` is None where a function follows, pickled, in the same file. `sources` are texts of
-    code that is in no file, as in a notebook, for tracebacks.
+    code that is in no file, as in a notebook, for tracebacks. `store_fd` is an inherited file for
+    torch's store, -1 where there is another; `input_fd` is the standard input of the launching
+    process, for debuggers, -1 where it has none.
     """
 
     script: Script | None
@@ -44,6 +48,8 @@ class Orders:
     argv: tuple[str, ...]
     pins: tuple[tuple[int, ...], ...] = ()
     sources: dict[str, list[str]] = field(default_factory=dict)
+    store_fd: int = -1
+    input_fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,20 @@ def nameless_file() -> IO[bytes]:
         return os.fdopen(os.memfd_create("unisono-launch"), "w+b")
     except (AttributeError, OSError):  # a sandbox refuses it
         return tempfile.TemporaryFile(prefix="unisono-")
+
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[int]:
+    """This process's standard input under a number that ranks can inherit; -1 where it has none."""
+    try:
+        descriptor = os.dup(0)
+    except OSError:
+        yield -1
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_orders(orders: Orders, job: bytes = b"") -> IO[bytes]:

@@ -67,7 +67,7 @@ def start_rank(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            pass_fds=(orders_fd, report, stacks, *inherit),
+            pass_fds=(orders_fd, report, stacks, *(fd for fd in inherit if fd >= 0)),
             process_group=0,  # so that it can be ended with all that it started
         )
     except OSError as error:

@@ -17,7 +17,7 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.keeper import Keeper
-from unisono.launcher.orders import Orders, Script, nameless_file, write_orders
+from unisono.launcher.orders import Orders, Script, nameless_file, standard_input, write_orders
 from unisono.launcher.output import Listener, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 from unisono.launcher.store import LazyStore
@@ -67,14 +67,15 @@ def run_script(script: Script, settings: Settings) -> Outcome:
     check_not_nested()
     share.check_memory(settings.ranks)
     listener: Listener = Silence() if settings.capture else Terminal(settings.prefix)
-    orders = Orders(
-        script=script,
-        sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
-        argv=("", *script.args),
-        pins=share.pins(settings.ranks) if settings.pin else (),
-    )
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     with ExitStack() as stack:
+        orders = Orders(
+            script=script,
+            sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
+            argv=("", *script.args),
+            pins=share.pins(settings.ranks) if settings.pin else (),
+            input_fd=stack.enter_context(standard_input()),
+        )
         file = stack.enter_context(write_orders(orders))
         meeting = stack.enter_context(nameless_file())
         store = stack.enter_context(closing(LazyStore()))
@@ -89,8 +90,9 @@ def run_script(script: Script, settings: Settings) -> Outcome:
             if interrupts.noted:
                 break
             place = rank_variables(rank, settings.ranks, meeting.fileno())
-            place |= _torch_place(rank)
-            crew.start(environment | place, file.fileno(), [meeting.fileno()])
+            place["ROLE_RANK"] = str(rank)
+            inherited = [meeting.fileno(), orders.input_fd]
+            crew.start(environment | place, file.fileno(), inherited)
         keeper = None
         if watched:
             keeper = stack.enter_context(Keeper(lambda: [one.process.pid for one in crew.ranks]))
@@ -131,8 +133,6 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     """What torchrun sets for all ranks of a program, and our own."""
     host, port = store.address
     variables = {
-        "WORLD_SIZE": str(settings.ranks),
-        "LOCAL_WORLD_SIZE": str(settings.ranks),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
@@ -152,7 +152,3 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     if settings.trace is not None:
         variables["UNISONO_TRACE"] = str(settings.trace)
     return variables
-
-
-def _torch_place(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qsl, urlparse
 
 import numpy
 
@@ -33,6 +36,37 @@ def store_of(comm: Communicator) -> Iterator[Any]:
         yield dist.FileStore(f"/proc/self/fd/{descriptor}", comm.size)  # type: ignore[attr-defined]
     finally:
         _put_aside(descriptor)
+
+
+def meet_in_file(descriptor: int) -> None:
+    """Let torch's "env://", the default of `init_process_group`, find the ranks' store in a file
+    that all of them have inherited, where nobody has set MASTER_ADDR and MASTER_PORT: no port."""
+    import torch.distributed as dist
+
+    # torch lets nobody replace a scheme; where it keeps them otherwise, it asks for an address
+    module = importlib.import_module("torch.distributed.rendezvous")
+    handlers = getattr(module, "_rendezvous_handlers", {})
+    with_address = handlers.get("env")
+    if with_address is None:
+        return
+    serials = itertools.count()
+
+    def meet(url: str, *args: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        given = dict(parse_qsl(urlparse(url).query))
+        rank = given.get("rank") or os.environ.get("RANK")
+        size = given.get("world_size") or os.environ.get("WORLD_SIZE")
+        address = os.environ.get("MASTER_ADDR") or os.environ.get("MASTER_PORT")
+        if address or not rank or not size:
+            yield from with_address(url, *args, **options)
+            return
+        file = dist.FileStore(f"/proc/self/fd/{descriptor}", int(size))  # type: ignore[attr-defined]
+        # each start has a part of the file, which all ranks count
+        store = dist.PrefixStore(f"start {next(serials)}", file)  # type: ignore[attr-defined]
+        if "timeout" in options:
+            store.set_timeout(options["timeout"])
+        yield store, int(rank), int(size)
+
+    handlers["env"] = meet
 
 
 def _shared_file(comm: Communicator) -> int:
