@@ -13,6 +13,7 @@ typedef struct tensor {
     size_t item_bytes;
     size_t bytes;
     un_layout *layout; /* NULL: contiguous */
+    un_shape shape;    /* set where shapes are compared */
     Py_buffer buffer;  /* held while buffer.obj is set */
     PyObject *capsule; /* likewise, for other DLPack producers */
     PyObject *owner;   /* the tensor itself */
@@ -45,6 +46,13 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
  * Returns 0, or -1 with a Python exception; free_side is due either way. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 void free_side(side *s);
+
+/* Whether shapes are compared: compare_shapes(bool) of the module. */
+extern bool shapes_are_compared;
+PyObject *module_compare_shapes(PyObject *module, PyObject *wanted);
+
+/* What the shapes of a side's tensors come to, never 0. Dimensions of length 1 do not count. */
+uint32_t mark_of_shapes(const side *s);
 
 /* Raise ValueError, and return -1, if two of the tensors share memory: where each is read and then
  * overwritten with a result, one of them would read the other's. */

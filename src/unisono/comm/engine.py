@@ -65,8 +65,9 @@ class Note(IntEnum):
     """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
 
     SITE = 0
-    ANSWER = 1
-    REASON = 2
+    SHAPE = 1
+    ANSWER = 2
+    REASON = 3
 
 
 ABOUT_MESSAGES = 2**64 - 1
@@ -96,6 +97,7 @@ class Group(Protocol):
     `recv` return the rank at the other end, or a status below zero."""
 
     calls: int
+    descriptor: int
     timeout_ns: int
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
@@ -128,6 +130,8 @@ class Group(Protocol):
     def irecv(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int]: ...
+    def progress(self, rank: int) -> int: ...
+    def pair_bytes(self, rank: int, call: int) -> list[int]: ...
     def set_eager(self, size_bytes: int) -> None: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
@@ -217,6 +221,8 @@ class RecordsLayout(NamedTuple):
     asked: int
     answer: int
     reason: int
+    progress: int
+    closed: int
 
 
 def records_layout(ranks: int) -> RecordsLayout:
@@ -228,6 +234,23 @@ def now_by_both_clocks() -> tuple[int, int]:
     """This moment in the ticks of the records and in nanoseconds of CLOCK_MONOTONIC."""
     ticks, ns = _module().now()
     return ticks, ns
+
+
+def count_step() -> None:
+    """This thread begins its next step: its calls' records bear that number from now on."""
+    _module().count_step()
+
+
+def compare_shapes(wanted: bool) -> None:
+    """Whether groups of this process compare the shapes of tensors, too, with ranks that do."""
+    if _native is not None:
+        _native.compare_shapes(wanted)
+
+
+def keep_sites(wanted: bool) -> None:
+    """Whether blocking calls of all groups of this process keep their line in their records."""
+    if _native is not None:
+        _native.keep_sites(wanted)
 
 
 def site_of(frame: FrameType) -> str | None:
