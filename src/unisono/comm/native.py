@@ -28,6 +28,7 @@ from unisono.comm.engine import (
     engine_ns,
     open_group,
 )
+from unisono.comm.keeping import announce
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import joined
@@ -82,6 +83,7 @@ class NativeCommunicator(Communicator):
         keeps_sites = os.environ.get("UNISONO_SITES", "0") == "1"
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self._group.introduce(name, global_rank, keeps_sites)
+        announce(self._group.descriptor)
         self.timeout_s = timeout_s
 
     @classmethod

@@ -66,7 +66,7 @@ UNISONO = (
         "the signal by which a process that holds the GIL tells its stack; 0: none",
     ),
     Variable("UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON"),
-    Variable("UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace"),
+    Variable("UNISONO_TRACE", "where a watched program writes a trace of its calls"),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,13 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.keeper import Keeper
-from unisono.launcher.orders import Orders, Script, nameless_file, write_orders
+from unisono.launcher.orders import (
+    KEEPER_VARIABLE,
+    Orders,
+    Script,
+    nameless_file,
+    write_orders,
+)
 from unisono.launcher.output import Listener, Silence, Terminal
 from unisono.launcher.report import ranks_failed, ranks_timed_out
 from unisono.launcher.store import LazyStore
@@ -45,6 +50,11 @@ class Settings:
     capture: bool = False
     watch: bool = False
     trace: Path | None = None
+
+    def is_watched(self) -> bool:
+        """Whether the ranks watch themselves."""
+        asked = os.environ.get("UNISONO_WATCH", "0") not in ("", "0")
+        return self.watch or self.trace is not None or asked
 
 
 @dataclass(frozen=True)
@@ -78,18 +88,22 @@ def run_script(script: Script, settings: Settings) -> Outcome:
         meeting = stack.enter_context(nameless_file())
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts(signals))
+        keeper = None
+        if settings.is_watched():  # it ends after the ranks
+            keeper = stack.enter_context(Keeper(settings.trace))
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
         crew.invite(store)
         environment = os.environ | _program_variables(settings, store)
+        inherited = [meeting.fileno()]
+        if keeper is not None:
+            environment[KEEPER_VARIABLE] = str(keeper.line)
+            inherited.append(keeper.line)
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break
             place = rank_variables(rank, settings.ranks, meeting.fileno())
             place |= _torch_place(rank)
-            crew.start(environment | place, file.fileno(), [meeting.fileno()])
-        keeper = None
-        if is_watched(environment):
-            keeper = stack.enter_context(Keeper(lambda: [one.process.pid for one in crew.ranks]))
+            crew.start(environment | place, file.fileno(), inherited)
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
         report = _what_records_say(keeper, crew) if keeper is not None else None
     if verdict is Verdict.INTERRUPTED:
@@ -102,11 +116,6 @@ def run_script(script: Script, settings: Settings) -> Outcome:
         late = ranks_timed_out(crew.ranks, settings.timeout_s, captured=settings.capture)
         return Outcome(TIMED_OUT_CODE, late)
     return Outcome(0)
-
-
-def is_watched(environment: Mapping[str, str]) -> bool:
-    """Whether ranks with these variables watch themselves."""
-    return environment.get("UNISONO_WATCH", "0") not in ("", "0")
 
 
 def _what_records_say(keeper: Keeper, crew: Crew) -> Report | None:
@@ -146,7 +155,7 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     if settings.watch or settings.trace is not None:
         variables["UNISONO_WATCH"] = "1"
     if settings.trace is not None:
-        variables["UNISONO_TRACE"] = str(settings.trace)
+        variables["UNISONO_SITES"] = "1"
     return variables
 
 

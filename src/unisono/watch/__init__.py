@@ -112,7 +112,7 @@ def summary(pid: int | None = None) -> Summary:
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write what is called inside the `with` to a file that chrome://tracing and
     ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
-    time by which each rank came after the first. All ranks enter; rank 0 of each group writes.
+    time by which each rank came after the first. All ranks enter; the lowest one writes.
 
     Raises UnisonoError if the file's folder does not exist.
     """

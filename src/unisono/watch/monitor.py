@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from unisono.comm.records import GroupRecords, read_process
+from unisono.comm.engine import keep_sites
+from unisono.comm.keeping import listeners
+from unisono.comm.records import GroupRecords, read_process, segments_of
+from unisono.errors import UnisonoError
 from unisono.watch import diagnose
 from unisono.watch.calls import Wait, newest, waits
 from unisono.watch.desk import Desk, ring
@@ -24,6 +29,7 @@ from unisono.watch.whereabouts import whereabouts
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
+_SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a trace
 _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
@@ -43,6 +49,8 @@ class Monitor:
         self._told: set[tuple[tuple[int, int], int]] = set()
         self._saved = 0
         self._trace: Trace | None = None
+        self._held: Trace | None = None
+        self._follow_again_s = 0.0
         self._stop = threading.Event()
         self._look_again_s = 0.0
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
@@ -106,17 +114,37 @@ class Monitor:
 
     def begin_trace(self, path: str | os.PathLike[str]) -> None:
         """Collect records from now on."""
+        self.end_trace()
         trace = Trace(path)
-        trace.collect(only_note=True)
+        _follow(trace, [os.getpid()], is_new=False)
+        trace.collect()
+        _follow(trace, trace.peers(), is_new=False)
         self._trace = trace  # from here on the thread collects
+        listeners.append(self._follow_new)
+        keep_sites(True)
 
     def end_trace(self) -> None:
-        """Write them down."""
+        """Write them down. Who does not write holds on to what was followed, for who does."""
         trace, self._trace = self._trace, None
-        if trace is not None:
-            self._retire()
-            trace.collect()
+        if trace is None:
+            return
+        listeners.remove(self._follow_new)
+        keep_sites(False)
+        self._retire()
+        trace.settle(_SETTLE_S)
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if trace.is_ours():
+            _follow(trace, trace.peers())
             trace.write()
+        else:
+            self._held = trace
+
+    def _follow_new(self, descriptor: int) -> None:
+        trace = self._trace
+        if trace is not None:
+            trace.follow(descriptor, is_new=True)
 
     def _run(self) -> None:
         pause_s = _TICK_S
@@ -133,6 +161,9 @@ class Monitor:
         trace = self._trace
         if trace is not None:
             trace.collect()
+            if time.monotonic() >= self._follow_again_s and trace.is_ours():
+                self._follow_again_s = time.monotonic() + _TICK_S
+                _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
             self._look()
@@ -218,6 +249,15 @@ class Monitor:
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
         return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
+    """Have the groups of these processes traced."""
+    for pid in pids:
+        with contextlib.suppress(UnisonoError):  # it has ended
+            for path in segments_of(pid):
+                with contextlib.suppress(UnisonoError, OSError), open(path, "rb") as file:
+                    trace.follow(file.fileno(), is_new)
 
 
 def _key(wait: Wait) -> tuple[tuple[int, int], int]:

@@ -84,27 +84,39 @@ class Report:
                 lines += [f"  {line}" for line in one.stack]
         return "\n".join(lines)
 
+    def to_text(self) -> str:
+        """All of it, for `from_text`."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it down, for `load` and `unisono doctor`."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(self.to_text() + "\n", encoding="utf-8")
 
 
 def load(path: str | os.PathLike[str]) -> Report:
     """Read a report that was saved. Raises UnisonoError if the file is none."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UnisonoError(f"{path} is no report of unisono") from error
+    return from_text(text, str(path))
+
+
+def from_text(text: str, origin: str = "this") -> Report:
+    """What `to_text` made. Raises UnisonoError if it did not; `origin` is for the message."""
+    try:
+        found = json.loads(text)
         written = found.pop("format")
         if written != _FORMAT and str(written).startswith(_FORMAT.rstrip("1")):
-            raise UnisonoError(f"{path} was written by another version of unisono")
+            raise UnisonoError(f"{origin} was written by another version of unisono")
         report = _from_fields(found)
         if written != _FORMAT or not _is_sound(report):
             raise ValueError("of another shape")
         return report
-    except OSError as error:
-        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnisonoError(f"{path} is no report of unisono") from error
+        raise UnisonoError(f"{origin} is no report of unisono") from error
 
 
 def _from_fields(found: dict[str, Any]) -> Report:
