@@ -35,7 +35,7 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
         text = f"rank {culprit} waited in vain for a message in group {name}"
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
-        return _timeout(place, name, call)
+        return _timeout(place, name, call, culprit)
     if status == Status.PEER_CLOSED:
         who = f"rank {culprit}" if culprit >= 0 else "every other rank"
         text = f"{who} closed group {name}; this rank was in {doing}"
@@ -72,6 +72,8 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
 def whereabouts(place: Place, rank: int, about: int) -> str:
     """Where a rank that did not come is: what it answered, or what the system says of it."""
     pid = place.members[rank].pid
+    if rank == place.rank:
+        return f"  rank {rank} (pid {pid}) is this one"
     state = _state_of(pid)
     answer = place.group.told(rank, Note.ANSWER, about) or place.group.told(rank, Note.ANSWER, 0)
     if answer and state != _STATES["T"]:
@@ -96,20 +98,37 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     )
 
 
-def _timeout(place: Place, name: str, call: int) -> CollectiveTimeout:
+def _timeout(place: Place, name: str, call: int, awaited: int) -> CollectiveTimeout:
+    """`awaited` is the rank that the first one to give up was waiting for."""
     calls = [reports.describe_post(place.group, rank, call) for rank in range(place.size)]
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     missing = [rank for rank, what in enumerate(calls) if what is None]
     what = next((what for what in calls if what is not None), None)
-    where = [whereabouts(place, rank, call) for rank in missing]
+    stalled: list[int] = []
+    if not missing:
+        behind = reports.stalled_ranks([place.group.progress(rank) for rank in range(place.size)])
+        if awaited not in behind:  # it went on meanwhile
+            behind = _stopped(place) or [awaited]
+        stalled = behind
+    where = [whereabouts(place, rank, call) for rank in missing or stalled]
+    if stalled:  # a stopped process cannot tell its line, which is that of our own call
+        sites = _sites(place.group, [place.rank], call)
+        where = [f"{line}; the call is at {sites[0]}" if sites[0] else line for line in where]
     return CollectiveTimeout(
-        reports.timeout_report(name, call, what, arrived, missing, where),
+        reports.timeout_report(name, call, what, arrived, missing, stalled, where),
         rank=place.rank,
         group=name,
         call=call,
         arrived=arrived,
         missing=missing,
+        stalled=stalled,
     )
+
+
+def _stopped(place: Place) -> list[int]:
+    """The ranks whose process is stopped."""
+    stopped = (_STATES["T"], _STATES["t"])
+    return [rank for rank, one in enumerate(place.members) if _state_of(one.pid) in stopped]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

@@ -118,14 +118,24 @@ def timeout_report(
     what: str | None,
     arrived: Sequence[int],
     missing: Sequence[int],
+    stalled: Sequence[int],
     whereabouts: Sequence[str],
 ) -> str:
-    """The text of a `CollectiveTimeout`: who came, who did not, and where those are."""
+    """The text of a `CollectiveTimeout`: who came, who did not or went no further, and where those
+    are."""
     waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
     if not missing:
-        return f"{waited} although all ranks arrived: one stopped moving data"
+        who = f"rank{_s(stalled)} {_join(stalled)}" if stalled else "one"
+        text = f"{waited} although all ranks arrived: {who} stopped moving data"
+        return "\n".join([text, *whereabouts])
     who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
     return "\n".join([f"{waited} because {who}", *whereabouts])
+
+
+def stalled_ranks(progress: Sequence[int]) -> list[int]:
+    """Who has finished fewer turns of moving data than the others, all being in one call."""
+    behind = [rank for rank, turns in enumerate(progress) if turns == min(progress)]
+    return behind if len(behind) < len(progress) else []
 
 
 def deadlock_circle(group: Group, first: int) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.comm.records import GroupRecords, RankRecords, Record
-from unisono.comm.reports import culprits_of, mismatch_report
+from unisono.comm.reports import culprits_of, mismatch_report, stalled_ranks
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -278,15 +278,17 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
 
 def _stalled(wait: Wait, told: _Asked) -> Report | None:
     ranks = [_rank(one, wait, told, True) for one in wait.group.ranks]
-    stopped = [one for one in ranks if one.state]
+    behind = _behind(wait)
+    stopped = [one for one in ranks if one.rank in behind] or [one for one in ranks if one.state]
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
+    at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
     if stopped:
         who = ranks_named([one.rank for one in stopped])
-        verdict = f"{who} came to {wait} and {stopped[0].state}"
+        verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
+        verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
-        at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
         verdict = (
             f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
             "machine has not, or what they send does not arrive; its own watch knows more"
@@ -299,10 +301,24 @@ def _stalled(wait: Wait, told: _Asked) -> Report | None:
         operation=wait.record.operation,
         call=wait.record.call,
         culprits=tuple(one.rank for one in stopped),
-        site=line_of(wait.record.site),
+        site=at,
         waited_s=time.monotonic() - wait.record.arrived_s,
         ranks=tuple(ranks),
     )
+
+
+def _behind(wait: Wait) -> list[int]:
+    """Who has moved less than the others, where all are in one call of our own engine."""
+    group = wait.group
+    calls = {
+        record.call
+        for one in group.ranks
+        for record in one.records[-1:]
+        if record.state == "moving"
+    }
+    if group.backend != "unisono" or calls != {wait.record.call}:
+        return []
+    return stalled_ranks([one.progress for one in group.ranks])
 
 
 def _is_in(one: RankRecords, record: Record) -> bool:

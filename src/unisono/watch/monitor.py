@@ -29,6 +29,7 @@ from unisono.watch.whereabouts import whereabouts
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
+_STANDS_STILL_S = 0.5  # in which a rank that is not stopped moves something
 _SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a trace
 _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
 _LAST = 64
@@ -192,6 +193,8 @@ class Monitor:
             ring(one.pid for known in groups for one in known.ranks)
             still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
+            if report is not None and report.kind == "stalled" and _moves(still[0].group):
+                continue
             if report is not None and self._waits_still(key):
                 self._told.add(key)
                 self.reports.append(report)
@@ -249,6 +252,14 @@ class Monitor:
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
         return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _moves(group: GroupRecords) -> bool:
+    """Whether data still moves in a group, however slowly."""
+    time.sleep(_STANDS_STILL_S)
+    now = [one for one in read_process(os.getpid(), 1) if one.segment == group.segment]
+    before = {one.rank: one.progress for one in group.ranks}
+    return any(before[one.rank] != one.progress for known in now for one in known.ranks)
 
 
 def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:

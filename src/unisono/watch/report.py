@@ -66,7 +66,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
-        waiting = [one.rank for one in self.ranks if one.arrived]
+        stalled = self.culprits if self.kind == "stalled" else ()
+        waiting = [one.rank for one in self.ranks if one.arrived and one.rank not in stalled]
         if waiting and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
         for one in self.ranks:
