@@ -49,7 +49,7 @@ uint64_t un_group_pair_bytes(const un_group *g, int rank, uint64_t call, bool ta
 
 /* What must be equal beside the rest in the upper half, the mark of the shapes in the lower one. */
 static uint64_t hash_of(const exchange *x) {
-    uint64_t hash = x->hash ^ x->hash << 32;
+    uint64_t hash = x->hash * 0x9e3779b97f4a7c15u;
     return (hash & ~(uint64_t)UINT32_MAX) | x->call->shape_mark;
 }
 
@@ -175,18 +175,22 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-/* Let the peers' reports say where we were, and with which shape. */
-static void tell_failed_call(un_group *g, const un_call *call, uint64_t number) {
-    if (call->site) un_group_tell(g, UN_SITE, number, call->site->text);
-    if (!call->shape) return;
+static void tell_shape(un_group *g, const un_shape *shape, uint64_t number) {
     char text[UN_TEXT_BYTES] = "(";
-    int dims = call->shape->dims, length = 1;
-    for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++)
+    int length = 1;
+    for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
         length += snprintf(text + length, sizeof text - (size_t)length, "%s%lld", d ? ", " : "",
-                           (long long)call->shape->length[d]);
-    snprintf(text + length, sizeof text - (size_t)length, "%s)",
-             dims > UN_SHAPE_DIMS ? ", ..." : dims == 1 ? "," : "");
+                           (long long)shape->length[d]);
+    const char *rest = shape->dims > UN_SHAPE_DIMS ? ", ..." : shape->dims == 1 ? "," : "";
+    snprintf(text + length, sizeof text - (size_t)length, "%s)", rest);
     un_group_tell(g, UN_SHAPE, number, text);
+}
+
+/* Let the peers' reports say with which shape we came, and then from where: who knows the one
+ * knows the other. */
+static void tell_failed_call(un_group *g, const un_call *call, uint64_t number) {
+    if (call->shape) tell_shape(g, call->shape, number);
+    if (call->site) un_group_tell(g, UN_SITE, number, call->site->text);
 }
 
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait;

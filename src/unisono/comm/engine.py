@@ -241,10 +241,11 @@ def count_step() -> None:
     _module().count_step()
 
 
-def compare_shapes(wanted: bool) -> None:
-    """Whether groups of this process compare the shapes of tensors, too, with ranks that do."""
+def compare_shapes(by_default: bool) -> None:
+    """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
+    UNISONO_CHECK_SHAPES says otherwise."""
     if _native is not None:
-        _native.compare_shapes(wanted)
+        _native.compare_shapes(os.environ.get("UNISONO_CHECK_SHAPES", str(int(by_default))) == "1")
 
 
 def keep_sites(wanted: bool) -> None:
@@ -280,6 +281,7 @@ def _prepare_sites(where: Callable[[], str] | None) -> None:
 
 
 _prepare_sites(_where)
+compare_shapes(by_default=False)
 atexit.register(_prepare_sites, None)
 if _native is not None:
     Work.register(_native.Work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unisono.comm import reports
 from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
@@ -69,6 +69,15 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
     )
 
 
+def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:
+    """The text of an exception of a group whose ranks have other numbers in the world. What a rank
+    wrote itself (`abort`'s reason, its last words) stays as it is."""
+    if not isinstance(error, GroupAborted) or not error.reason:
+        return reports.with_global_ranks(str(error), global_ranks)
+    ours, reason, rest = str(error).partition(error.reason)
+    return reports.with_global_ranks(ours, global_ranks) + reason + rest
+
+
 def whereabouts(place: Place, rank: int, about: int) -> str:
     """Where a rank that did not come is: what it answered, or what the system says of it."""
     pid = place.members[rank].pid
@@ -87,14 +96,23 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [told.get(rank) for rank in range(place.size)]
+    culprits, pairs = reports.culprits_of(calls), None
+    shapes = [reports.describe_shape(group, rank, call) for rank in range(place.size)]
+    if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
+        pairs = reports.read_pair_sizes(group, place.size, call)
+        culprits = pairs.culprits() if pairs else reports.culprits_of([mark for mark, _ in shapes])
+    told_calls = [
+        f"{what}, shape {shape}" if what and shape else what
+        for what, (_, shape) in zip(calls, shapes, strict=True)
+    ]
     return CollectiveMismatch(
-        reports.mismatch_report(name, call, calls, sites),
+        reports.mismatch_report(name, call, told_calls, sites, culprits, pairs),
         rank=place.rank,
         group=name,
         call=call,
-        calls=calls,
+        calls=told_calls,
         sites=sites,
-        culprits=reports.culprits_of(calls),
+        culprits=culprits,
     )
 
 

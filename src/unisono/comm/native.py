@@ -73,7 +73,7 @@ class NativeCommunicator(Communicator):
         self._recv = place.group.recv
         self._isend = place.group.isend
         self._irecv = place.group.irecv
-        self._blame = Blame(place, name)
+        self._blame = Blame(place, name, global_ranks)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
         self._algorithm = os.environ.get("UNISONO_ALGO") or None

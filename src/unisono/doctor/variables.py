@@ -52,6 +52,11 @@ UNISONO = (
         _SWITCH,
     ),
     Variable(
+        "UNISONO_CHECK_SHAPES",
+        "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+        _SWITCH,
+    ),
+    Variable(
         "UNISONO_WATCH",
         "1: the watch starts with the rank, or with import torch",
         _SWITCH,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from unisono.comm import blame
+from unisono.comm.engine import compare_shapes
 from unisono.comm.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch.failure import last_words, report_of_error
@@ -61,6 +62,7 @@ def start(
     stop()
     _monitor = Monitor(settings)
     blame.diagnose = _report_of_failure
+    compare_shapes(by_default=True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         torch_is_here()
@@ -74,6 +76,7 @@ def stop() -> None:
     global _monitor
     monitor, _monitor = _monitor, None
     blame.diagnose = None
+    compare_shapes(by_default=False)
     atexit.unregister(_at_exit)
     if monitor is not None:
         if "unisono.watch.attach" in sys.modules:

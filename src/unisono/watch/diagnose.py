@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.comm.records import GroupRecords, RankRecords, Record
-from unisono.comm.reports import culprits_of, mismatch_report, stalled_ranks
+from unisono.comm.reports import (
+    culprits_of,
+    mismatch_report,
+    stalled_ranks,
+    with_global_ranks,
+)
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -74,7 +79,7 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     return replace(
         found,
         kind="apart",
-        verdict=verdict,
+        verdict=_global(group, verdict),
         operation=record.operation,
         call=number,
         culprits=(rank,),
@@ -93,7 +98,7 @@ def _mismatch(
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
     culprits = culprits_of(calls)
-    verdict, *details = mismatch_report(group.name, number, calls, sites).splitlines()
+    verdict, *details = mismatch_report(group.name, number, calls, sites, culprits).splitlines()
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""
@@ -105,14 +110,14 @@ def _mismatch(
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     return Report(
         kind="mismatch",
-        verdict=verdict,
+        verdict=_global(group, verdict),
         group=group.name,
         backend=group.backend,
         operation=first.operation,
         call=number,
         culprits=tuple(culprits) or tuple(sorted(records)),
         site=line_of(first.site),
-        details=tuple(line.strip() for line in details[:-1]),
+        details=tuple(_global(group, line.strip()) for line in details[:-1]),
         ranks=tuple(
             RankReport(one.rank, one.global_rank, one.pid, one.rank in records)
             for one in group.ranks
@@ -262,7 +267,7 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
     site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
     found = Report(
         kind=kind,
-        verdict=verdict,
+        verdict=_global(group, verdict),
         group=group.name,
         backend=group.backend,
         operation=record.operation,
@@ -295,7 +300,7 @@ def _stalled(wait: Wait, told: _Asked) -> Report | None:
         )
     return Report(
         kind="stalled" if stopped else "elsewhere",
-        verdict=verdict,
+        verdict=_global(wait.group, verdict),
         group=wait.group.name,
         backend=wait.group.backend,
         operation=wait.record.operation,
@@ -305,6 +310,13 @@ def _stalled(wait: Wait, told: _Asked) -> Report | None:
         waited_s=time.monotonic() - wait.record.arrived_s,
         ranks=tuple(ranks),
     )
+
+
+def _global(group: GroupRecords, text: str) -> str:
+    """A text about ranks of a group, with their numbers in the world where those are others."""
+    if len(group.ranks) < group.size:
+        return text
+    return with_global_ranks(text, [one.global_rank for one in group.ranks])
 
 
 def _behind(wait: Wait) -> list[int]:

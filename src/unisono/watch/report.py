@@ -34,6 +34,11 @@ class RankReport:
     last: str = ""
     stack: tuple[str, ...] = ()
 
+    def name(self) -> str:
+        """ "rank 1", or "rank 1 (global 3)" where its number in the world is another."""
+        beside = f" (global {self.global_rank})" if self.global_rank != self.rank else ""
+        return f"rank {self.rank}{beside}"
+
     def where(self) -> str:
         """Where it is, for a sentence that begins with "it"."""
         if self.state:
@@ -73,7 +78,7 @@ class Report:
         for one in self.ranks:
             if not one.arrived and self.kind != "mismatch":
                 last = f"; the last call that it finished: {one.last}" if one.last else ""
-                lines.append(f"  rank {one.rank} (pid {one.pid}) {one.where()}{last}")
+                lines.append(f"  {one.name()} (pid {one.pid}) {one.where()}{last}")
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
@@ -81,7 +86,7 @@ class Report:
         lines = [str(self)]
         for one in self.ranks:
             if one.stack:
-                lines.append(f"rank {one.rank} (pid {one.pid}):")
+                lines.append(f"{one.name()} (pid {one.pid}):")
                 lines += [f"  {line}" for line in one.stack]
         return "\n".join(lines)
 

@@ -29,15 +29,16 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    name = str(options.group_id) if dist.is_initialized() else "world"
     comm: Communicator
     if size == 1:
-        comm = SoloCommunicator(str(options.group_id), ranks, timeout_s)
+        comm = SoloCommunicator(name, ranks, timeout_s)
     else:
         comm = NativeCommunicator.connect(
             StoreExchange(options.store),
             rank,
             size,
-            name=str(options.group_id),
+            name=name,
             global_ranks=ranks,
             timeout_s=timeout_s,
             join_timeout_s=timeout_s,
