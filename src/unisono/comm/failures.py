@@ -97,20 +97,20 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [told.get(rank) for rank in range(place.size)]
     culprits, pairs = reports.culprits_of(calls), None
-    shapes = [reports.describe_shape(group, rank, call) for rank in range(place.size)]
     if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
         pairs = reports.read_pair_sizes(group, place.size, call)
-        culprits = pairs.culprits() if pairs else reports.culprits_of([mark for mark, _ in shapes])
-    told_calls = [
-        f"{what}, shape {shape}" if what and shape else what
-        for what, (_, shape) in zip(calls, shapes, strict=True)
-    ]
+        if pairs is not None:
+            culprits = pairs.culprits()
+        else:
+            shapes = [reports.describe_shape(group, rank, call) for rank in range(place.size)]
+            culprits = reports.culprits_of([mark for mark, _ in shapes])
+            calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
     return CollectiveMismatch(
-        reports.mismatch_report(name, call, told_calls, sites, culprits, pairs),
+        reports.mismatch_report(name, call, calls, sites, culprits, pairs),
         rank=place.rank,
         group=name,
         call=call,
-        calls=told_calls,
+        calls=calls,
         sites=sites,
         culprits=culprits,
     )

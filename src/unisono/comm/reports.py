@@ -72,10 +72,11 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
 
 def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
     """What stands for the shape that `rank` posted for this call, None if it posted none; and the
-    shape in words, where it has told."""
+    shape for the end of a line, where it has told."""
     posted = group.posted(rank, call)
     mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
-    return str(mark) if mark else None, group.told(rank, Note.SHAPE, call) or ""
+    shape = group.told(rank, Note.SHAPE, call) if mark else None
+    return str(mark) if mark else None, f", shape {shape}" if shape else ""
 
 
 def _algorithm(mark: int) -> str:
