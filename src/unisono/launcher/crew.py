@@ -40,6 +40,7 @@ class Verdict(Enum):
     FAILED = "failed"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
+    GIVEN_UP = "given up"
 
 
 class Guest(Protocol):
@@ -67,6 +68,7 @@ class Crew:
         self._interrupts = interrupts
         self._values = values
         self._keep = keep
+        self._given_up = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
 
@@ -127,8 +129,8 @@ class Crew:
 
         `patience_s` is how long a rank that was told to end may take before it is killed.
         """
-        self._wait(lambda: self._all_returned() or self._any_failed(), timeout_s)
-        verdict = Verdict.TIMED_OUT
+        self._wait(lambda: self._all_returned() or self._any_failed() or self._given_up, timeout_s)
+        verdict = Verdict.GIVEN_UP if self._given_up else Verdict.TIMED_OUT
         if self._any_failed():
             verdict = Verdict.FAILED
             self._wait(self._all_ended, SURVIVORS_S)
@@ -143,6 +145,10 @@ class Crew:
                 self._ask_for_stacks()
             self._end(signal.SIGTERM, patience_s)
         return verdict
+
+    def give_up(self) -> None:
+        """Ranks that still run are to be ended; for a guest."""
+        self._given_up = True
 
     # -- what has become of them ---------------------------------------------------------------
 

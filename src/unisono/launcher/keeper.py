@@ -7,11 +7,12 @@ of a group that is closed at once, or of a process that is killed. They send rep
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from unisono.comm.following import Follower
@@ -32,9 +33,19 @@ _LEFT_KEPT = 16
 
 class Keeper:
     """A thread that holds the segments of the ranks' groups, and writes their trace where one is
-    wanted. `line` is the descriptor that the ranks inherit."""
+    wanted. `line` is the descriptor that the ranks inherit. As a guest of the crew it calls
+    `give_up` so many seconds after the ranks' first report."""
 
-    def __init__(self, trace: Path | None = None) -> None:
+    def __init__(
+        self,
+        trace: Path | None = None,
+        grace_s: float = math.inf,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._grace_s = grace_s
+        self.ready = give_up
+        self._bell, self._rope = os.pipe()
+        self._has_rung = False
         self._ours, self._ranks = new_line()
         self._ours.setblocking(False)
         self.line = self._ranks.fileno()
@@ -61,11 +72,16 @@ class Keeper:
         self._kept.clear()
         self._ours.close()
         self._ranks.close()
+        os.close(self._bell)
+        os.close(self._rope)
 
-    def reported(self) -> tuple[float, Report] | None:
-        """The first report of what no rank can get out of by itself, and when it came
-        (time.monotonic)."""
-        return self._reported
+    def fileno(self) -> int:
+        """Readable when the ranks are to be given up."""
+        return self._bell
+
+    def reported(self) -> Report | None:
+        """The ranks' first report of what they cannot get out of by themselves."""
+        return None if self._reported is None else self._reported[1]
 
     def verdict(self, endings: Mapping[int, str]) -> Report | None:
         """What the records say of ranks that have all ended; `endings` says how, by process."""
@@ -89,6 +105,10 @@ class Keeper:
             self._receive()
             if self._trace is not None:
                 self._trace.collect()
+            if self._reported is not None and not self._has_rung:
+                self._has_rung = time.monotonic() - self._reported[0] >= self._grace_s
+                if self._has_rung:
+                    os.write(self._rope, b"!")
 
     def _receive(self) -> None:
         """Take what the ranks have sent."""

@@ -25,12 +25,15 @@ from unisono.launcher.orders import (
     write_orders,
 )
 from unisono.launcher.output import Listener, Silence, Terminal
-from unisono.launcher.report import ranks_failed, ranks_timed_out
+from unisono.launcher.report import ranks_failed, ranks_given_up, ranks_timed_out
 from unisono.launcher.store import LazyStore
 from unisono.watch.report import Report
 
 PATIENCE_S = 10.0
 """How long a rank that was told to end may take before it is killed: time for a checkpoint."""
+
+WATCH_GRACE_S = 10.0
+"""How long watched ranks go on after a report of what they cannot get out of by themselves."""
 
 TIMED_OUT_CODE = 124
 """As of timeout(1)."""
@@ -39,7 +42,8 @@ TIMED_OUT_CODE = 124
 @dataclass(frozen=True)
 class Settings:
     """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
-    `trace` is where a trace is written, for which the ranks must be watched."""
+    `trace` is where a trace is written, for which the ranks must be watched; `watch_grace_s` is
+    how long they go on after a report of a mismatch or of ranks that wait for each other."""
 
     ranks: int
     backend: str | None = None
@@ -49,6 +53,7 @@ class Settings:
     prefix: bool = True
     capture: bool = False
     watch: bool = False
+    watch_grace_s: float = WATCH_GRACE_S
     trace: Path | None = None
 
     def is_watched(self) -> bool:
@@ -90,9 +95,12 @@ def run_script(script: Script, settings: Settings) -> Outcome:
         interrupts = stack.enter_context(Interrupts(signals))
         keeper = None
         if settings.is_watched():  # it ends after the ranks
-            keeper = stack.enter_context(Keeper(settings.trace))
+            grace_s = settings.watch_grace_s
+            keeper = stack.enter_context(Keeper(settings.trace, grace_s, lambda: crew.give_up()))
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
         crew.invite(store)
+        if keeper is not None:
+            crew.invite(keeper)
         environment = os.environ | _program_variables(settings, store)
         inherited = [meeting.fileno()]
         if keeper is not None:
@@ -111,6 +119,14 @@ def run_script(script: Script, settings: Settings) -> Outcome:
     if verdict is Verdict.FAILED:
         error = ranks_failed(crew.ranks, captured=settings.capture)
         return Outcome(error.endings[error.first].exit_code or 1, error, report)
+    if verdict is Verdict.GIVEN_UP:
+        assert keeper is not None
+        told = keeper.reported()
+        assert told is not None
+        given_up = ranks_given_up(
+            crew.ranks, told, settings.watch_grace_s, captured=settings.capture
+        )
+        return Outcome(1, given_up)
     if verdict is Verdict.TIMED_OUT:
         assert settings.timeout_s is not None
         late = ranks_timed_out(crew.ranks, settings.timeout_s, captured=settings.capture)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono.comm.engine import keep_sites
-from unisono.comm.keeping import listeners
+from unisono.comm.keeping import listeners, tell_launcher
 from unisono.comm.records import GroupRecords, read_process, segments_of
 from unisono.errors import UnisonoError
 from unisono.watch import diagnose
@@ -201,6 +201,8 @@ class Monitor:
                 self.save(report, "seen")
                 if self._speaks(still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+                if report.kind == "cycle":
+                    tell_launcher(report.to_text())
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is not over: asking everybody where they are takes time, and what
@@ -222,6 +224,7 @@ class Monitor:
                 living = [one for one in group.ranks if not state_of(one.pid).has_ended]
                 if living and living[0].pid == os.getpid():
                     _logger.warning("unisono.watch: %s", report)
+                    tell_launcher(report.to_text())
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its
