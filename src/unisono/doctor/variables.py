@@ -72,6 +72,7 @@ UNISONO = (
     ),
     Variable("UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON"),
     Variable("UNISONO_TRACE", "where a watched program writes a trace of its calls"),
+    Variable("UNISONO_KEEPER", "a watched rank of unisono run: its line to the launcher"),
     Variable("UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket"),
 )
 

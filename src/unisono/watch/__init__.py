@@ -19,6 +19,7 @@ from unisono.comm import blame
 from unisono.comm.engine import compare_shapes
 from unisono.comm.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
+from unisono.watch import steps
 from unisono.watch.failure import last_words, report_of_error
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
@@ -33,6 +34,7 @@ __all__ = [
     "load",
     "reports",
     "start",
+    "step",
     "stop",
     "summary",
     "trace",
@@ -77,6 +79,7 @@ def stop() -> None:
     monitor, _monitor = _monitor, None
     blame.diagnose = None
     compare_shapes(by_default=False)
+    steps.stop_counting()
     atexit.unregister(_at_exit)
     if monitor is not None:
         if "unisono.watch.attach" in sys.modules:
@@ -91,6 +94,7 @@ def torch_is_here() -> None:
     elif _monitor is not None:
         from unisono.watch.attach import attach
 
+        steps.count_optimizer_steps()
         attach(_monitor.settings.check, _explain, _before_leaving)
 
 
@@ -109,6 +113,13 @@ def summary(pid: int | None = None) -> Summary:
     ranks: how often, how long, how fast, and who came late. Of each rank the last thousand calls
     count. Any rank may ask, and no other one has to."""
     return summarise(read_process(os.getpid() if pid is None else pid))
+
+
+def step() -> None:
+    """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, on every
+    rank alike. Ranks that make different numbers of calls between two marks are then reported with
+    the step, within a second. Without marks the steps of torch's optimizers count."""
+    steps.mark()
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ from unisono.watch.calls import (
     waits,
 )
 from unisono.watch.report import RankReport, Report, ranks_named
+from unisono.watch.steps import Steps, sentence
+from unisono.watch.steps import named as named_steps
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,34 @@ def apart(group: GroupRecords) -> tuple[str, int, int, Record] | None:
             text = f"rank {rank} left out {named(example)}"
             return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
     return None
+
+
+def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
+    """The step in which one rank made more or fewer calls than the others, if there is one."""
+    shift = steps.look(group)
+    if shift is None:
+        return None
+    example = shift.example
+    return Report(
+        kind="apart",
+        verdict=_global(group, sentence(group, shift)),
+        group=group.name,
+        backend=group.backend,
+        operation=example.operation,
+        call=shift.first,
+        culprits=shift.odd or tuple(range(group.size)),
+        site=line_of(example.site),
+        details=tuple(
+            _global(
+                group, f"rank {rank}: {count} calls in {named_steps(shift)}, from #{shift.first}"
+            )
+            for rank, count in enumerate(shift.counts)
+        ),
+        ranks=tuple(
+            RankReport(one.rank, one.global_rank, one.pid, False, last=_last_of(one))
+            for one in group.ranks
+        ),
+    )
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -339,10 +369,6 @@ def _is_in(one: RankRecords, record: Record) -> bool:
 
 def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankReport:
     where = told(one.pid)
-    last = last_finished(one)
-    text = ""
-    if last is not None:
-        text = named(last) + (f" ({line_of(last.site)})" if last.site else "")
     elsewhere = "" if arrived or not where.in_call else _elsewhere(one)
     return RankReport(
         rank=one.rank,
@@ -353,9 +379,17 @@ def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankRepo
         place=where.place or one.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,
-        last=text,
+        last=_last_of(one),
         stack=where.stack,
     )
+
+
+def _last_of(one: RankRecords) -> str:
+    """The newest call that a rank has finished."""
+    last = last_finished(one)
+    if last is None:
+        return ""
+    return named(last) + (f" ({line_of(last.site)})" if last.site else "")
 
 
 def _elsewhere(one: RankRecords) -> str:

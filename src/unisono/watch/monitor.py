@@ -15,7 +15,7 @@ from unisono.comm.engine import keep_sites
 from unisono.comm.keeping import listeners, tell_launcher
 from unisono.comm.records import GroupRecords, read_process, segments_of
 from unisono.errors import UnisonoError
-from unisono.watch import diagnose
+from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest, waits
 from unisono.watch.desk import Desk, ring
 from unisono.watch.processes import state_of
@@ -34,6 +34,9 @@ _SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a 
 _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
+_LAST_OF_STEPS = 256
+_SHIFTED = -2
+"""In place of a call's number: of a step."""
 
 _logger = logging.getLogger("unisono")
 
@@ -49,6 +52,7 @@ class Monitor:
         self._desk = Desk(settings.stack_signal)
         self._told: set[tuple[tuple[int, int], int]] = set()
         self._saved = 0
+        self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
         self._held: Trace | None = None
         self._follow_again_s = 0.0
@@ -101,6 +105,7 @@ class Monitor:
         that is over."""
         self._retire()
         self._look_for_differences(read_process(os.getpid(), _LAST))
+        self._look_at_steps()
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -130,7 +135,7 @@ class Monitor:
         if trace is None:
             return
         listeners.remove(self._follow_new)
-        keep_sites(False)
+        keep_sites(steps.are_counted)
         self._retire()
         trace.settle(_SETTLE_S)
         if self._held is not None:
@@ -184,6 +189,7 @@ class Monitor:
         now = time.monotonic()
         groups = read_process(me, _LAST)
         self._look_for_differences(groups)
+        self._look_at_steps()
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -221,10 +227,31 @@ class Monitor:
                 self._told.add((group.segment, -1))
                 self.reports.append(report)
                 self.save(report, "seen")
-                living = [one for one in group.ranks if not state_of(one.pid).has_ended]
-                if living and living[0].pid == os.getpid():
+                if self._is_lowest(group):
                     _logger.warning("unisono.watch: %s", report)
                     tell_launcher(report.to_text())
+
+    def _look_at_steps(self) -> None:
+        """Ranks that made another number of calls in a step; unisono's own groups, too, do not
+        see that by comparing calls."""
+        if not steps.are_counted:
+            return
+        for group in read_process(os.getpid(), _LAST_OF_STEPS):
+            if (group.segment, _SHIFTED) in self._told or (group.segment, -1) in self._told:
+                continue
+            known = self._steps.setdefault(group.segment, steps.Steps())
+            report = diagnose.shifted_in_step(group, known)
+            if report is not None:
+                self._told.add((group.segment, _SHIFTED))
+                self.reports.append(report)
+                self.save(report, "seen")
+                if self._is_lowest(group):
+                    _logger.warning("unisono.watch: %s", report)
+
+    def _is_lowest(self, group: GroupRecords) -> bool:
+        """Whether this process is the lowest rank of a group that lives."""
+        living = [one for one in group.ranks if not state_of(one.pid).has_ended]
+        return bool(living) and living[0].pid == os.getpid()
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its

@@ -76,7 +76,7 @@ class Report:
         if waiting and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
         for one in self.ranks:
-            if not one.arrived and self.kind != "mismatch":
+            if not one.arrived and self.kind != "mismatch" and (one.place or one.state or one.call):
                 last = f"; the last call that it finished: {one.last}" if one.last else ""
                 lines.append(f"  {one.name()} (pid {one.pid}) {one.where()}{last}")
         return "\n".join(lines)
