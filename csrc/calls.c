@@ -133,7 +133,8 @@ static int check_present(const Group *self, const un_call *call, const side *in,
  * of different shapes, are told by the bytes of the wide side, which are equal on all ranks. */
 static void tell_shapes(const Group *self, un_call *call, const side *in, const side *out) {
     bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
-    if (call->operation == UN_GATHER || call->operation == UN_SCATTER || wide_input * wide_output)
+    if (call->operation == UN_GATHER || call->operation == UN_SCATTER ||
+        call->operation == UN_ALL_TO_ALL)
         return;
     const side *narrow = wide_input ? out : in, *wide = wide_input ? in : out;
     for (int part = 1; (wide_input || wide_output) && part < self->ranks; part++)
