@@ -58,6 +58,33 @@ static PyObject *group_posted(PyObject *object, PyObject *arguments) {
                          (unsigned long long)p.bytes, (unsigned long long)p.hash);
 }
 
+/* progress(rank): turns of moving data that it has finished */
+static PyObject *group_progress(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    bool known = self->group && number >= 0 && number < self->ranks;
+    return PyLong_FromUnsignedLongLong(known ? un_group_progress(self->group, (int)number) : 0);
+}
+
+/* pair_bytes(rank, call): what it gives to each rank, then what it wants from each */
+static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank;
+    unsigned long long call;
+    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
+    PyObject *sizes = PyList_New(0);
+    if (!self->group || rank < 0 || rank >= self->ranks) return sizes;
+    for (int at = 0; sizes && at < 2 * self->ranks; at++) {
+        int peer = at % self->ranks;
+        PyObject *bytes = PyLong_FromUnsignedLongLong(
+            un_group_pair_bytes(self->group, rank, call, at >= self->ranks, peer));
+        if (!bytes || PyList_Append(sizes, bytes)) Py_CLEAR(sizes);
+        Py_XDECREF(bytes);
+    }
+    return sizes;
+}
+
 /* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
 static PyObject *group_waiting(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
@@ -115,10 +142,24 @@ static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+/* count_step(): this thread begins its next step */
+static PyObject *count_step(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    un_count_step();
+    Py_RETURN_NONE;
+}
+
 static PyObject *group_calls(PyObject *object, void *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
+}
+
+/* The segment's, as long as the group is open. */
+static PyObject *group_descriptor(PyObject *object, void *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    return PyLong_FromLong(self->group ? un_group_descriptor(self->group) : -1);
 }
 
 static PyObject *group_get_timeout(PyObject *object, void *ignored) {
@@ -178,6 +219,8 @@ static PyMethodDef group_methods[] = {
     {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
+    {"progress", group_progress, METH_O, NULL},
+    {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
@@ -197,6 +240,7 @@ static PyMethodDef group_methods[] = {
 
 static PyGetSetDef group_properties[] = {
     {"calls", group_calls, NULL, NULL, NULL},
+    {"descriptor", group_descriptor, NULL, NULL, NULL},
     {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
     {0},
 };
@@ -252,11 +296,11 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
     long number = PyLong_AsLong(ranks);
     if (PyErr_Occurred()) return NULL;
     un_layout_of_records l = un_records_layout((int)number);
-    return Py_BuildValue("nnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
+    return Py_BuildValue("nnnnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
                          (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
                          (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
                          (Py_ssize_t)l.site_count, (Py_ssize_t)l.asked, (Py_ssize_t)l.answer,
-                         (Py_ssize_t)l.reason);
+                         (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
 }
 
 static PyMethodDef module_methods[] = {
@@ -264,6 +308,9 @@ static PyMethodDef module_methods[] = {
     {"site_of", module_site_of, METH_O, NULL},
     {"which_overlap", module_which_overlap, METH_VARARGS, NULL},
     {"now", now_by_both_clocks, METH_NOARGS, NULL},
+    {"count_step", count_step, METH_NOARGS, NULL},
+    {"compare_shapes", module_compare_shapes, METH_O, NULL},
+    {"keep_sites", module_keep_sites, METH_O, NULL},
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},

@@ -69,6 +69,8 @@ PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssiz
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* sites.c */
+extern bool all_sites_are_kept;
+PyObject *module_keep_sites(PyObject *module, PyObject *wanted);
 const un_site *current_site(void);
 const un_site *site_of_frame(PyObject *frame);
 PyObject *module_site_of(PyObject *module, PyObject *frame);

@@ -5,6 +5,7 @@
  * slots a rank enough: whoever is past it knows that all peers have finished the call before.
  */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <time.h>
 
 #include "call.h"
@@ -37,12 +38,27 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
                        .hash = read_word(&p->hash)};
 }
 
+uint64_t un_group_progress(const un_group *g, int rank) {
+    return group_is_inherited(g) ? 0 : read_word(&control_of(g, rank)->progress);
+}
+
+uint64_t un_group_pair_bytes(const un_group *g, int rank, uint64_t call, bool takes, int peer) {
+    if (group_is_inherited(g)) return 0;
+    return sizes_of(g, rank, call)[(takes ? g->ranks : 0) + peer];
+}
+
+/* What must be equal beside the rest in the upper half, the mark of the shapes in the lower one. */
+static uint64_t hash_of(const exchange *x) {
+    uint64_t hash = x->hash * 0x9e3779b97f4a7c15u;
+    return (hash & ~(uint64_t)UINT32_MAX) | x->call->shape_mark;
+}
+
 static void post_call(exchange *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
     write_word(&mine->signature, refusal ? refusal_of(x->call, refusal) : signature_of_call(x->call));
     write_word(&mine->bytes, refusal ? 0 : x->bytes);
-    write_word(&mine->hash, refusal ? 0 : x->hash);
+    write_word(&mine->hash, refusal ? 0 : hash_of(x));
     publish(g, &mine->call, x->number);
 }
 
@@ -61,10 +77,15 @@ static bool linger(exchange *x, int milliseconds) {
     return false;
 }
 
+/* Shapes count where both ranks tell them. */
+static bool same_hash(uint64_t a, uint64_t b) {
+    return a == b || (a >> 32 == b >> 32 && (!(uint32_t)a || !(uint32_t)b));
+}
+
 static bool same_call(const post *a, const post *b) {
     return read_word(&a->signature) == read_word(&b->signature) &&
            read_word(&a->bytes) == read_word(&b->bytes) &&
-           read_word(&a->hash) == read_word(&b->hash);
+           same_hash(read_word(&a->hash), read_word(&b->hash));
 }
 
 static un_status mismatch(exchange *x) {
@@ -154,6 +175,24 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
+static void tell_shape(un_group *g, const un_shape *shape, uint64_t number) {
+    char text[UN_TEXT_BYTES] = "(";
+    int length = 1;
+    for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
+        length += snprintf(text + length, sizeof text - (size_t)length, "%s%lld", d ? ", " : "",
+                           (long long)shape->length[d]);
+    const char *rest = shape->dims > UN_SHAPE_DIMS ? ", ..." : shape->dims == 1 ? "," : "";
+    snprintf(text + length, sizeof text - (size_t)length, "%s)", rest);
+    un_group_tell(g, UN_SHAPE, number, text);
+}
+
+/* Let the peers' reports say with which shape we came, and then from where: who knows the one
+ * knows the other. */
+static void tell_failed_call(un_group *g, const un_call *call, uint64_t number) {
+    if (call->shape) tell_shape(g, call->shape, number);
+    if (call->site) un_group_tell(g, UN_SITE, number, call->site->text);
+}
+
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait;
  * `record` is that of a call which waited in the queue. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
@@ -169,7 +208,7 @@ static un_status carry_out(un_group *g, const un_call *call, const un_call *hook
     x.record = record;
     un_status status = read_word(&g->header->abort) ? fail_from_abort(g) : body(&x);
     record_end(g, record, status);
-    if (status && call->site) un_group_tell(g, UN_SITE, x.number, call->site->text);
+    if (status) tell_failed_call(g, call, x.number);
     return status;
 }
 

@@ -44,7 +44,7 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     call->block = release_gil;
     call->pause = handle_signals;
     call->argument = &parked;
-    if (self->keeps_sites) call->site = current_site();
+    if (self->keeps_sites || all_sites_are_kept) call->site = current_site();
     if (!small) release_gil(&parked);
     un_status status = body(self->group, call);
     if (parked) PyEval_RestoreThread(parked);
@@ -154,6 +154,21 @@ static int check_memory(const Group *self, un_operation operation, const side *i
     return failed;
 }
 
+/* Every rank's tensors must have one shape where all bring alike. Parts of different sizes, and so
+ * of different shapes, are told by the bytes of the wide side, which are equal on all ranks. */
+static void tell_shapes(const Group *self, un_call *call, const side *in, const side *out) {
+    bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
+    if (call->operation == UN_GATHER || call->operation == UN_SCATTER ||
+        call->operation == UN_ALL_TO_ALL)
+        return;
+    const side *narrow = wide_input ? out : in, *wide = wide_input ? in : out;
+    for (int part = 1; (wide_input || wide_output) && part < self->ranks; part++)
+        if (wide->streams[part].bytes != wide->streams[0].bytes) return;
+    if (!narrow->tensors) return;
+    call->shape = &narrow->tensor->shape;
+    call->shape_mark = mark_of_shapes(narrow);
+}
+
 /* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
 int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
                           bool coalesced, side *in, side *out) {
@@ -184,6 +199,7 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     call->input = in->streams;
     call->output = in_place ? in->streams : out->streams;
     if (coalesced) call->shape_hash = hash_of_tensors(narrow) + position_hash;
+    if (shapes_are_compared) tell_shapes(self, call, in, out);
     return 0;
 }
 

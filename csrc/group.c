@@ -167,3 +167,5 @@ void un_group_set_eager(un_group *g, int64_t bytes) {
 }
 
 uint64_t un_group_calls(const un_group *g) { return g->calls; }
+
+int un_group_descriptor(const un_group *g) { return g->descriptor; }

@@ -90,10 +90,11 @@ typedef struct record {
     flag_t bytes;     /* that this rank gives, or takes where it gives nothing */
     flag_t arrived, started, ended; /* in ticks */
     _Atomic uint32_t state; /* below; of a failure, the status in the upper half */
-    _Atomic uint32_t site;
+    _Atomic uint32_t site; /* its number, and above it the step in which the call was made */
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
+enum { SITE_BITS = 12 }; /* a process has fewer sites: see PLACES in sites.c */
 
 typedef struct site_text { /* of the site with this number; another may take its place */
     flag_t number;

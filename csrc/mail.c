@@ -49,7 +49,7 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
                      .block = release_gil,
                      .pause = handle_signals,
                      .argument = &parked};
-    if (self->keeps_sites) m.site = current_site();
+    if (self->keeps_sites || all_sites_are_kept) m.site = current_site();
     self->users++;
     if (t.bytes > SMALL_BYTES) release_gil(&parked);
     un_status status = un_message_run(self->group, &m, &hooks);

@@ -28,6 +28,10 @@ uint64_t signature_of(un_operation operation, un_reduction reduction, int root, 
            (uint64_t)(dtype & 0xffffff) << 40;
 }
 
+static _Thread_local uint32_t step;
+
+void un_count_step(void) { step++; }
+
 /* The site's number, once its text stands in our control block. */
 static uint32_t note_site(un_group *g, const un_site *site) {
     if (!site) return 0;
@@ -55,7 +59,8 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
     write_word(&r->started, 0);
     write_word(&r->ended, 0);
     write_word(&r->arrived, ticks());
-    atomic_store_explicit(&r->site, note_site(g, site), memory_order_relaxed);
+    uint32_t where = note_site(g, site) | step << SITE_BITS;
+    atomic_store_explicit(&r->site, where, memory_order_relaxed);
     atomic_store_explicit(&r->state, state, memory_order_relaxed);
     atomic_store_explicit(&r->number, number, memory_order_release);
     return number;
@@ -178,5 +183,7 @@ un_layout_of_records un_records_layout(int ranks) {
                                   .site_count = SITES,
                                   .asked = offsetof(control, asked),
                                   .answer = offsetof(control, notes[UN_ANSWER]),
-                                  .reason = offsetof(control, notes[UN_REASON])};
+                                  .reason = offsetof(control, notes[UN_REASON]),
+                                  .progress = offsetof(control, progress),
+                                  .closed = offsetof(control, closed)};
 }

@@ -23,6 +23,14 @@ static uint32_t sites_made;
 static PyObject *own_paths; /* a tuple of str */
 static PyObject *back_name;
 static PyObject *locating; /* called to say where the program is */
+bool all_sites_are_kept;
+
+/* keep_sites(wanted): those of blocking calls too, in all groups */
+PyObject *module_keep_sites(PyObject *module, PyObject *wanted) {
+    (void)module;
+    all_sites_are_kept = PyObject_IsTrue(wanted) > 0;
+    Py_RETURN_NONE;
+}
 
 static place *find_place(PyObject *code, int line) {
     size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;

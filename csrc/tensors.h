@@ -13,6 +13,7 @@ typedef struct tensor {
     size_t item_bytes;
     size_t bytes;
     un_layout *layout; /* NULL: contiguous */
+    un_shape shape;    /* set where shapes are compared */
     Py_buffer buffer;  /* held while buffer.obj is set */
     PyObject *capsule; /* likewise, for other DLPack producers */
     PyObject *owner;   /* the tensor itself */
@@ -46,6 +47,13 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */
 void free_side(side *s);
+
+/* Whether shapes are compared: compare_shapes(bool) of the module. */
+extern bool shapes_are_compared;
+PyObject *module_compare_shapes(PyObject *module, PyObject *wanted);
+
+/* What the shapes of a side's tensors come to, never 0. Dimensions of length 1 do not count. */
+uint32_t mark_of_shapes(const side *s);
 
 /* overlaps.c: from where to where a tensor lies. */
 typedef struct extent {

@@ -134,6 +134,13 @@ typedef struct un_program {
 /* The most that `busiest` may be. */
 #define UN_BUSIEST 8192
 
+/* A tensor's shape, for reports; longer ones are cut short. */
+enum { UN_SHAPE_DIMS = 8 };
+typedef struct un_shape {
+    int dims;
+    int64_t length[UN_SHAPE_DIMS];
+} un_shape;
+
 typedef struct un_call {
     un_operation operation;
     un_reduction reduction;
@@ -141,6 +148,8 @@ typedef struct un_call {
     int root;
     double factor;
     uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
+    uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: not told */
+    const un_shape *shape; /* then: that of the first tensor; NULL: not told */
     const un_program *program; /* all_reduce: by this algorithm; NULL: by the engine's own */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
@@ -241,6 +250,9 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
  * see all of a group. The places are as independent as those of several processes. */
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
 
+/* The descriptor of the group's segment, which stays the group's. */
+int un_group_descriptor(const un_group *group);
+
 /* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
@@ -281,6 +293,7 @@ void un_group_abort(un_group *group, const char *reason);
 /* Notes that a rank leaves for its peers' reports. */
 typedef enum un_note {
     UN_SITE,   /* where in its program it made the call that failed */
+    UN_SHAPE,  /* which shapes its tensors had there */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
     UN_NOTES,
@@ -308,6 +321,7 @@ typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
     size_t asked, answer, reason;
+    size_t progress, closed; /* turns that the rank has finished, and whether it has left */
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 
@@ -329,9 +343,18 @@ void un_record_end(un_group *group, uint64_t record, un_status status);
 /* Compare such a call with the peers' before it begins: all ranks meet here. */
 un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_t record);
 
+/* This thread begins its next step, which its records bear from now on. */
+void un_count_step(void);
+
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
 un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
+
+/* How many turns of moving data `rank` has finished, over all calls. */
+uint64_t un_group_progress(const un_group *group, int rank);
+
+/* Bytes that `rank` gives to (or, `takes`, wants from) `peer` in a gather, scatter or all_to_all. */
+uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
 
 /* Whether `reduction` has a meaning for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);

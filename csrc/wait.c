@@ -113,11 +113,15 @@ void prepare_to_block(patience *p) {
     p->blocked = true;
 }
 
-/* The deadline is near: ask those who have not come where they are, for the report. */
+/* The deadline is near: ask those who have not come, or have come less far than we, where they are,
+ * for the report. */
 static void ask_missing(un_group *g, patience *p) {
     p->asked = true;
+    uint64_t progress = read_word(&control_of(g, g->rank)->progress);
     for (int rank = 0; rank < g->ranks; rank++)
-        if (!reached(&post_of(g, rank, g->calls)->call, g->calls)) ask_where(g, rank, g->calls);
+        if (!reached(&post_of(g, rank, g->calls)->call, g->calls) ||
+            !reached(&control_of(g, rank)->progress, progress))
+            ask_where(g, rank, g->calls);
 }
 
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {

@@ -413,7 +413,7 @@ def test_a_pair_that_disagrees_on_gloo_is_told(process_group: Any) -> None:
     taken = [torch.ones(3 if comm.rank == 2 and r == 0 else 2) for r in range(3)]
     error = attempt(comm.all_to_all, taken, sent)
     assert isinstance(error, unisono.CollectiveMismatch), error
-    assert "rank 0 has 2 elements for rank 2, which wants 3" in str(error)
+    assert "rank 0 gives 2 elements to rank 2, which wants 3" in str(error)
 
 
 @pytest.mark.ranks(2, backend="gloo")

@@ -86,6 +86,15 @@ def demo(ranks: int, only: str | None, report: Path) -> None:
 )
 @click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
 @click.option(
+    "--watch-grace",
+    "watch_grace_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="With --watch: end everything so long after a report of a mismatch; inf: never.",
+)
+@click.option(
     "--trace",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -103,6 +112,7 @@ def run(
     no_prefix: bool,
     capture: bool,
     watch: bool,
+    watch_grace_s: float,
     trace: Path | None,
     program: str,
     args: tuple[str, ...],
@@ -140,6 +150,7 @@ def run(
         prefix=not no_prefix,
         capture=capture,
         watch=watch,
+        watch_grace_s=watch_grace_s,
         trace=None if trace is None else trace.absolute(),
     )
     try:

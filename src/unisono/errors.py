@@ -78,7 +78,8 @@ class CollectiveMismatch(GroupError):
 
 
 class CollectiveTimeout(GroupError):
-    """A call did not finish by its deadline. `arrived` and `missing` are ranks of the group."""
+    """A call did not finish by its deadline. `arrived` and `missing` are ranks of the group;
+    `stalled` are those that came and then moved less data than the others wait for."""
 
     def __init__(
         self,
@@ -89,10 +90,12 @@ class CollectiveTimeout(GroupError):
         call: int = 0,
         arrived: Sequence[int] = (),
         missing: Sequence[int] = (),
+        stalled: Sequence[int] = (),
     ) -> None:
         super().__init__(message, rank=rank, group=group, call=call)
         self.arrived = tuple(arrived)
         self.missing = tuple(missing)
+        self.stalled = tuple(stalled)
 
 
 class PeerLost(GroupError):

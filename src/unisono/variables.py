@@ -176,6 +176,12 @@ CHECK = Variable(
     _switch,
     _ZERO_ONE,
 )
+CHECK_SHAPES = Variable(
+    "UNISONO_CHECK_SHAPES",
+    "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+    _switch,
+    _ZERO_ONE,
+)
 WATCH = Variable(
     "UNISONO_WATCH",
     "1: the watch starts with the rank, or with import torch",
@@ -203,6 +209,11 @@ WATCH_FOLDER = Variable(
 TRACE = Variable(
     "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
 )
+KEEPER = Variable(
+    "UNISONO_KEEPER",
+    "a watched rank of unisono run: its connection to the launcher",
+    _whole(0, "a descriptor"),
+)
 TEST_CHANNEL = Variable(
     "UNISONO_TEST_CHANNEL",
     "a rank of the pytest plugin: its socket",
@@ -218,11 +229,13 @@ ALL: tuple[Variable[Any], ...] = (
     EAGER_SEND,
     SITES,
     CHECK,
+    CHECK_SHAPES,
     WATCH,
     WATCH_HANG_S,
     WATCH_CHECK,
     WATCH_SIGNAL,
     WATCH_FOLDER,
     TRACE,
+    KEEPER,
     TEST_CHANNEL,
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.comm import reports
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
-from unisono.comm.failures import describe_failure, whereabouts
+from unisono.comm.failures import describe_failure, whereabouts, with_global_ranks
 from unisono.comm.message_reports import describe_message, timeout_details
 from unisono.comm.rendezvous import Place
 from unisono.errors import (
@@ -29,11 +29,13 @@ class Blame:
     """Makes a group's exceptions and keeps the first `cause` of its end. The engine calls it when
     a work or a message fails."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, place: Place, name: str, global_ranks: Sequence[int] | None = None) -> None:
         self._place = place
+        self._global_ranks = global_ranks
         self._name = name
         self._rank = place.rank
         self.cause: GroupError | None = None
+        self._is_told = False
 
     def message_error(
         self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
@@ -125,6 +127,9 @@ class Blame:
         """The first cause of the group's end, as an exception of this rank."""
         if self.cause is None:
             self.cause = describe_failure(self._place, self._name, doing)
+        if not self._is_told:  # in whichever words
+            self._is_told = True
+            self.cause.args = (with_global_ranks(self.cause, self._global_ranks),)
         if diagnose is not None and self.cause.report is None:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive

@@ -12,6 +12,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
+from unisono import variables
 from unisono.comm.base import Work
 from unisono.errors import EngineUnavailable, SegmentError
 
@@ -66,8 +67,9 @@ class Note(IntEnum):
     """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
 
     SITE = 0
-    ANSWER = 1
-    REASON = 2
+    SHAPE = 1
+    ANSWER = 2
+    REASON = 3
 
 
 ABOUT_MESSAGES = 2**64 - 1
@@ -110,6 +112,7 @@ class Group(Protocol):
     `recv` return the rank at the other end, or a status below zero."""
 
     calls: int
+    descriptor: int
     timeout_ns: int
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
@@ -143,6 +146,8 @@ class Group(Protocol):
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
     def unmatched(self, source: int) -> tuple[int, int]: ...
+    def progress(self, rank: int) -> int: ...
+    def pair_bytes(self, rank: int, call: int) -> list[int]: ...
     def set_eager(self, size_bytes: int) -> None: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
@@ -239,6 +244,8 @@ class RecordsLayout(NamedTuple):
     asked: int
     answer: int
     reason: int
+    progress: int
+    closed: int
 
 
 def records_layout(ranks: int) -> RecordsLayout:
@@ -250,6 +257,25 @@ def now_by_both_clocks() -> tuple[int, int]:
     """This moment in the ticks of the records and in nanoseconds of CLOCK_MONOTONIC."""
     ticks, ns = _module().now()
     return ticks, ns
+
+
+def count_step() -> None:
+    """This thread begins its next step: its calls' records bear that number from now on."""
+    _module().count_step()
+
+
+def compare_shapes(by_default: bool) -> None:
+    """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
+    UNISONO_CHECK_SHAPES says otherwise."""
+    if _native is not None:
+        asked = variables.CHECK_SHAPES.read_or_warn()
+        _native.compare_shapes(by_default if asked is None else asked)
+
+
+def keep_sites(wanted: bool) -> None:
+    """Whether blocking calls of all groups of this process keep their line in their records."""
+    if _native is not None:
+        _native.keep_sites(wanted)
 
 
 def site_of(frame: FrameType) -> str | None:
@@ -279,6 +305,7 @@ def _prepare_sites(where: Callable[[], str] | None) -> None:
 
 
 _prepare_sites(_where)
+compare_shapes(by_default=False)
 atexit.register(_prepare_sites, None)
 if _native is not None:
     Work.register(_native.Work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unisono.comm import message_reports, reports
 from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
@@ -38,7 +38,7 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
             text += f": {message_reports.describe_waiting(waiting)}"
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
-        return _timeout(place, name, call)
+        return _timeout(place, name, call, culprit)
     if status == Status.PEER_CLOSED:
         who = f"rank {culprit}" if culprit >= 0 else "every other rank"
         text = f"{who} closed group {name}; this rank was in {doing}"
@@ -79,9 +79,20 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
     )
 
 
+def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:
+    """The text of an exception of a group whose ranks have other numbers in the world. What a rank
+    wrote itself (`abort`'s reason, its last words) stays as it is."""
+    if not isinstance(error, GroupAborted) or not error.reason:
+        return reports.with_global_ranks(str(error), global_ranks)
+    ours, reason, rest = str(error).partition(error.reason)
+    return reports.with_global_ranks(ours, global_ranks) + reason + rest
+
+
 def whereabouts(place: Place, rank: int, about: int) -> str:
     """Where a rank that did not come is: what it answered, or what the system says of it."""
     pid = place.members[rank].pid
+    if rank == place.rank:
+        return f"  rank {rank} (pid {pid}) is this one"
     state = _state_of(pid)
     answer = place.group.told(rank, Note.ANSWER, about) or place.group.told(rank, Note.ANSWER, 0)
     if answer and state != _STATES["T"]:
@@ -95,31 +106,57 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [told.get(rank) for rank in range(place.size)]
+    culprits, pairs = reports.culprits_of(calls), None
+    if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
+        pairs = reports.read_pair_sizes(group, place.size, call)
+        if pairs is not None:
+            culprits = pairs.culprits()
+        else:
+            shapes = [reports.describe_shape(group, rank, call) for rank in range(place.size)]
+            culprits = reports.culprits_of([mark for mark, _ in shapes])
+            calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
     return CollectiveMismatch(
-        reports.mismatch_report(name, call, calls, sites),
+        reports.mismatch_report(name, call, calls, sites, culprits, pairs),
         rank=place.rank,
         group=name,
         call=call,
         calls=calls,
         sites=sites,
-        culprits=reports.culprits_of(calls),
+        culprits=culprits,
     )
 
 
-def _timeout(place: Place, name: str, call: int) -> CollectiveTimeout:
+def _timeout(place: Place, name: str, call: int, awaited: int) -> CollectiveTimeout:
+    """`awaited` is the rank that the first one to give up was waiting for."""
     calls = [reports.describe_post(place.group, rank, call) for rank in range(place.size)]
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     missing = [rank for rank, what in enumerate(calls) if what is None]
     what = next((what for what in calls if what is not None), None)
-    where = [whereabouts(place, rank, call) for rank in missing]
+    stalled: list[int] = []
+    if not missing:
+        behind = reports.stalled_ranks([place.group.progress(rank) for rank in range(place.size)])
+        if awaited not in behind:  # it went on meanwhile
+            behind = _stopped(place) or [awaited]
+        stalled = behind
+    where = [whereabouts(place, rank, call) for rank in missing or stalled]
+    if stalled:  # a stopped process cannot tell its line, which is that of our own call
+        sites = _sites(place.group, [place.rank], call)
+        where = [f"{line}; the call is at {sites[0]}" if sites[0] else line for line in where]
     return CollectiveTimeout(
-        reports.timeout_report(name, call, what, arrived, missing, where),
+        reports.timeout_report(name, call, what, arrived, missing, stalled, where),
         rank=place.rank,
         group=name,
         call=call,
         arrived=arrived,
         missing=missing,
+        stalled=stalled,
     )
+
+
+def _stopped(place: Place) -> list[int]:
+    """The ranks whose process is stopped."""
+    stopped = (_STATES["T"], _STATES["t"])
+    return [rank for rank, one in enumerate(place.members) if _state_of(one.pid) in stopped]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

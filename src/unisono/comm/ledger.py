@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from unisono.comm.blame import Blame
 from unisono.comm.engine import Operation, Status
+from unisono.comm.keeping import announce
 from unisono.comm.line import Deadline
 from unisono.comm.native import open_with
 from unisono.comm.records import BACKEND_MARK
@@ -25,6 +26,7 @@ class Ledger:
         self._group = place.group
         self._blame = Blame(place, name)
         self._group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
+        announce(self._group.descriptor)
         self.begin = place.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
         self.begin_given = place.group.record_given

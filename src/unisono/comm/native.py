@@ -30,6 +30,7 @@ from unisono.comm.engine import (
     open_group,
     which_overlap,
 )
+from unisono.comm.keeping import announce
 from unisono.comm.line import Deadline
 from unisono.comm.rendezvous import Exchange, Lobby, Place, Side
 from unisono.comm.solo import SoloCommunicator
@@ -77,7 +78,7 @@ class NativeCommunicator(Communicator):
         self._recv = place.group.recv
         self._isend = place.group.isend
         self._irecv = place.group.irecv
-        self._blame = Blame(place, name)
+        self._blame = Blame(place, name, global_ranks)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
         self._algorithm = variables.ALGO.read()
@@ -88,6 +89,7 @@ class NativeCommunicator(Communicator):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self._group.introduce(name, global_rank, keeps_sites)
+        announce(self._group.descriptor)
         self.timeout_s = timeout_s
 
     @classmethod

@@ -31,8 +31,10 @@ _HEADER = struct.Struct("<QIIQI")
 _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
 _NUMBER = struct.Struct("<Q56x")
+_WORD = struct.Struct("<Q")
 _SITE = struct.Struct("<Q120s")
 _NOTE = struct.Struct("<Q248s")
+_SITE_BITS = 12
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
@@ -59,6 +61,8 @@ class Record:
     started_s: float | None
     ended_s: float | None
     site: str | None
+    step: int = 0
+    """The step of its thread in which it was called, modulo 2**20; see `unisono.watch.step`."""
 
     @property
     def count(self) -> int:
@@ -76,6 +80,8 @@ class RankRecords:
     pid: int
     records: tuple[Record, ...]
     reason: str = ""
+    progress: int = 0
+    """Turns of moving data that it has finished, over all calls of a native group."""
 
 
 @dataclass(frozen=True)
@@ -136,41 +142,71 @@ def _may_be_segment(path: str) -> bool:
 
 def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
     """The records in the segment at a path, or behind a descriptor; None if it is none."""
-    with open(path, "rb", closefd=not isinstance(path, int)) as file:
-        file.seek(0)
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return None
-        magic, version, size, _, _ = _HEADER.unpack(header)
-        if magic != _MAGIC:
-            return None
-        if version != layout_version():
-            raise UnisonoError(f"{path} was written by another version of unisono")
-        layout = records_layout(size)
-        length = layout.first_control + size * layout.control_bytes
-        with mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ) as memory:
-            names: list[str] = []
-            ranks = [
-                one
-                for rank in range(size)
-                if (one := _read_rank(memory, layout, rank, names, last))
-            ]
-        facts = os.fstat(file.fileno())
+    if isinstance(path, int):
+        return _read_open(path, last)
+    with open(path, "rb") as file:
+        return _read_open(file.fileno(), last)
+
+
+def _read_open(descriptor: int, last: int | None) -> GroupRecords | None:
+    mapped = map_segment(descriptor)
+    if mapped is None:
+        return None
+    size, layout, memory = mapped
+    with memory:
+        names: list[str] = []
+        ranks = [
+            one for rank in range(size) if (one := _read_rank(memory, layout, rank, names, last))
+        ]
     name, _, backend = (names[0] if names else "?").partition(BACKEND_MARK)
-    segment = (facts.st_dev, facts.st_ino)
-    return GroupRecords(name, size, tuple(ranks), backend or "unisono", segment)
+    return GroupRecords(name, size, tuple(ranks), backend or "unisono", segment_key(descriptor))
+
+
+def map_segment(descriptor: int) -> tuple[int, RecordsLayout, mmap.mmap] | None:
+    """How many ranks the segment behind a descriptor is for, where things lie in it, and its
+    control blocks, for reading; None if it is none. Raises UnisonoError if it was written by
+    another version."""
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+        return None
+    magic, version, size, _, _ = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        return None
+    if version != layout_version():
+        raise UnisonoError("this shared memory was written by another version of unisono")
+    layout = records_layout(size)
+    length = layout.first_control + size * layout.control_bytes
+    return size, layout, mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+
+
+def segment_key(descriptor: int) -> tuple[int, int]:
+    """What names a segment: the same to all who have it."""
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
+def read_identity(
+    memory: mmap.mmap, layout: RecordsLayout, rank: int
+) -> tuple[str, int, int, Clock] | None:
+    """Group (with its backend), process, global rank and clock of a rank that has joined."""
+    base = layout.first_control + rank * layout.control_bytes
+    identity = _IDENTITY.unpack_from(memory, base + layout.identity)
+    opened_ticks, opened_ns, pid, global_rank, name = identity
+    if not pid:
+        return None
+    text = name.split(b"\0")[0].decode(errors="replace")
+    return text, pid, global_rank, Clock(opened_ticks, opened_ns)
 
 
 def _read_rank(
     memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str], last: int | None
 ) -> RankRecords | None:
     base = layout.first_control + rank * layout.control_bytes
-    identity = _IDENTITY.unpack_from(memory, base + layout.identity)
-    opened_ticks, opened_ns, pid, global_rank, name = identity
-    if not pid:
+    known = read_identity(memory, layout, rank)
+    if known is None:
         return None
-    names.append(name.split(b"\0")[0].decode(errors="replace"))
-    clock = _Clock(opened_ticks, opened_ns)
+    name, pid, global_rank, clock = known
+    names.append(name)
     start, end = base + layout.records, base + layout.sites
     # A record that is being written over differs between two looks.
     first, second = memory[start:end], memory[start:end]
@@ -180,7 +216,8 @@ def _read_rank(
     )
     about, reason = _NOTE.unpack_from(memory, base + layout.reason)
     text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
-    return RankRecords(rank, global_rank, pid, tuple(records), text)
+    (progress,) = _WORD.unpack_from(memory, base + layout.progress)
+    return RankRecords(rank, global_rank, pid, tuple(records), text, progress)
 
 
 def leave_reason(text: str) -> None:
@@ -204,7 +241,7 @@ def _read_ring(
     first: bytes,
     second: bytes,
     layout: RecordsLayout,
-    clock: _Clock,
+    clock: Clock,
     sites: bytes,
     last: int | None,
 ) -> Iterator[Record]:
@@ -215,43 +252,54 @@ def _read_ring(
             continue
         at = index * layout.record_bytes
         record = first[at : at + layout.record_bytes]
-        number, call, signature, size_bytes, arrived, started, ended, state, site = _RECORD.unpack(
-            record
-        )
-        if record[:8] != second[at : at + 8]:
-            continue
-        operation = Operation(signature & 0xFF)
-        root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
-        message = operation in (Operation.SEND, Operation.RECV)
-        reducing = operation in REDUCING
-        yield Record(
-            number=number,
-            operation=operation.name.lower(),
-            dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
-            bytes=size_bytes,
-            call=None if message or not call else call,
-            tag=(call ^ 1 << 63) - (1 << 63) if message else None,
-            peer=root if message and root >= 0 else None,
-            root=root if operation in ROOTED else None,
-            reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
-            state=_STATES[state & 0xFFFF],
-            status=Status(state >> 16).name,
-            arrived_s=clock.seconds(arrived),
-            started_s=clock.seconds(started) if started else None,
-            ended_s=clock.seconds(ended) if ended else None,
-            site=_text(sites, site, layout) if site else None,
-        )
+        if record[:8] == second[at : at + 8]:
+            yield parse_record(record, layout, clock, sites)
 
 
-class _Clock:
+def parse_record(record: bytes, layout: RecordsLayout, clock: Clock, sites: bytes) -> Record:
+    """One record out of its bytes and the texts of its rank's sites."""
+    number, call, signature, size_bytes, arrived, started, ended, state, where = _RECORD.unpack(
+        record
+    )
+    operation = Operation(signature & 0xFF)
+    root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
+    message = operation in (Operation.SEND, Operation.RECV)
+    reducing = operation in REDUCING
+    site = where & (1 << _SITE_BITS) - 1
+    return Record(
+        number=number,
+        operation=operation.name.lower(),
+        dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
+        bytes=size_bytes,
+        call=None if message or not call else call,
+        tag=(call ^ 1 << 63) - (1 << 63) if message else None,
+        peer=root if message and root >= 0 else None,
+        root=root if operation in ROOTED else None,
+        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
+        state=_STATES[state & 0xFFFF],
+        status=Status(state >> 16).name,
+        arrived_s=clock.seconds(arrived),
+        started_s=clock.seconds(started) if started else None,
+        ended_s=clock.seconds(ended) if ended else None,
+        site=_text(sites, site, layout) if site else None,
+        step=where >> _SITE_BITS,
+    )
+
+
+class Clock:
     """From the processor's ticks to seconds, by two moments known in both."""
 
     def __init__(self, opened_ticks: int, opened_ns: int) -> None:
         self._ticks, self._ns = opened_ticks, opened_ns
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The second moment is now: the later, the better."""
         ticks, ns = now_by_both_clocks()
-        self._ns_a_tick = (ns - opened_ns) / max(1, ticks - opened_ticks)
+        self._ns_a_tick = (ns - self._ns) / max(1, ticks - self._ticks)
 
     def seconds(self, moment: int) -> float:
+        """A moment of CLOCK_MONOTONIC."""
         return (self._ns + (moment - self._ticks) * self._ns_a_tick) / 1e9
 
 

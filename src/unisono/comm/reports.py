@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, Group, Operation, Status
+from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status
+from unisono.comm.pairs import PairSizes, ranks_named
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {
@@ -35,7 +37,8 @@ def dtype_name(dtype: int) -> str:
 
 
 def describe_post(group: Group, rank: int, call: int) -> str | None:
-    """What `rank` posted for this call, in words; None if it has not arrived."""
+    """What `rank` posted for this call, in words; None if it has not arrived. Of a gather, scatter
+    or all_to_all without its sizes, which may differ."""
     posted = group.posted(rank, call)
     if call == 0 or posted is None or posted[0] != call:
         return None
@@ -58,14 +61,22 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append(REDUCTION_NAMES[reduction])
     if operation in ROOTED:
         details.append(f"root {root}")
-    if operation in PAIRED:
-        details.append("sizes of its own")
-    elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {_algorithm(root)}, schedule with hash {shape_hash:016x}")
-    elif shape_hash:
-        what = "factor" if reduction == len(REDUCTIONS) else "shapes"
-        details.append(f"{what} with hash {shape_hash:016x}")
+    others = shape_hash >> 32  # the rest is the mark of the shapes
+    if operation is Operation.ALL_REDUCE and root:
+        details.append(f"by {_algorithm(root)}, schedule with hash {others:08x}")
+    elif others and operation not in PAIRED:
+        what = "factor" if reduction == len(REDUCTIONS) else "sizes"
+        details.append(f"{what} with hash {others:08x}")
     return f"{text} of {', '.join(details)}"
+
+
+def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
+    """What stands for the shape that `rank` posted for this call, None if it posted none; and the
+    shape for the end of a line, where it has told."""
+    posted = group.posted(rank, call)
+    mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
+    shape = group.told(rank, Note.SHAPE, call) if mark else None
+    return str(mark) if mark else None, f", shape {shape}" if shape else ""
 
 
 def _algorithm(mark: int) -> str:
@@ -88,16 +99,56 @@ def culprits_of(calls: Sequence[str | None]) -> list[int]:
     return [rank for rank, call in enumerate(calls) if call is not None and call != common]
 
 
+def read_pair_sizes(group: Group, size: int, call: int) -> PairSizes | None:
+    """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
+    posted = group.posted(0, call)
+    if posted is None or posted[1] not in PAIRED:
+        return None
+    operation, item_bytes, root = posted[1], max(1, (posted[3] >> 8 & 0xFF) // 8), posted[4]
+    gives: list[list[int | None]] = []
+    wants: list[list[int | None]] = []
+    for rank in range(size):
+        sizes = [size_bytes // item_bytes for size_bytes in group.pair_bytes(rank, call)]
+        to, of = sizes[:size], sizes[size:]
+        # of a gather only what the root takes counts, of a scatter only what it gives
+        gives.append(
+            [
+                to[peer]
+                if (operation != Operation.GATHER or peer == root)
+                and (operation != Operation.SCATTER or rank == root)
+                else None
+                for peer in range(size)
+            ]
+        )
+        wants.append(
+            [
+                of[peer]
+                if (operation != Operation.SCATTER or peer == root)
+                and (operation != Operation.GATHER or rank == root)
+                else None
+                for peer in range(size)
+            ]
+        )
+    return PairSizes(gives, wants)
+
+
 def mismatch_report(
-    name: str, call: int, calls: Sequence[str | None], sites: Sequence[str | None]
+    name: str,
+    call: int,
+    calls: Sequence[str | None],
+    sites: Sequence[str | None],
+    culprits: Sequence[int],
+    pairs: PairSizes | None = None,
 ) -> str:
-    """The text of a `CollectiveMismatch`: the verdict, then who called what and where."""
-    culprits = culprits_of(calls)
-    if culprits:
-        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {_join(culprits)}"
+    """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
+    the sizes of calls that are equal but for those."""
+    who = ranks_named(culprits)
+    if pairs is not None:
+        blamed = f"{who} brought other sizes: " if culprits else ""
+        verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
+        calls = [f"{what}, {pairs.of_rank(rank)}" for rank, what in enumerate(calls)]
+    elif culprits:
         verdict = f"{who} called something else than the others in call #{call} of group {name}"
-    elif len(set(calls)) == 1:
-        verdict = f"call #{call} of group {name}: what a rank gives is not what another takes"
     else:
         verdict = f"the ranks called different things in call #{call} of group {name}"
     lines = [verdict]
@@ -118,14 +169,24 @@ def timeout_report(
     what: str | None,
     arrived: Sequence[int],
     missing: Sequence[int],
+    stalled: Sequence[int],
     whereabouts: Sequence[str],
 ) -> str:
-    """The text of a `CollectiveTimeout`: who came, who did not, and where those are."""
+    """The text of a `CollectiveTimeout`: who came, who did not or went no further, and where those
+    are."""
     waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
     if not missing:
-        return f"{waited} although all ranks arrived: one stopped moving data"
+        who = f"rank{_s(stalled)} {_join(stalled)}" if stalled else "one"
+        text = f"{waited} although all ranks arrived: {who} stopped moving data"
+        return "\n".join([text, *whereabouts])
     who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
     return "\n".join([f"{waited} because {who}", *whereabouts])
+
+
+def stalled_ranks(progress: Sequence[int]) -> list[int]:
+    """Who has finished fewer turns of moving data than the others, all being in one call."""
+    behind = [rank for rank, turns in enumerate(progress) if turns == min(progress)]
+    return behind if len(behind) < len(progress) else []
 
 
 def ending(detail: int) -> str:
@@ -140,6 +201,27 @@ def ending(detail: int) -> str:
         except ValueError:
             return f"was killed by signal {number}"
     return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+_RANKS = re.compile(r"\branks? (\d+(?:(?:, | -> )\d+)*)")
+
+
+def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
+    """A text about ranks of a group, with those of the world beside them where they differ:
+    "rank 1 (global 3)". In the first line all, in the others, which may quote, the first."""
+    if global_ranks is None or list(global_ranks) == list(range(len(global_ranks))):
+        return text
+
+    def both(found: re.Match[str]) -> str:
+        ranks = list(dict.fromkeys(map(int, re.findall(r"\d+", found[1]))))
+        if any(rank >= len(global_ranks) for rank in ranks):
+            return found[0]
+        return f"{found[0]} (global {_join([global_ranks[rank] for rank in ranks])})"
+
+    first, *others = text.split("\n")
+    return "\n".join(
+        [_RANKS.sub(both, first), *(_RANKS.sub(both, line, count=1) for line in others)]
+    )
 
 
 def _join(ranks: Sequence[int]) -> str:

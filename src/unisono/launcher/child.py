@@ -21,6 +21,7 @@ from unisono.autoload import inherit_store
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.orders import (
     FAILED,
+    KEEPER_VARIABLE,
     STACK_SIGNAL,
     STARTED,
     VALUE,
@@ -41,6 +42,7 @@ def main() -> None:
     end_with_parent(parent_pid)
     for descriptor in (report_fd, stacks_fd, *_rendezvous_descriptor()):
         os.set_inheritable(descriptor, False)  # they are ours, not our children's
+    _take_line_to_keeper()
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
     report = _Report(report_fd)
@@ -230,6 +232,16 @@ def _write_in_lines() -> None:
 def _rendezvous_descriptor() -> list[int]:
     where = os.environ.get("UNISONO_RENDEZVOUS", "")
     return [int(where.removeprefix("fd:"))] if where.startswith("fd:") else []
+
+
+def _take_line_to_keeper() -> None:
+    """Where the launcher keeps records, it shall have those of our groups. The variable is ours
+    alone: what we start does not inherit the descriptor."""
+    descriptor = os.environ.pop(KEEPER_VARIABLE, "")
+    if descriptor:
+        from unisono.comm.keeping import take_line
+
+        take_line(int(descriptor))
 
 
 def _is_ours(file_name: str) -> bool:

@@ -42,6 +42,7 @@ class Verdict(Enum):
     FAILED = "failed"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
+    GIVEN_UP = "given up"
 
 
 class Guest(Protocol):
@@ -70,6 +71,7 @@ class Crew:
         self._values = values
         self._keep = keep
         self._guardian: Guardian | None = None
+        self._given_up = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
 
@@ -134,8 +136,8 @@ class Crew:
         """
         self._guardian = Guardian()  # after the ranks, whose start shall not wait for it
         self._guardian.guard(rank.process.pid for rank in self._living())
-        self._wait(lambda: self._all_returned() or self._any_failed(), timeout_s)
-        verdict = Verdict.TIMED_OUT
+        self._wait(lambda: self._all_returned() or self._any_failed() or self._given_up, timeout_s)
+        verdict = Verdict.GIVEN_UP if self._given_up else Verdict.TIMED_OUT
         if self._any_failed():
             verdict = Verdict.FAILED
             self._wait(self._all_ended, SURVIVORS_S)
@@ -150,6 +152,10 @@ class Crew:
                 self._ask_for_stacks()
             self._end(signal.SIGTERM, patience_s)
         return verdict
+
+    def give_up(self) -> None:
+        """Ranks that still run are to be ended; for a guest."""
+        self._given_up = True
 
     # -- what has become of them ---------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from typing import IO
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """Makes a rank write down where it is; a number that no program uses for something else."""
 
+KEEPER_VARIABLE = "UNISONO_KEEPER"
+"""Tells a rank the descriptor of the line to who keeps its records; it removes it at once."""
+
 STARTED = b"S"
 VALUE = b"V"
 FAILED = b"F"

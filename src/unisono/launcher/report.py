@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
 from unisono.launcher.process import Rank
+from unisono.watch.report import Report
 
 _HEAD_START_S = 0.02
 """Peers may tell of a death sooner than we hear of it from the kernel."""
@@ -35,6 +36,17 @@ def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) 
     sentence = f"not done within {timeout_s:g} s: {_names(late)} of {len(ranks)} rank(s)"
     first = late[0] if late else -1
     return RanksTimedOut(_message(sentence, endings, -1, captured), first=first, endings=endings)
+
+
+def ranks_given_up(
+    ranks: Sequence[Rank], report: Report, grace_s: float, *, captured: bool
+) -> RanksFailed:
+    """The exception for a launch that could not end well, as its watch has found."""
+    endings = [_ending(rank) for rank in ranks]
+    numbers = {one.rank: one.global_rank for one in report.ranks}
+    first = next((numbers.get(rank, rank) for rank in report.culprits), -1)
+    sentence = f"ended {grace_s:g} s after the watch's report (--watch-grace): {report}"
+    return RanksFailed(_message(sentence, endings, -1, captured), first=first, endings=endings)
 
 
 def _moment(rank: Rank) -> tuple[bool, float]:

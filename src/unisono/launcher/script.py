@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,16 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.keeper import Keeper
-from unisono.launcher.orders import Orders, Script, nameless_file, standard_input, write_orders
+from unisono.launcher.orders import (
+    KEEPER_VARIABLE,
+    Orders,
+    Script,
+    nameless_file,
+    standard_input,
+    write_orders,
+)
 from unisono.launcher.output import Listener, Silence, Terminal
-from unisono.launcher.report import ranks_failed, ranks_timed_out
+from unisono.launcher.report import ranks_failed, ranks_given_up, ranks_timed_out
 from unisono.launcher.store import LazyStore
 from unisono.variables import BACKEND, WATCH
 from unisono.watch.report import Report
@@ -28,6 +34,9 @@ from unisono.watch.settings import settings_of
 PATIENCE_S = 10.0
 """How long a rank that was told to end may take before it is killed: time for a checkpoint."""
 
+WATCH_GRACE_S = 10.0
+"""How long watched ranks go on after a report of what they cannot get out of by themselves."""
+
 TIMED_OUT_CODE = 124
 """As of timeout(1)."""
 
@@ -35,7 +44,8 @@ TIMED_OUT_CODE = 124
 @dataclass(frozen=True)
 class Settings:
     """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
-    `trace` is where a trace is written, for which the ranks must be watched."""
+    `trace` is where a trace is written, for which the ranks must be watched; `watch_grace_s` is
+    how long they go on after a report of a mismatch or of ranks that wait for each other."""
 
     ranks: int
     backend: str | None = None
@@ -45,7 +55,12 @@ class Settings:
     prefix: bool = True
     capture: bool = False
     watch: bool = False
+    watch_grace_s: float = WATCH_GRACE_S
     trace: Path | None = None
+
+    def is_watched(self) -> bool:
+        """Whether the ranks watch themselves."""
+        return self.watch or self.trace is not None or WATCH.read() or False
 
 
 @dataclass(frozen=True)
@@ -80,22 +95,27 @@ def run_script(script: Script, settings: Settings) -> Outcome:
         meeting = stack.enter_context(nameless_file())
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts(signals))
+        keeper = None
+        if settings.is_watched():  # it ends after the ranks
+            grace_s = settings.watch_grace_s
+            keeper = stack.enter_context(Keeper(settings.trace, grace_s, lambda: crew.give_up()))
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
         crew.invite(store)
+        if keeper is not None:
+            crew.invite(keeper)
         environment = os.environ | _program_variables(settings, store)
-        watched = is_watched(environment)
-        if watched:
+        if keeper is not None:
             settings_of()  # so that a variable that means nothing is one error, before any rank
+        inherited = [meeting.fileno(), orders.input_fd]
+        if keeper is not None:
+            environment[KEEPER_VARIABLE] = str(keeper.line)
+            inherited.append(keeper.line)
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break
             place = rank_variables(rank, settings.ranks, meeting.fileno())
             place["ROLE_RANK"] = str(rank)
-            inherited = [meeting.fileno(), orders.input_fd]
             crew.start(environment | place, file.fileno(), inherited)
-        keeper = None
-        if watched:
-            keeper = stack.enter_context(Keeper(lambda: [one.process.pid for one in crew.ranks]))
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
         report = _what_records_say(keeper, crew) if keeper is not None else None
     if verdict is Verdict.INTERRUPTED:
@@ -103,16 +123,19 @@ def run_script(script: Script, settings: Settings) -> Outcome:
     if verdict is Verdict.FAILED:
         error = ranks_failed(crew.ranks, captured=settings.capture)
         return Outcome(error.endings[error.first].exit_code or 1, error, report)
+    if verdict is Verdict.GIVEN_UP:
+        assert keeper is not None
+        told = keeper.reported()
+        assert told is not None
+        given_up = ranks_given_up(
+            crew.ranks, told, settings.watch_grace_s, captured=settings.capture
+        )
+        return Outcome(1, given_up)
     if verdict is Verdict.TIMED_OUT:
         assert settings.timeout_s is not None
         late = ranks_timed_out(crew.ranks, settings.timeout_s, captured=settings.capture)
         return Outcome(TIMED_OUT_CODE, late)
     return Outcome(0)
-
-
-def is_watched(environment: Mapping[str, str]) -> bool:
-    """Whether ranks with these variables watch themselves."""
-    return WATCH.read(environment) or False
 
 
 def _what_records_say(keeper: Keeper, crew: Crew) -> Report | None:
@@ -150,5 +173,5 @@ def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
     if settings.watch or settings.trace is not None:
         variables["UNISONO_WATCH"] = "1"
     if settings.trace is not None:
-        variables["UNISONO_TRACE"] = str(settings.trace)
+        variables["UNISONO_SITES"] = "1"
     return variables

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from unisono.comm import blame
+from unisono.comm.engine import compare_shapes
 from unisono.comm.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
+from unisono.watch import steps
 from unisono.watch.failure import last_words, report_of_error
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
@@ -32,6 +34,7 @@ __all__ = [
     "load",
     "reports",
     "start",
+    "step",
     "stop",
     "summary",
     "trace",
@@ -71,6 +74,7 @@ def _start(settings: Settings) -> None:
     stop()
     _monitor = Monitor(settings)
     blame.diagnose = _report_of_failure
+    compare_shapes(by_default=True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         torch_is_here()
@@ -84,6 +88,8 @@ def stop() -> None:
     global _monitor
     monitor, _monitor = _monitor, None
     blame.diagnose = None
+    compare_shapes(by_default=False)
+    steps.stop_counting()
     atexit.unregister(_at_exit)
     if monitor is not None:
         if "unisono.watch.attach" in sys.modules:
@@ -98,6 +104,7 @@ def torch_is_here() -> None:
     else:
         from unisono.watch.attach import attach
 
+        steps.count_optimizer_steps()
         attach(_monitor.settings.check, _explain, _before_leaving)
 
 
@@ -118,11 +125,18 @@ def summary(pid: int | None = None) -> Summary:
     return summarise(read_process(os.getpid() if pid is None else pid))
 
 
+def step() -> None:
+    """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, on every
+    rank alike. Ranks that make different numbers of calls between two marks are then reported with
+    the step, within a second. Without marks the steps of torch's optimizers count."""
+    steps.mark()
+
+
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write what is called inside the `with` to a file that chrome://tracing and
     ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
-    time by which each rank came after the first. All ranks enter; rank 0 of each group writes.
+    time by which each rank came after the first. All ranks enter; the lowest one writes.
 
     Raises UnisonoError if the file's folder does not exist.
     """

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.comm.records import GroupRecords, RankRecords, Record
-from unisono.comm.reports import culprits_of, mismatch_report
+from unisono.comm.reports import (
+    culprits_of,
+    mismatch_report,
+    stalled_ranks,
+    with_global_ranks,
+)
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -29,6 +34,8 @@ from unisono.watch.calls import (
     waits,
 )
 from unisono.watch.report import RankReport, Report, ranks_named
+from unisono.watch.steps import Steps, sentence
+from unisono.watch.steps import named as named_steps
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     return replace(
         found,
         kind="apart",
-        verdict=verdict,
+        verdict=_global(group, verdict),
         operation=record.operation,
         call=number,
         culprits=(rank,),
@@ -93,7 +100,7 @@ def _mismatch(
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
     culprits = culprits_of(calls)
-    verdict, *details = mismatch_report(group.name, number, calls, sites).splitlines()
+    verdict, *details = mismatch_report(group.name, number, calls, sites, culprits).splitlines()
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""
@@ -105,14 +112,14 @@ def _mismatch(
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     return Report(
         kind="mismatch",
-        verdict=verdict,
+        verdict=_global(group, verdict),
         group=group.name,
         backend=group.backend,
         operation=first.operation,
         call=number,
         culprits=tuple(culprits) or tuple(sorted(records)),
         site=line_of(first.site),
-        details=tuple(line.strip() for line in details[:-1]),
+        details=tuple(_global(group, line.strip()) for line in details[:-1]),
         ranks=tuple(
             RankReport(one.rank, one.global_rank, one.pid, one.rank in records)
             for one in group.ranks
@@ -145,6 +152,34 @@ def apart(group: GroupRecords) -> tuple[str, int, int, Record] | None:
             text = f"rank {rank} left out {named(example)}"
             return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
     return None
+
+
+def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
+    """The step in which one rank made more or fewer calls than the others, if there is one."""
+    shift = steps.look(group)
+    if shift is None:
+        return None
+    example = shift.example
+    return Report(
+        kind="apart",
+        verdict=_global(group, sentence(group, shift)),
+        group=group.name,
+        backend=group.backend,
+        operation=example.operation,
+        call=shift.first,
+        culprits=shift.odd or tuple(range(group.size)),
+        site=line_of(example.site),
+        details=tuple(
+            _global(
+                group, f"rank {rank}: {count} calls in {named_steps(shift)}, from #{shift.first}"
+            )
+            for rank, count in enumerate(shift.counts)
+        ),
+        ranks=tuple(
+            RankReport(one.rank, one.global_rank, one.pid, False, last=_last_of(one))
+            for one in group.ranks
+        ),
+    )
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -262,7 +297,7 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
     site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
     found = Report(
         kind=kind,
-        verdict=verdict,
+        verdict=_global(group, verdict),
         group=group.name,
         backend=group.backend,
         operation=record.operation,
@@ -278,31 +313,54 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
 
 def _stalled(wait: Wait, told: _Asked) -> Report | None:
     ranks = [_rank(one, wait, told, True) for one in wait.group.ranks]
-    stopped = [one for one in ranks if one.state]
+    behind = _behind(wait)
+    stopped = [one for one in ranks if one.rank in behind] or [one for one in ranks if one.state]
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
+    at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
     if stopped:
         who = ranks_named([one.rank for one in stopped])
-        verdict = f"{who} came to {wait} and {stopped[0].state}"
+        verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
+        verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
-        at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
         verdict = (
             f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
             "machine has not, or what they send does not arrive; its own watch knows more"
         )
     return Report(
         kind="stalled" if stopped else "elsewhere",
-        verdict=verdict,
+        verdict=_global(wait.group, verdict),
         group=wait.group.name,
         backend=wait.group.backend,
         operation=wait.record.operation,
         call=wait.record.call,
         culprits=tuple(one.rank for one in stopped),
-        site=line_of(wait.record.site),
+        site=at,
         waited_s=time.monotonic() - wait.record.arrived_s,
         ranks=tuple(ranks),
     )
+
+
+def _global(group: GroupRecords, text: str) -> str:
+    """A text about ranks of a group, with their numbers in the world where those are others."""
+    if len(group.ranks) < group.size:
+        return text
+    return with_global_ranks(text, [one.global_rank for one in group.ranks])
+
+
+def _behind(wait: Wait) -> list[int]:
+    """Who has moved less than the others, where all are in one call of our own engine."""
+    group = wait.group
+    calls = {
+        record.call
+        for one in group.ranks
+        for record in one.records[-1:]
+        if record.state == "moving"
+    }
+    if group.backend != "unisono" or calls != {wait.record.call}:
+        return []
+    return stalled_ranks([one.progress for one in group.ranks])
 
 
 def _is_in(one: RankRecords, record: Record) -> bool:
@@ -311,10 +369,6 @@ def _is_in(one: RankRecords, record: Record) -> bool:
 
 def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankReport:
     where = told(one.pid)
-    last = last_finished(one)
-    text = ""
-    if last is not None:
-        text = named(last) + (f" ({line_of(last.site)})" if last.site else "")
     elsewhere = "" if arrived or not where.in_call else _elsewhere(one)
     return RankReport(
         rank=one.rank,
@@ -325,9 +379,17 @@ def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankRepo
         place=where.place or one.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,
-        last=text,
+        last=_last_of(one),
         stack=where.stack,
     )
+
+
+def _last_of(one: RankRecords) -> str:
+    """The newest call that a rank has finished."""
+    last = last_finished(one)
+    if last is None:
+        return ""
+    return named(last) + (f" ({line_of(last.site)})" if last.site else "")
 
 
 def _elsewhere(one: RankRecords) -> str:

@@ -33,7 +33,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     if isinstance(error, GroupAborted):
         return None
     kind, culprits = _kind_of(error)
-    if kind in ("lost", "hang", "mismatch"):
+    if kind in ("lost", "hang", "stalled", "mismatch"):
         found = _from_records(error, ask)
         if found is not None and _agrees(found, kind, culprits):
             error.add_note(f"unisono.watch: {found}")
@@ -99,7 +99,9 @@ def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
     late to a call that has failed finds everybody there, and ended."""
     if kind == "mismatch":
         return found.kind == "apart"
-    return found.kind != "stalled" or not culprits
+    if kind == "stalled" or (found.kind == "stalled" and culprits):
+        return found.kind == kind and found.culprits == culprits
+    return True
 
 
 def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
@@ -108,7 +110,9 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     if isinstance(error, MessageMismatch):
         return "mismatch", ()
     if isinstance(error, CollectiveTimeout):
-        return "hang", tuple(error.missing)
+        return (
+            ("stalled", tuple(error.stalled)) if error.stalled else ("hang", tuple(error.missing))
+        )
     if isinstance(error, DeadlockError):
         return "cycle", tuple(error.cycle)
     if isinstance(error, PeerLost):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from unisono.comm.records import GroupRecords, read_process
-from unisono.watch import diagnose
+from unisono.comm.engine import keep_sites
+from unisono.comm.keeping import listeners, tell_launcher
+from unisono.comm.records import GroupRecords, read_process, segments_of
+from unisono.errors import UnisonoError
+from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest, waits
 from unisono.watch.desk import Desk, ring
 from unisono.watch.processes import state_of
@@ -24,9 +29,14 @@ from unisono.watch.whereabouts import whereabouts
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
+_STANDS_STILL_S = 0.5  # in which a rank that is not stopped moves something
+_SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a trace
 _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
+_LAST_OF_STEPS = 256
+_SHIFTED = -2
+"""In place of a call's number: of a step."""
 
 _logger = logging.getLogger("unisono")
 
@@ -42,7 +52,10 @@ class Monitor:
         self._desk = Desk(settings.stack_signal)
         self._told: set[tuple[tuple[int, int], int]] = set()
         self._saved = 0
+        self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
+        self._held: Trace | None = None
+        self._follow_again_s = 0.0
         self._stop = threading.Event()
         self._look_again_s = 0.0
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
@@ -92,6 +105,7 @@ class Monitor:
         that is over."""
         self._retire()
         self._look_for_differences(read_process(os.getpid(), _LAST))
+        self._look_at_steps()
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -106,17 +120,37 @@ class Monitor:
 
     def begin_trace(self, path: str | os.PathLike[str]) -> None:
         """Collect records from now on."""
+        self.end_trace()
         trace = Trace(path)
-        trace.collect(only_note=True)
+        _follow(trace, [os.getpid()], is_new=False)
+        trace.collect()
+        _follow(trace, trace.peers(), is_new=False)
         self._trace = trace  # from here on the thread collects
+        listeners.append(self._follow_new)
+        keep_sites(True)
 
     def end_trace(self) -> None:
-        """Write them down."""
+        """Write them down. Who does not write holds on to what was followed, for who does."""
         trace, self._trace = self._trace, None
-        if trace is not None:
-            self._retire()
-            trace.collect()
+        if trace is None:
+            return
+        listeners.remove(self._follow_new)
+        keep_sites(steps.are_counted)
+        self._retire()
+        trace.settle(_SETTLE_S)
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if trace.is_ours():
+            _follow(trace, trace.peers())
             trace.write()
+        else:
+            self._held = trace
+
+    def _follow_new(self, descriptor: int) -> None:
+        trace = self._trace
+        if trace is not None:
+            trace.follow(descriptor, is_new=True)
 
     def _run(self) -> None:
         pause_s = _TICK_S
@@ -133,6 +167,9 @@ class Monitor:
         trace = self._trace
         if trace is not None:
             trace.collect()
+            if time.monotonic() >= self._follow_again_s and trace.is_ours():
+                self._follow_again_s = time.monotonic() + _TICK_S
+                _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
             self._look()
@@ -152,6 +189,7 @@ class Monitor:
         now = time.monotonic()
         groups = read_process(me, _LAST)
         self._look_for_differences(groups)
+        self._look_at_steps()
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -161,12 +199,16 @@ class Monitor:
             ring(one.pid for known in groups for one in known.ranks)
             still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
+            if report is not None and report.kind == "stalled" and _moves(still[0].group):
+                continue
             if report is not None and self._waits_still(key):
                 self._told.add(key)
                 self.reports.append(report)
                 self.save(report, "seen")
                 if self._speaks(still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+                if report.kind == "cycle":
+                    tell_launcher(report.to_text())
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is not over: asking everybody where they are takes time, and what
@@ -185,9 +227,31 @@ class Monitor:
                 self._told.add((group.segment, -1))
                 self.reports.append(report)
                 self.save(report, "seen")
-                living = [one for one in group.ranks if not state_of(one.pid).has_ended]
-                if living and living[0].pid == os.getpid():
+                if self._is_lowest(group):
                     _logger.warning("unisono.watch: %s", report)
+                    tell_launcher(report.to_text())
+
+    def _look_at_steps(self) -> None:
+        """Ranks that made another number of calls in a step; unisono's own groups, too, do not
+        see that by comparing calls."""
+        if not steps.are_counted:
+            return
+        for group in read_process(os.getpid(), _LAST_OF_STEPS):
+            if (group.segment, _SHIFTED) in self._told or (group.segment, -1) in self._told:
+                continue
+            known = self._steps.setdefault(group.segment, steps.Steps())
+            report = diagnose.shifted_in_step(group, known)
+            if report is not None:
+                self._told.add((group.segment, _SHIFTED))
+                self.reports.append(report)
+                self.save(report, "seen")
+                if self._is_lowest(group):
+                    _logger.warning("unisono.watch: %s", report)
+
+    def _is_lowest(self, group: GroupRecords) -> bool:
+        """Whether this process is the lowest rank of a group that lives."""
+        living = [one for one in group.ranks if not state_of(one.pid).has_ended]
+        return bool(living) and living[0].pid == os.getpid()
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its
@@ -218,6 +282,23 @@ class Monitor:
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
         return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+
+
+def _moves(group: GroupRecords) -> bool:
+    """Whether data still moves in a group, however slowly."""
+    time.sleep(_STANDS_STILL_S)
+    now = [one for one in read_process(os.getpid(), 1) if one.segment == group.segment]
+    before = {one.rank: one.progress for one in group.ranks}
+    return any(before[one.rank] != one.progress for known in now for one in known.ranks)
+
+
+def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
+    """Have the groups of these processes traced."""
+    for pid in pids:
+        with contextlib.suppress(UnisonoError):  # it has ended
+            for path in segments_of(pid):
+                with contextlib.suppress(UnisonoError, OSError), open(path, "rb") as file:
+                    trace.follow(file.fileno(), is_new)
 
 
 def _key(wait: Wait) -> tuple[tuple[int, int], int]:

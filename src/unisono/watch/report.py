@@ -34,6 +34,11 @@ class RankReport:
     last: str = ""
     stack: tuple[str, ...] = ()
 
+    def name(self) -> str:
+        """ "rank 1", or "rank 1 (global 3)" where its number in the world is another."""
+        beside = f" (global {self.global_rank})" if self.global_rank != self.rank else ""
+        return f"rank {self.rank}{beside}"
+
     def where(self) -> str:
         """Where it is, for a sentence that begins with "it"."""
         if self.state:
@@ -66,13 +71,14 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
-        waiting = [one.rank for one in self.ranks if one.arrived]
+        stalled = self.culprits if self.kind == "stalled" else ()
+        waiting = [one.rank for one in self.ranks if one.arrived and one.rank not in stalled]
         if waiting and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
         for one in self.ranks:
-            if not one.arrived and self.kind != "mismatch":
+            if not one.arrived and self.kind != "mismatch" and (one.place or one.state or one.call):
                 last = f"; the last call that it finished: {one.last}" if one.last else ""
-                lines.append(f"  rank {one.rank} (pid {one.pid}) {one.where()}{last}")
+                lines.append(f"  {one.name()} (pid {one.pid}) {one.where()}{last}")
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
@@ -80,31 +86,43 @@ class Report:
         lines = [str(self)]
         for one in self.ranks:
             if one.stack:
-                lines.append(f"rank {one.rank} (pid {one.pid}):")
+                lines.append(f"{one.name()} (pid {one.pid}):")
                 lines += [f"  {line}" for line in one.stack]
         return "\n".join(lines)
 
+    def to_text(self) -> str:
+        """All of it, for `from_text`."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it down, for `load` and `unisono doctor`."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(self.to_text() + "\n", encoding="utf-8")
 
 
 def load(path: str | os.PathLike[str]) -> Report:
     """Read a report that was saved. Raises UnisonoError if the file is none."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UnisonoError(f"{path} is no report of unisono") from error
+    return from_text(text, str(path))
+
+
+def from_text(text: str, origin: str = "this") -> Report:
+    """What `to_text` made. Raises UnisonoError if it did not; `origin` is for the message."""
+    try:
+        found = json.loads(text)
         written = found.pop("format")
         if written != _FORMAT and str(written).startswith(_FORMAT.rstrip("1")):
-            raise UnisonoError(f"{path} was written by another version of unisono")
+            raise UnisonoError(f"{origin} was written by another version of unisono")
         report = _from_fields(found)
         if written != _FORMAT or not _is_sound(report):
             raise ValueError("of another shape")
         return report
-    except OSError as error:
-        raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnisonoError(f"{path} is no report of unisono") from error
+        raise UnisonoError(f"{origin} is no report of unisono") from error
 
 
 def _from_fields(found: dict[str, Any]) -> Report:

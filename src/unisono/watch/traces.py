@@ -1,75 +1,151 @@
 """Traces: the calls of all ranks on one clock, in the format of Chrome and Perfetto.
 
 A process of the trace is a rank, a thread of it a group. Records live in rings of a thousand, so
-rank 0 of each group reads them while the program runs, and writes the file when it ends.
+they are read while the program runs, and once more at its end, whoever has closed what meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.records import GroupRecords, Record, read_process
+from unisono.comm.following import Follower
+from unisono.comm.records import GroupRecords, Record
 from unisono.errors import UnisonoError
-from unisono.watch.calls import reached
 
 Key = tuple[tuple[int, int], int, int]
+_logger = logging.getLogger("unisono")
 
 
 class Trace:
-    """Collects the records of the groups in which this process is rank 0."""
+    """Follows groups and collects their records. What a group has called before it is followed
+    does not count, unless `from_the_start`."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
+        self._path = Path(path).absolute()
+        self._from_the_start = from_the_start
         self._records: dict[Key, Record] = {}
         self._before: set[Key] = set()
         self._groups: dict[tuple[int, int], GroupRecords] = {}
+        self._dropped: dict[tuple[tuple[int, int], int], int] = {}
+        self._followers: dict[tuple[int, int], Follower] = {}
         self._lock = threading.Lock()
-        if not self._path.absolute().parent.is_dir():
-            raise UnisonoError(f"the folder of {self._path} does not exist")
+        if not self._path.parent.is_dir():
+            raise UnisonoError(f"the folder of {path} does not exist")
 
-    def collect(self, only_note: bool = False) -> None:
-        """Read what is new; with `only_note` remember it as what was there before."""
-        me = os.getpid()
+    def follow(self, descriptor: int, is_new: bool = False) -> None:
+        """Collect the records of one more group, unless that is done already. Of one that `is_new`
+        everything counts."""
+        follower = Follower(descriptor)
         with self._lock:
-            for group in read_process(me):
-                if any(one.rank == 0 and one.pid == me for one in group.ranks):
-                    if only_note:
-                        self._note(group)
-                    else:
-                        self.add([group])
+            if follower.segment in self._followers:
+                follower.close()
+                return
+            self._followers[follower.segment] = follower
+            if not self._from_the_start and not is_new:
+                self._note(follower)
 
-    def _note(self, group: GroupRecords) -> None:
-        """Others may be in the next call already, which is not over before we come to it."""
-        done = max(reached(one) for one in group.ranks if one.pid == os.getpid())
-        for one in group.ranks:
-            for record in one.records:
-                over = record.call <= done if record.call is not None else bool(record.ended_s)
-                if over:
-                    self._before.add((group.segment, one.rank, record.number))
+    def _note(self, follower: Follower) -> None:
+        """Remember what is over. Others may be in the next call already, which is not over before
+        we come to it."""
+        found = follower.read()
+        mine = {one.rank for one in follower.group().ranks if one.pid == os.getpid()}
+        done = max((record.call or 0 for rank, record in found if rank in mine), default=0)
+        for rank, record in found:
+            over = record.call <= done if record.call is not None else bool(record.ended_s)
+            if over:
+                self._before.add((follower.segment, rank, record.number))
+            else:
+                self._records[follower.segment, rank, record.number] = record
+        follower.forget_dropped()
 
-    def add(self, groups: Iterable[GroupRecords]) -> None:
-        """Take over the records of these groups."""
-        for group in groups:
-            self._groups[group.segment] = group
-            for one in group.ranks:
-                for record in one.records:
-                    key = group.segment, one.rank, record.number
+    def collect(self, to_the_end: bool = False) -> None:
+        """Read what is new. A group that all have left is let go of."""
+        with self._lock:
+            for segment, follower in list(self._followers.items()):
+                left = follower.is_left()
+                found = follower.read(to_the_end or left)
+                for rank, record in found:
+                    key = segment, rank, record.number
                     if key not in self._before:
                         self._records[key] = record
+                if found or segment not in self._groups:
+                    self._groups[segment] = follower.group()
+                for rank, count in follower.dropped().items():
+                    self._dropped[segment, rank] = count
+                if left:
+                    follower.close()
+                    del self._followers[segment]
+
+    def settle(self, within_s: float) -> None:
+        """Read on until the calls that we have come out of are over on the other ranks, too."""
+        end = time.monotonic() + within_s
+        while True:
+            self.collect()
+            done: dict[tuple[int, int], int] = {}
+            mine = {
+                (segment, one.rank)
+                for segment, group in self._groups.items()
+                for one in group.ranks
+                if one.pid == os.getpid()
+            }
+            for (segment, rank, _), record in self._records.items():
+                if (segment, rank) in mine and record.ended_s is not None:
+                    done[segment] = max(done.get(segment, 0), record.call or 0)
+            under_way = [
+                record
+                for (segment, _, _), record in self._records.items()
+                if record.ended_s is None and (record.call or 0) <= done.get(segment, -1)
+            ]
+            if not under_way or time.monotonic() > end:
+                return
+            time.sleep(0.001)
+
+    def is_ours(self) -> bool:
+        """Whether this process is to write it: of all whom it has followed the lowest rank."""
+        ranks = {
+            (one.global_rank, one.pid) for group in self._groups.values() for one in group.ranks
+        }
+        return not ranks or min(ranks)[1] == os.getpid()
+
+    def peers(self) -> list[int]:
+        """The processes of the other ranks of the groups that are followed."""
+        pids = {one.pid for group in self._groups.values() for one in group.ranks}
+        return sorted(pids - {os.getpid()})
+
+    def close(self) -> None:
+        """Follow nobody any more."""
+        with self._lock:
+            for follower in self._followers.values():
+                follower.close()
+            self._followers.clear()
 
     def write(self) -> None:
-        """Write the file, if there is anything in it that is ours to tell."""
-        with self._lock:
-            events = list(self._events()) if self._records else []
-        if not events:
-            return
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+        """Read what is left and write the file, be it empty. Calls that were lost, because more
+        than a thousand came between two looks, are counted in it and logged."""
+        self.collect(to_the_end=True)
+        events = list(self._events())
+        lost = sum(self._dropped.values())
+        other = {"dropped_calls": lost}
+        for (segment, rank), count in self._dropped.items():
+            group = self._groups[segment]
+            other[f"dropped of rank {rank} of group {group.name}"] = count
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
         self._path.write_text(text, encoding="utf-8")
+        if lost:
+            _logger.warning(
+                "unisono: %s lacks %d calls: more than its ring of a thousand records holds were "
+                "made between two looks",
+                self._path.name,
+                lost,
+            )
+        self.close()
 
     def _events(self) -> Iterable[dict[str, Any]]:
         arrivals: dict[tuple[tuple[int, int], int], list[float]] = {}
@@ -91,12 +167,12 @@ class Trace:
             for segment, group in groups.items()
             for one in group.ranks
         }
+        now_s = time.monotonic()
         for (segment, rank, _), record in sorted(
             self._records.items(), key=lambda item: item[1].arrived_s
         ):
-            if record.ended_s is None:
-                continue
             came = arrivals.get((segment, record.call or 0), [record.arrived_s])
+            ended_s = now_s if record.ended_s is None else record.ended_s
             yield {
                 "ph": "X",
                 "name": record.operation,
@@ -104,12 +180,14 @@ class Trace:
                 "pid": members[segment, rank],
                 "tid": rows[segment],
                 "ts": record.arrived_s * 1e6,
-                "dur": (record.ended_s - record.arrived_s) * 1e6,
+                "dur": (ended_s - record.arrived_s) * 1e6,
                 "args": {
                     "call": record.call,
                     "bytes": record.bytes,
                     "dtype": record.dtype,
                     "site": record.site,
+                    "step": record.step,
+                    "state": record.state,
                     "late_us": (record.arrived_s - min(came)) * 1e6,
                     "skew_us": (max(came) - min(came)) * 1e6,
                 },

@@ -46,8 +46,9 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    name = str(options.group_id) if dist.is_initialized() else "world"
     if size == 1:
-        return group_over(SoloCommunicator(str(options.group_id), ranks, timeout_s), options.store)
+        return group_over(SoloCommunicator(name, ranks, timeout_s), options.store)
     world = _world()
     end = time.monotonic() + _LATECOMERS_S
     try:
@@ -55,7 +56,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             StoreExchange(options.store),
             rank,
             size,
-            name=str(options.group_id),
+            name=name,
             global_ranks=ranks,
             timeout_s=timeout_s,
             join_timeout_s=timeout_s,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy
 import torch
 
+from unisono.comm.pairs import PairSizes, ranks_named
 from unisono.errors import CollectiveMismatch
 
 _DIGEST = 16
@@ -82,18 +83,16 @@ def compare(said: Sequence[Said], rank: int, group: str) -> CollectiveMismatch |
         odd = [r for r, one in enumerate(said) if (one.digest, one.refused) != usual]
         culprits = odd if 2 * times > len(said) else []
         return _mismatch(said, rank, group, culprits)
-    for source, one in enumerate(said):
-        for target, other in enumerate(said):
-            has, wants = one.sends[target], other.takes[source]
-            if _ANY not in (has, wants) and has != wants:
-                return _mismatch(
-                    said,
-                    rank,
-                    group,
-                    [],
-                    f"rank {source} has {has} elements for rank {target}, which wants {wants}",
-                )
-    return None
+    sizes = PairSizes([_known(one.sends) for one in said], [_known(one.takes) for one in said])
+    if sizes.fit():
+        return None
+    culprits = sizes.culprits()
+    blamed = f"{ranks_named(culprits)} brought other sizes: " if culprits else ""
+    return _mismatch(said, rank, group, culprits, f"{blamed}{sizes.verdict()}")
+
+
+def _known(sizes: Sequence[int]) -> list[int | None]:
+    return [None if size == _ANY else size for size in sizes]
 
 
 def _mismatch(

@@ -38,7 +38,7 @@ class TorchGroup(Communicator):
         self._owns = owns
         self.rank = self._wire.rank
         self.size = self._wire.size
-        self.name = str(group.group_name)
+        self.name = "world" if group is dist.group.WORLD else str(group.group_name)
         self.global_ranks = _global_ranks(group)
         self.timeout_s = self._wire.timeout_s
         kinds = self._wire.backends

@@ -31,7 +31,12 @@ def store_of(comm: Communicator) -> Iterator[Any]:
     if comm.size == 1:
         yield dist.HashStore()  # type: ignore[attr-defined]
         return
-    descriptor = _keep(_shared_file(comm))
+    aside = comm.split(range(comm.size), "torch store")  # the program's own calls count from 1
+    assert aside is not None
+    try:
+        descriptor = _keep(_shared_file(aside))
+    finally:
+        aside.close()
     try:
         yield dist.FileStore(f"/proc/self/fd/{descriptor}", comm.size)  # type: ignore[attr-defined]
     finally:

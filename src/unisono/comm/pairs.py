@@ -1,0 +1,108 @@
+"""Sizes of gather, scatter and all_to_all, pair by pair: which do not fit, and whose are odd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """One rank gives another what that does not want, in elements."""
+
+    giver: int
+    taker: int
+    given: int
+    wanted: int
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.giver} gives {self.given} element{'' if self.given == 1 else 's'} to "
+            f"rank {self.taker}, which wants {self.wanted}"
+        )
+
+
+Sizes = Sequence[Sequence[int | None]]
+"""Of each rank, for each rank; None where nobody looks."""
+
+
+def unfit_pairs(gives: Sizes, wants: Sizes) -> list[Unfit]:
+    """The pairs whose ends do not fit, of what each rank gives to and wants from each."""
+    found = []
+    for giver, given_to in enumerate(gives):
+        for taker, given in enumerate(given_to):
+            wanted = wants[taker][giver]
+            if given is not None and wanted is not None and given != wanted:
+                found.append(Unfit(giver, taker, given, wanted))
+    return found
+
+
+def culprits_of_pairs(gives: Sizes, wants: Sizes) -> list[int]:
+    """Whose sizes are wrong: where most ranks have one size, who has another; else who is at one
+    end of all pairs that do not fit. Nobody where that is not clear."""
+    pairs = unfit_pairs(gives, wants)
+    votes = []
+    for own in zip(gives, wants, strict=True):
+        sizes = Counter(size for side in own for size in side if size is not None)
+        votes.append(sizes.most_common(1)[0][0] if sizes else None)
+    usual, times = Counter(votes).most_common(1)[0]
+    if usual is not None and 2 * times > len(votes):
+        blamed = {pair.giver for pair in pairs if pair.given != usual}
+        blamed |= {pair.taker for pair in pairs if pair.wanted != usual}
+        if 2 * len(blamed) < len(votes):
+            return sorted(blamed)
+    ends = [{pair.giver, pair.taker} for pair in pairs]
+    common = set.intersection(*ends) if ends else set()
+    return sorted(common) if len(common) == 1 else []
+
+
+def shown(sizes: Sequence[int]) -> str:
+    """Sizes for a line: one number where all are equal."""
+    if len(set(sizes)) == 1 and len(sizes) > 1:
+        return f"{sizes[0]} each"
+    text = ", ".join(map(str, sizes[:_MOST_SHOWN]))
+    return text + (", ..." if len(sizes) > _MOST_SHOWN else "")
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 0, 1" """
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+@dataclass(frozen=True)
+class PairSizes:
+    """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from
+    each, in elements."""
+
+    gives: Sizes
+    wants: Sizes
+
+    def fit(self) -> bool:
+        """Whether every rank gives what the others want."""
+        return not unfit_pairs(self.gives, self.wants)
+
+    def culprits(self) -> list[int]:
+        """Whose sizes do not fit the others'."""
+        return culprits_of_pairs(self.gives, self.wants)
+
+    def verdict(self) -> str:
+        """The first pair that does not fit, and how many more there are."""
+        pairs = unfit_pairs(self.gives, self.wants)
+        if not pairs:
+            return "what a rank gives is not what another takes"
+        blamed = self.culprits()
+        first = next((p for p in pairs if {p.giver, p.taker} & set(blamed)), pairs[0])
+        more = f" (and {len(pairs) - 1} more pairs differ)" if len(pairs) > 1 else ""
+        return f"{first}{more}"
+
+    def of_rank(self, rank: int) -> str:
+        """What one rank brought, for its line in a report."""
+        parts = []
+        for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
+            known = [size for size in sizes if size is not None]
+            if known:
+                parts.append(f"{verb} {shown(known)}")
+        return ", ".join(parts)

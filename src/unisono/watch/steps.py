@@ -1,0 +1,185 @@
+"""Steps: how many calls each rank made between two steps of its optimizer, or two marks.
+
+A call that one rank leaves out, where the next one looks the same on the same line, shifts that
+rank by one for good, and no comparison of calls can see it. But the records bear the step in which
+a call was made: the last call of a step has one number on all ranks, until one is off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.comm.engine import count_step, keep_sites
+from unisono.comm.records import GroupRecords, RankRecords, Record
+from unisono.watch.calls import line_of
+from unisono.watch.report import ranks_named
+
+_ENOUGH = 2
+"""After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers
+step at different times never have so many."""
+
+_hook: Any = None
+are_counted = False
+"""Whether this process has counted a step."""
+are_marked = False
+"""Whether the program marks its steps itself."""
+
+
+def mark() -> None:
+    """The calling thread begins its next step."""
+    global are_marked
+    are_marked = True
+    stop_counting()
+    _count()
+
+
+def count_optimizer_steps() -> None:
+    """Take every step of an optimizer of torch for one of its thread, from now on."""
+    global _hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    if _hook is None and not are_marked:
+        _hook = register_optimizer_step_post_hook(_count)
+
+
+def stop_counting() -> None:
+    """Leave optimizers alone."""
+    global _hook
+    hook, _hook = _hook, None
+    if hook is not None:
+        hook.remove()
+
+
+def _count(*_: Any) -> None:
+    global are_counted
+    if not are_counted:
+        are_counted = True
+        keep_sites(True)  # a verdict without a line is half a verdict
+    count_step()
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Steps in which not all ranks made the same number of calls: one, where the records show it,
+    or all from `since` to `step`. `counts` are the calls of each rank in them, `first` is the
+    number of the first one; `odd` are the ranks that differ, as far as that is known, and `example`
+    is a call that they made more, or not."""
+
+    since: int
+    step: int
+    first: int
+    counts: tuple[int, ...]
+    odd: tuple[int, ...]
+    example: Record
+
+
+class Steps:
+    """What is known of the steps of one group."""
+
+    def __init__(self) -> None:
+        self._even = 0
+        self._last_even = -1
+        self._last_call = 0
+
+    def look(self, group: GroupRecords) -> Shift | None:
+        """The first step that is over on all ranks and in which they made different numbers of
+        calls, after several in which they made the same."""
+        calls = [_calls(one) for one in group.ranks]
+        if len(calls) < group.size or not all(map(_is_in_order, calls)):
+            return None
+        first = max(records[0].step for records in calls)
+        last = min(records[-1].step for records in calls) - 1
+        for step in range(max(first, self._last_even + 1), last + 1):
+            ends = [_last_call(records, step) for records in calls]
+            if len(set(ends)) == 1:
+                self._even, self._last_even, self._last_call = self._even + 1, step, ends[0]
+            elif self._even < _ENOUGH:
+                return None
+            elif step > first:  # the step before is known, too
+                return self._shift(calls, step, ends)
+        return None
+
+    def _shift(
+        self, calls: Sequence[Sequence[Record]], step: int, ends: Sequence[int]
+    ) -> Shift | None:
+        counts = [end - self._last_call for end in ends]
+        a_step = [
+            end - _last_call(records, step - 1) for end, records in zip(ends, calls, strict=True)
+        ]
+        usual, times = Counter(counts).most_common(1)[0]
+        if 2 * times <= len(counts) and step == self._last_even + 1:  # then as in the step before
+            usual = sum(record.step == step - 1 for record in calls[0])
+        odd = tuple(rank for rank, count in enumerate(counts) if count != usual)
+        if len(odd) == len(counts) or 2 * len(odd) > len(counts):
+            odd = ()
+        more = max(counts) - (usual if odd else min(counts))
+        whole = max(
+            1,
+            min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
+        )
+        if not are_marked and more and more % whole == 0:
+            return None  # an optimizer that one rank did not step: the calls are well
+        example = _example(calls, step, odd[0] if odd else 0)
+        since = self._last_even + 1
+        return Shift(since, step, self._last_call + 1, tuple(counts), odd, example)
+
+
+def _calls(one: RankRecords) -> list[Record]:
+    return sorted(
+        (record for record in one.records if record.call is not None),
+        key=lambda record: record.call or 0,
+    )
+
+
+def _is_in_order(records: Sequence[Record]) -> bool:
+    """Whether a rank's calls come from a thread that counts its steps, and from no other."""
+    steps = [record.step for record in records]
+    return bool(steps) and steps[-1] > 0 and steps == sorted(steps)
+
+
+def _last_call(records: Sequence[Record], step: int) -> int:
+    return max(record.call or 0 for record in records if record.step <= step)
+
+
+def _example(calls: Sequence[Sequence[Record]], step: int, rank: int) -> Record:
+    """A call on a line from which `rank` called more or less often than another rank."""
+    own = [record for record in calls[rank] if record.step == step]
+    other = next(
+        [record for record in records if record.step == step]
+        for peer, records in enumerate(calls)
+        if peer != rank
+    )
+    more, less = (own, other) if len(own) > len(other) else (other, own)
+    left = Counter(record.site for record in less)
+    for record in more:
+        left[record.site] -= 1
+        if left[record.site] < 0:
+            return record
+    return (more or less or calls[rank])[-1]
+
+
+def sentence(group: GroupRecords, shift: Shift) -> str:
+    """The verdict."""
+    at = f" ({line_of(shift.example.site)})" if shift.example.site else ""
+    if not shift.odd:
+        made = ", ".join(f"rank {rank} made {count}" for rank, count in enumerate(shift.counts))
+        return f"the ranks made different numbers of calls in {named(shift)}{at}: {made}"
+    odd, rest = shift.counts[shift.odd[0]], {*range(len(shift.counts))} - {*shift.odd}
+    usual = shift.counts[min(rest)]
+    much = f"{abs(odd - usual)} {shift.example.operation}"
+    did = f"left out {much}" if odd < usual else f"made {much} more"
+    return (
+        f"{ranks_named(shift.odd)} made {odd} calls in {named(shift)} where the others made "
+        f"{usual}: {'it' if len(shift.odd) == 1 else 'they'} {did}{at}, and the calls of group "
+        f"{group.name} are shifted since"
+    )
+
+
+def named(shift: Shift) -> str:
+    """ "step 5", "steps 5 to 7" """
+    if shift.since == shift.step:
+        return f"step {shift.step}"
+    return f"steps {shift.since} to {shift.step}"

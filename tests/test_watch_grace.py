@@ -1,0 +1,55 @@
+"""`unisono run --watch` does not let ranks wait for what the watch knows to be hopeless."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from programs import program
+
+MISMATCH = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print("ready", flush=True)
+    if dist.get_rank() == 2:
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.ones(4))
+    time.sleep(600)  # should gloo find a way to go on
+    """
+
+
+@pytest.mark.provokes
+def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None:
+    script = program(tmp_path, MISMATCH)
+    done = script.run(before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "0.5"))
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
+    first, *rest = error.splitlines()
+    assert "rank 2 called barrier at program.py:8 where the others called all_reduce" in first
+    assert "call #2 of group world" in first
+    assert re.search("ranks? .* was still at work and was ended", "\n".join(rest))
+
+
+@pytest.mark.provokes
+@pytest.mark.slow
+def test_it_goes_on_for_as_long_as_is_asked_for(tmp_path: Path) -> None:
+    script = program(tmp_path, MISMATCH)
+    process = script.start(
+        before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "inf")
+    )
+    try:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        time.sleep(15)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        err = process.communicate(timeout=60)[1]
+    assert "unisono.watch: rank 2 called barrier" in err
+    assert "watch-grace" not in err
