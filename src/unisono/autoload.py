@@ -101,7 +101,7 @@ def known_backends() -> list[str]:
 def backend_problem(name: str) -> str:
     """Why this torch cannot make a group of the backend `name`; "" where it can."""
     known = known_backends()
-    if name in known:
+    if name in known or name == "fake":  # torch's own, which moves nothing: nobody is offered it
         return ""
     likely = difflib.get_close_matches(name, known, 1)
     guess = f"; did you mean {likely[0]}?" if likely else ""
