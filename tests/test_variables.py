@@ -21,12 +21,14 @@ BAD = {
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
+    "UNISONO_CHECK_SHAPES": "all",
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",
     "UNISONO_WATCH_CHECK": "-1",
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_TRACE": "/no/such/folder/trace.json",
+    "UNISONO_KEEPER": "yes",
     "UNISONO_TEST_CHANNEL": "-3",
 }
 

@@ -141,6 +141,7 @@ def _meeting(place: Place, rendezvous: Any, timeout_s: float) -> Iterator[tuple[
     if rendezvous is not None or place.size == 1:
         yield rendezvous, Deadline(timeout_s)
     elif place.launcher == "torchrun" or master_is_known():
+        require_torch("meeting in a store at MASTER_ADDR")
         import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
 
         deadline = Deadline(timeout_s)
@@ -165,7 +166,6 @@ _starts = itertools.count()
 def _store_at_master(place: Place, deadline: Deadline) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
     it for each start of a world, which all ranks count."""
-    require_torch("meeting in a store at MASTER_ADDR")
     import torch.distributed as dist
 
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
