@@ -101,7 +101,7 @@ def test_a_picture_shows_values_and_owners(played: list[Played]) -> None:
 def test_the_faults_name_the_lines_that_are_shown(played: list[Played]) -> None:
     text = "\n".join(line.plain for line in drawing.draw_faults(played))
     assert "2  pair.send(numbers, other)" in text
-    assert "rank 1: send to rank 0 at both_send.py:2" in text
+    assert "rank 1: send to rank 0 (tag 0) at both_send.py:2" in text
     assert "rank 3: all_reduce of float64, 5 elements, sum at one_too_many.py:2" in text
 
 

@@ -169,7 +169,7 @@ def test_receives_in_the_reverse_order_of_tags_are_as_quick(comm: Communicator) 
     for work in works:
         work.wait()
     assert torch.equal(torch.cat(outputs), torch.arange(count))
-    assert time.monotonic() - start < 2.0  # 0.05 alone; each looking at all the others took 13
+    assert time.monotonic() - start < 5.0  # 0.05 alone; each looking at all the others took 13
 
 
 @pytest.mark.ranks(2)
