@@ -137,9 +137,8 @@ static bool lie_apart(const side *in, const side *out) {
            (a->data + a->bytes <= b->data || b->data + b->bytes <= a->data);
 }
 
-/* Otherwise look closer; what must be equal on all ranks goes into the hash. */
 static int check_memory(const Group *self, un_operation operation, const side *in, const side *out,
-                        bool in_place, bool coalesced, uint64_t *position_hash) {
+                        bool in_place, bool coalesced) {
     sides both = {.operation = operation,
                   .rank = (size_t)self->rank,
                   .ranks = (size_t)self->ranks,
@@ -149,9 +148,7 @@ static int check_memory(const Group *self, un_operation operation, const side *i
                   .in_place = in_place,
                   .in = in,
                   .out = out};
-    int failed = check_overlaps(&both);
-    *position_hash = both.position_hash;
-    return failed;
+    return check_overlaps(&both);
 }
 
 /* Every rank's tensors must have one shape where all bring alike. Parts of different sizes, and so
@@ -187,9 +184,8 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
         failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
     }
     if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
-    uint64_t position_hash = 0;
     if (!failed && !lie_apart(in, out))
-        failed = check_memory(self, call->operation, in, out, in_place, coalesced, &position_hash);
+        failed = check_memory(self, call->operation, in, out, in_place, coalesced);
     if (failed) {
         refuse(self, call);
         return -1;
@@ -198,7 +194,7 @@ int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input
     call->dtype = (in->tensors ? in : out)->tensor->dtype;
     call->input = in->streams;
     call->output = in_place ? in->streams : out->streams;
-    if (coalesced) call->shape_hash = hash_of_tensors(narrow) + position_hash;
+    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
     if (shapes_are_compared) tell_shapes(self, call, in, out);
     return 0;
 }

@@ -266,36 +266,14 @@ static int refuse_pair(const sides *s, size_t output, size_t input) {
     return -1;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 29;
-}
-
-/* How two tensors of a list lie to each other: equal on all ranks, a broadcast has a meaning. */
-static uint64_t position_hash(const sides *s, size_t one, size_t other) {
-    size_t pair[2] = {one < other ? one : other, one < other ? other : one};
-    uint64_t hash = mix(pair[0], pair[1]);
-    hash = mix(hash, (uint64_t)(s->in->tensor[pair[1]].data - s->in->tensor[pair[0]].data));
-    for (int i = 0; i < 2; i++) {
-        const un_layout *layout = s->in->tensor[pair[i]].layout;
-        for (int d = 0; layout && d < layout->dims; d++)
-            hash = mix(mix(hash, layout->dim[d].length), (uint64_t)layout->dim[d].stride_bytes);
-    }
-    return hash;
-}
-
-static int check_pair(void *argument, const extent *a, const extent *b) {
-    sides *s = argument;
+static int check_pair(const void *argument, const extent *a, const extent *b) {
+    const sides *s = argument;
     if (!a->written && !b->written) return 0;
     const side *written = s->in_place ? s->in : s->out;
     const tensor *one = &(a->written ? written : s->in)->tensor[a->tensor];
     const tensor *other = &(b->written ? written : s->in)->tensor[b->tensor];
     if (!share_memory(one, other)) return 0;
-    if (a->written && b->written) {
-        if (s->operation != UN_BROADCAST) return refuse_outputs(s, a->tensor, b->tensor);
-        s->position_hash += position_hash(s, a->tensor, b->tensor);
-        return 0;
-    }
+    if (a->written && b->written) return refuse_outputs(s, a->tensor, b->tensor);
     size_t output = a->written ? a->tensor : b->tensor;
     size_t input = a->written ? b->tensor : a->tensor;
     return is_in_place(s, output, input) ? 0 : refuse_pair(s, output, input);
@@ -340,7 +318,8 @@ static size_t list_extents(extent *to, const side *s, bool written) {
 
 /* Sort the extents, and visit the pairs that overlap, until one visit fails. */
 static int walk_pairs(extent *extents, size_t count,
-                      int (*visit)(void *, const extent *, const extent *), void *argument) {
+                      int (*visit)(const void *, const extent *, const extent *),
+                      const void *argument) {
     if (are_apart(extents, count)) return 0;
     sort(extents, count);
     if (are_apart(extents, count)) return 0;
@@ -350,10 +329,11 @@ static int walk_pairs(extent *extents, size_t count,
     return 0;
 }
 
-int check_overlaps(sides *s) {
+int check_overlaps(const sides *s) {
     size_t written = s->in_place ? s->in->tensors : s->out->tensors;
     size_t tensors = s->in->tensors + (s->in_place ? 0 : written);
     if (!written || tensors == 1) return 0;
+    if (s->operation == UN_BROADCAST) return 0; /* written in order: the last one stays */
     extent few[FEW];
     extent *extents = tensors <= FEW ? few : malloc(tensors * sizeof *extents);
     if (!extents) {
@@ -372,11 +352,11 @@ int check_overlaps(sides *s) {
 typedef struct search {
     const side *side;
     size_t written;
-    size_t found[2];
+    size_t *found; /* two */
 } search;
 
-static int find_pair(void *argument, const extent *a, const extent *b) {
-    search *s = argument;
+static int find_pair(const void *argument, const extent *a, const extent *b) {
+    const search *s = argument;
     size_t low = a->tensor < b->tensor ? a->tensor : b->tensor;
     size_t high = a->tensor < b->tensor ? b->tensor : a->tensor;
     const tensor *one = &s->side->tensor[low], *other = &s->side->tensor[high];
@@ -394,7 +374,8 @@ PyObject *module_which_overlap(PyObject *module, PyObject *arguments) {
     side s;
     start_side(&s);
     extent *extents = NULL;
-    search search = {.side = &s, .written = (size_t)written};
+    size_t pair[2];
+    search search = {.side = &s, .written = (size_t)written, .found = pair};
     int found = 0;
     if (read_list(&s, tensors))
         PyErr_Clear(); /* the call itself will complain */
@@ -403,5 +384,5 @@ PyObject *module_which_overlap(PyObject *module, PyObject *arguments) {
     free(extents);
     free_side(&s);
     if (!found) Py_RETURN_NONE;
-    return Py_BuildValue("nn", (Py_ssize_t)search.found[0], (Py_ssize_t)search.found[1]);
+    return Py_BuildValue("nn", (Py_ssize_t)pair[0], (Py_ssize_t)pair[1]);
 }

@@ -73,12 +73,10 @@ typedef struct sides {
     size_t rank, ranks;
     bool wide_input, wide_output;
     bool coalesced;
-    bool in_place;        /* there is no output but the input */
+    bool in_place; /* there is no output but the input */
     const side *in, *out;
-    uint64_t position_hash; /* of tensors that share memory and may: equal on all ranks, or a
-                             * mismatch; 0: there are none */
 } sides;
-int check_overlaps(sides *s);
+int check_overlaps(const sides *s);
 
 /* overlaps.c: which_overlap(tensors, written): the numbers of two tensors of different types that
  * share memory, the smaller one below `written`; or None. */

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from unisono.comm.base import dtype_name
+
 _shares_memory: Any = np.shares_memory  # its stubs know two limits of the work only
 _WIDE_INPUT = ("reduce_scatter", "scatter", "all_to_all")
 _WIDE_OUTPUT = ("all_gather", "gather", "all_to_all")
@@ -61,6 +63,8 @@ def overlap_complaint(
     for one, other in shared_pairs([*outputs, *inputs]):
         if one >= len(outputs):
             continue  # what is only read may share memory
+        if what == "broadcast" and dtype_name(outputs[one]) == dtype_name(outputs[other]):
+            continue  # they are written in order: the last one stays
         if other < len(outputs):
             return (
                 f"outputs {one} and {other} share memory, and there is one result for each: pass "
@@ -82,17 +86,6 @@ def overlap_complaint(
                 "place: pass a .clone() of the input"
             )
     return ""
-
-
-def shared_positions(tensors: Sequence[Any]) -> str:
-    """How the tensors of a list share memory; nothing where they do not. What a broadcast writes
-    has a meaning where this is the same on all ranks."""
-    texts = []
-    for one, other in sorted(shared_pairs(tensors)):
-        first, second = _memory(tensors[one]), _memory(tensors[other])
-        distance = _extent(second)[0] - _extent(first)[0]
-        texts.append(f"{one}{first.strides} and {other}{second.strides} {distance} bytes apart")
-    return f", sharing memory: {', '.join(texts)}" if texts else ""
 
 
 class _Side:

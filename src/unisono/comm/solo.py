@@ -71,7 +71,7 @@ class SoloCommunicator(Communicator):
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._check("broadcast", root)
-        self._tensors("broadcast", tensor, writable=True)
+        self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
         return _over(async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:

@@ -19,7 +19,6 @@ from unisono.comm.arguments import count
 from unisono.comm.backend.groups import new_group
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
 from unisono.comm.execute import all_reduce_by
-from unisono.comm.overlaps import shared_positions
 from unisono.comm.torch.arithmetic import form_of
 from unisono.comm.torch.group import LISTS, Rows, Wide, device_of
 from unisono.comm.torch.messages import TorchMessages
@@ -121,8 +120,8 @@ class TorchCommunicator(TorchMessages):
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._check_root("broadcast", root)
         tensors = self._tensors("broadcast", tensor, True)
-        shared = shared_positions(tensors)  # tied weights stand in many lists twice
-        call = self._call(f"broadcast of {_shapes(tensors)}{shared} from rank {root}")
+        self._check_overlaps("broadcast", tensors)
+        call = self._call(f"broadcast of {_shapes(tensors)} from rank {root}")
 
         def job() -> None:
             rows = [row_of(one) for one in tensors]
@@ -131,10 +130,12 @@ class TorchCommunicator(TorchMessages):
                 return
             whole = in_one(moved)
             self._wire.broadcast(whole, root, call.timeout_s)
-            if self.rank != root:
-                deal_out(whole, moved)
-                for one, row in zip(tensors, rows, strict=True):
-                    give_back(one, row)
+            if self.rank == root:
+                return
+            parts = torch.split(whole, [row.numel() for row in moved])
+            for one, row, target, part in zip(tensors, rows, moved, parts, strict=True):
+                deal_out(part, [target])  # in order: tied weights stand in many lists twice
+                give_back(one, row)
 
         return self._run(call, job, tensors, async_op)
 
