@@ -138,11 +138,6 @@ def test_a_group_closed_inside_a_trace_is_in_it(comm: Communicator, shared_tmp_p
     comm.barrier()
     if comm.rank == 0:
         found = events(shared_tmp_path / "trace.json")
-        calls = Counter((e["pid"], e["name"], e["args"]["site"].split(":")[0]) for e in found)
-        where = Path(__file__).name
-        assert {
-            (pid, name): n for (pid, name, site), n in calls.items() if site.endswith(where)
-        } == {
-            (0, "all_reduce"): 5,
-            (1, "all_reduce"): 5,
-        }
+        pairs = [e for e in found if e["name"] == "all_reduce"]  # a peer may be in the next barrier
+        assert Counter(e["pid"] for e in pairs) == {0: 5, 1: 5}
+        assert all(Path(__file__).name in e["args"]["site"] for e in pairs)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from unisono.comm.backend.process_group import UnisonoProcessGroup
 from unisono.comm.exchange import StoreExchange
 from unisono.comm.ledger import Ledger
 from unisono.errors import UnisonoError
@@ -60,7 +61,8 @@ def _watched(
     inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
 ) -> Any:
     world = _torch._world
-    if isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
+    ours = isinstance(inner, (WatchedProcessGroup, UnisonoProcessGroup))  # these keep records
+    if ours or inner not in world.pg_map:
         return inner
     backend = str(world.pg_map[inner][0])
     if not any(name in backend for name in (*_WATCHED, "undefined")):
