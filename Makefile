@@ -41,10 +41,9 @@ test-watched: .venv/.stamp ## run the tests and examples watched; fails if the w
 	$(WATCHED) UNISONO_BACKEND=gloo .venv/bin/python -m pytest -m slow tests/test_examples.py
 
 # Everything that stands on torch. An environment of its own: build/torch-2.15.
-ON_TORCH = tests/test_backend*.py tests/test_process_groups.py tests/test_new_group_faults.py \
-	tests/test_torch_gated.py tests/test_ddp.py tests/test_sharding.py tests/test_makes.py \
-	tests/test_start.py tests/test_launch.py tests/test_run.py tests/test_watch.py \
-	tests/test_doctor.py tests/test_weights.py tests/test_weight_faults.py
+ON_TORCH = tests/torch_backend tests/launcher tests/watch tests/world tests/doctor/test_doctor.py \
+	tests/comm/test_implementations.py tests/training/test_weights.py \
+	tests/training/test_weight_faults.py
 TORCH_HOME = build/torch-$(TORCH)
 
 test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another one: TORCH=2.11, newest
@@ -133,7 +132,7 @@ clean: ## remove everything that was built, .venv too
 
 # Built without isolation, so that a change in csrc/ compiles only what it touched and needs no
 # network. The build tools therefore come first.
-.venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+.venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
@@ -148,7 +147,7 @@ $(PACKAGING)/.stamp: constraints.txt
 	touch $@
 
 # The same with another torch, beside the pins of constraints.txt.
-$(TORCH_HOME)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+$(TORCH_HOME)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
 	test -x $(TORCH_HOME)/bin/python || $(PYTHON) -m venv $(TORCH_HOME)
 	grep -v '^torch==' constraints.txt > $(TORCH_HOME)/constraints.txt
 	$(TORCH_HOME)/bin/python -m pip install --quiet -c $(TORCH_HOME)/constraints.txt \

@@ -68,7 +68,7 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from unisono import autoload
+        from unisono.torch_backend import autoload
 
         autoload.register()  # for a source tree that is not installed
         torch.set_num_threads(1)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from unisono.comm.base import Communicator
-from unisono.comm.native import NativeCommunicator
-from unisono.comm.rendezvous import FileExchange
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05

@@ -25,9 +25,9 @@ import torch.distributed as dist
 
 import unisono
 import unisono.watch
-from unisono.comm.engine import create_segment, open_group
-from unisono.comm.ledger import Ledger
-from unisono.comm.rendezvous import Member, Place
+from unisono.comm.rendezvous.lobby import Member, Place
+from unisono.comm.shared_memory.engine import create_segment, open_group
+from unisono.comm.shared_memory.ledger import Ledger
 from unisono.watch.torch_group import WatchedProcessGroup
 
 ROUNDS, CALLS = 30, 2000

@@ -19,8 +19,8 @@ from fault_programs import COLLECTIVES, ENDINGS, Program
 from fault_steps import Part
 from ranks import attempt
 from unisono.comm.base import Communicator
-from unisono.comm.native import NativeCommunicator
-from unisono.comm.rendezvous import FileExchange
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
 
 PATIENT_S = 60.0
 STOPPED_S = 0.5  # how long groups wait for a rank that has been stopped

@@ -74,13 +74,13 @@ if TYPE_CHECKING:
     )
     from unisono.comm.base import Communicator, Message, PremulSum, Work
     from unisono.comm.execute import execute
+    from unisono.doctor.selftest.results import SelfTest
+    from unisono.doctor.selftest.run import debug_communication
     from unisono.groups import ProcessGroupManager
     from unisono.launcher import launch
     from unisono.plan.mesh import Mesh
-    from unisono.selftest.report import SelfTest
-    from unisono.selftest.run import debug_communication
     from unisono.watch.debug import debug
-    from unisono.world import (
+    from unisono.world.world import (
         barrier,
         cleanup,
         get_backend,
@@ -204,10 +204,10 @@ _HOMES = {
     "unisono.groups": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
-    "unisono.selftest.report": ("SelfTest",),
-    "unisono.selftest.run": ("debug_communication",),
+    "unisono.doctor.selftest.results": ("SelfTest",),
+    "unisono.doctor.selftest.run": ("debug_communication",),
     "unisono.watch.debug": ("debug",),
-    "unisono.world": (
+    "unisono.world.world": (
         "barrier",
         "cleanup",
         "get_backend",
@@ -245,5 +245,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if "torch" in sys.modules:  # else torch calls unisono.autoload when it is imported
-    importlib.import_module("unisono.autoload").register()
+if "torch" in sys.modules:  # else torch calls unisono.torch_backend.autoload when it is imported
+    importlib.import_module("unisono.torch_backend.autoload").register()

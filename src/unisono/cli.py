@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from unisono.commands.bench import bench
-from unisono.commands.plan import plan
+from unisono.bench.command import bench
 from unisono.errors import TorchMissing, UnisonoError
+from unisono.plan.command import plan
 
 
 class _Misuse(click.ClickException):
@@ -135,7 +135,7 @@ def run(
 
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
-    from unisono.launcher.orders import Script
+    from unisono.launcher.protocol import Script
     from unisono.launcher.script import Settings, run_script
 
     if not module and not Path(program).is_file():
@@ -227,7 +227,7 @@ def _show_reports(
     for name in ("ranks", "backends", "variables", "markdown"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise _Misuse(f"--{name} does not go with saved reports")
-    from unisono.doctor.reports import run
+    from unisono.doctor.saved_reports import run
 
     problems = run(files, stacks, as_json, Console()).problems
     for problem in problems:
@@ -263,7 +263,7 @@ def top(once: bool, wants_json: bool, pid: int | None) -> None:
 
 
 def _known_backend(name: str) -> str:
-    from unisono.autoload import backend_problem
+    from unisono.torch_backend.autoload import backend_problem
 
     try:
         problem = backend_problem(name.lower())

@@ -15,7 +15,7 @@ from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 from unisono.plan.mesh import Mesh
 from unisono.requirements import require_torch
-from unisono.world import get_world, resolve
+from unisono.world.world import get_world, resolve
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -85,9 +85,9 @@ class AxisGroup:
         if not self._owned:
             return
         if group is not None:
-            from unisono.comm.backend import groups as torch_groups
+            from unisono.comm.over_torch import process_groups
 
-            torch_groups.destroy(group)  # and with it the Communicator
+            process_groups.destroy(group)  # and with it the Communicator
         elif comm is not None:
             comm.close()
 
@@ -283,7 +283,7 @@ class ProcessGroupManager:
         them alone. Its dimensions are the axes, by their names; `along` takes those that are not
         tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that this
         process has no place in."""
-        from unisono.comm.backend import groups as torch_groups
+        from unisono.comm.over_torch import process_groups
 
         names = device_mesh.mesh_dim_names
         if not names:
@@ -292,7 +292,7 @@ class ProcessGroupManager:
             raise ValueError("this process has no place in the DeviceMesh")
         manager = cls.__new__(cls)
         mesh = Mesh(dict(zip(names, device_mesh.mesh.shape, strict=True)))
-        parent = _parent(torch_groups.world())
+        parent = _parent(process_groups.world())
         manager._begin(mesh, parent, device_mesh.mesh.flatten().tolist())
         for axis in names:
             if mesh[axis] > 1:
@@ -375,7 +375,7 @@ class _Parent:
             return comm
 
         def group_over(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm.backend import groups as torch_groups
+            from unisono.torch_backend import groups as torch_groups
 
             torch_groups.check_started()
             group: ProcessGroup = torch_groups.group_over(own.comm)
@@ -402,9 +402,9 @@ class _ForeignParent(_Parent):
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
 
         def new_group(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm.backend import groups as torch_groups
+            from unisono.comm.over_torch import process_groups
 
-            group: ProcessGroup = torch_groups.new_group(self.source, ranks, name)
+            group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
             return group
 
         return self._axis_group(places, lambda own: resolve(own.group), new_group)
@@ -416,10 +416,11 @@ def _parent(group: Any) -> _Parent:
     if "torch" in sys.modules:
         import torch.distributed as dist
 
-        from unisono.comm.backend import groups as torch_groups
+        from unisono.comm.over_torch import process_groups
+        from unisono.torch_backend import groups as torch_groups
 
         if group is None:
-            group = torch_groups.world()
+            group = process_groups.world()
         wrapped = getattr(group, "process_group", group)
         if torch_groups.is_foreign(wrapped):
             return _ForeignParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))

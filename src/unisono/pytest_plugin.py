@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from unisono.comm.base import Communicator
-    from unisono.testing.conductor import Conductor
-    from unisono.testing.place import Place
+    from unisono.testing.controller import Conductor
+    from unisono.testing.membership import Place
 
 _CONDUCTOR: pytest.StashKey[Conductor] = pytest.StashKey()
 
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if item.get_closest_marker("ranks") is None or _in_a_rank(item.config):
         return None
-    from unisono.testing.conductor import Conductor
+    from unisono.testing.controller import Conductor
     from unisono.testing.mark import BadMark, plan_of
 
     if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
@@ -96,9 +96,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     """The Communicator of this test's ranks: a world of its own, closed after the test."""
-    from unisono.testing import place
+    from unisono.testing import membership
 
-    with place.world(_place(request)) as communicator:
+    with membership.world(_place(request)) as communicator:
         yield communicator
 
 
@@ -107,11 +107,11 @@ def process_group(
     request: pytest.FixtureRequest,
 ) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over this test's ranks, destroyed after the test."""
-    from unisono.testing import place
+    from unisono.testing import membership
     from unisono.testing.mark import BadMark
 
     try:
-        with place.process_group(_place(request)) as group:
+        with membership.process_group(_place(request)) as group:
             yield group
     except BadMark as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
@@ -137,7 +137,7 @@ def _in_a_rank(config: pytest.Config) -> bool:
 
 
 def _place(request: pytest.FixtureRequest) -> Place:
-    from unisono.testing.place import PLACE
+    from unisono.testing.membership import PLACE
 
     place = request.config.stash.get(PLACE, None)
     if place is None:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import unisono.comm.backend.creation
-import unisono.comm.backend.process_group
+import unisono.torch_backend.creation
+import unisono.torch_backend.process_group
 import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
 from unisono import watch
 

@@ -30,7 +30,7 @@ LIFTED = (
 
 _MONITORED = (
     "torch refuses monitored_barrier for every backend but gloo; unisono.monitored_barrier is "
-    "tested in tests/test_torch_gated.py"
+    "tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py"
 )
 
 UNSUITED = {

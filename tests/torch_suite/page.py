@@ -38,7 +38,7 @@ How it is run, where that differs from torch's own way:
 - `skip_if_small_worldsize`, which skips tests with fewer than 8 ranks, is off.
 - A test passes only if every rank ends well; torch looks at rank 0.
 - torch's tests look at a profile only on the backends that they know; what a profile shows of
-  unisono is tested in tests/test_torch_gated.py.
+  unisono is tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py.
 - What needs a GPU is skipped before ranks are started; ranks are forked, not spawned.
 """
 

@@ -17,7 +17,7 @@ from unisono.bench.meeting import Meeting, under_mpirun
 from unisono.bench.results import Skipped
 from unisono.bench.settings import Settings
 from unisono.comm.base import Communicator
-from unisono.comm.native import NativeCommunicator
+from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import EngineUnavailable
 
@@ -120,7 +120,7 @@ def _make(
         _default_group(meeting, closers)
         return [ThroughTorch(name, dist.new_group(backend="nccl", timeout=TIMEOUT), device)]
     if name == "unisono-torch":
-        from unisono import autoload
+        from unisono.torch_backend import autoload
 
         autoload.register()
         _default_group(meeting, closers)

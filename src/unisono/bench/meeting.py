@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.exchange import Exchange, FileExchange, StoreExchange
+from unisono.comm.rendezvous.announcements import Exchange, FileExchange, StoreExchange
 
 _MPI_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 DEADLINE_S = 300.0

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from unisono.collectives import primitives, ragged
+from unisono.collectives.integers import all_gather_words
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
-from unisono.collectives.words import all_gather_words
 from unisono.comm.base import Communicator, Op, PremulSum
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 

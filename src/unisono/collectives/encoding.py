@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.collectives.raw import as_bytes
+from unisono.collectives.tensor_bytes import as_bytes
 
 _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")

@@ -15,7 +15,7 @@ from unisono.collectives import differentiable
 from unisono.collectives.refusals import refuse_type
 from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
 from unisono.comm.base import Communicator
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def weighted_sum(

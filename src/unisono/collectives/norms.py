@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from unisono.collectives.integers import device_of
 from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
-from unisono.collectives.words import device_of
 from unisono.comm.base import Communicator
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def l2_norm(

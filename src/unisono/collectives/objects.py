@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from unisono.collectives.encoding import decode, encode
+from unisono.collectives.integers import all_gather_words, device_of
 from unisono.collectives.refusals import check_rank
-from unisono.collectives.words import all_gather_words, device_of
 from unisono.comm.base import Communicator
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 _FINE, _WRONG_TYPE, _WRONG_VALUE = range(3)
 

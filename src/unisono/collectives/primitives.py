@@ -19,12 +19,12 @@ import numpy
 import torch
 
 from unisono.collectives import ragged, structures
+from unisono.collectives.integers import device_of
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.collectives.results import ResultWork, over
-from unisono.collectives.words import device_of
 from unisono.comm.base import Communicator, Message, Work
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 _Tensor = torch.Tensor
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unisono.collectives.raw import as_bytes
+from unisono.collectives.integers import all_gather_words
 from unisono.collectives.results import over
-from unisono.collectives.words import all_gather_words
+from unisono.collectives.tensor_bytes import as_bytes
 from unisono.comm.base import Communicator
 
 _DIMS = 8

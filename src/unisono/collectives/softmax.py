@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from unisono.collectives.statistics import gathered, is_small, shard_of, shown, wide
 from unisono.comm.base import Communicator
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:

@@ -15,11 +15,12 @@ import torch
 
 from unisono.collectives import ragged
 from unisono.collectives.encoding import decode, encode, torch_dtype
+from unisono.collectives.integers import all_gather_words, device_of
 from unisono.collectives.objects import all_gather_object
-from unisono.collectives.raw import as_bytes
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import refuse_type
 from unisono.collectives.results import over
+from unisono.collectives.tensor_bytes import as_bytes
 from unisono.collectives.trees import (
     Tree,
     description,
@@ -29,7 +30,6 @@ from unisono.collectives.trees import (
     signature,
     take_apart,
 )
-from unisono.collectives.words import all_gather_words, device_of
 from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
 
 _DTYPES: dict[type, torch.dtype] = {

@@ -1,6 +1,6 @@
 """What makes no sense as an argument, said in one sentence: for the makes without an engine.
 
-The rules are csrc/tensors.c's and csrc/reduce.c's, which the native make goes by.
+The rules are csrc/python/tensors.c's and csrc/reduce.c's, which the native make goes by.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Communicator(ABC):
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; if they run on another machine or as another user.
         """
-        from unisono.comm.joining import join
+        from unisono.comm.rendezvous.by_name import join
 
         return join(name, rank, size, store, timeout_s, join_timeout_s)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from unisono.comm.base import Communicator
 from unisono.launcher import launch
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 CALLS_A_TURN = 20
 RACE_BYTES = (8, 1024, 64 * 1024, 1 << 20, 16 << 20)

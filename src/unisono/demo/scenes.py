@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 
 from unisono.comm.base import Communicator
-from unisono.comm.exchange import FileExchange
-from unisono.comm.native import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from unisono.doctor.selftest.results import SelfTest
+from unisono.doctor.selftest.run import debug_communication
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing, UnisonoError
 from unisono.launcher import launch
-from unisono.selftest.report import SelfTest
-from unisono.selftest.run import debug_communication
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 CALL_S = 20.0
 """How long a call may take before the backend counts as stuck."""
@@ -56,7 +56,7 @@ def try_backend(backend: str, ranks: int) -> Tested:
 
 
 def _not_to_be_had(backend: str, ranks: int) -> str:
-    from unisono.autoload import backend_problem
+    from unisono.torch_backend.autoload import backend_problem
 
     try:
         problem = backend_problem(backend)

@@ -11,16 +11,16 @@ import sys
 from collections.abc import Iterator
 
 import unisono
-from unisono.comm import engine
-from unisono.comm.backend.versions import (
+from unisono.comm.shared_memory import engine
+from unisono.doctor.findings import Finding, fail, ok, warn
+from unisono.errors import EngineUnavailable
+from unisono.torch_backend.versions import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     is_too_old,
     is_untried,
     written,
 )
-from unisono.doctor.findings import Finding, fail, ok, warn
-from unisono.errors import EngineUnavailable
 
 OLDEST_PYTHON = (3, 11)
 
@@ -54,7 +54,7 @@ def _torch() -> Iterator[Finding]:
     elif not dist.is_available():
         yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
     else:
-        from unisono.autoload import known_backends
+        from unisono.torch_backend.autoload import known_backends
 
         names = ", ".join(known_backends())
         text = f"torch {version}, torch.distributed with {names}"

@@ -241,7 +241,7 @@ def _ours(variable: Variable, value: str) -> Iterator[Finding]:
 
 def _backend_problem(name: str) -> str:
     try:
-        from unisono.autoload import backend_problem
+        from unisono.torch_backend.autoload import backend_problem
 
         return backend_problem(name)
     except ImportError:

@@ -16,10 +16,9 @@ import traceback
 import types
 from typing import IO, Any
 
-from unisono import variables, world
-from unisono.autoload import inherit_store
+from unisono import variables
 from unisono.errors import GroupAborted, PeerLost
-from unisono.launcher.orders import (
+from unisono.launcher.protocol import (
     FAILED,
     KEEPER_VARIABLE,
     STACK_SIGNAL,
@@ -31,6 +30,8 @@ from unisono.launcher.orders import (
     open_orders,
     pack,
 )
+from unisono.torch_backend.autoload import inherit_store
+from unisono.world import world
 
 _PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
@@ -239,7 +240,7 @@ def _take_line_to_keeper() -> None:
     alone: what we start does not inherit the descriptor."""
     descriptor = os.environ.pop(KEEPER_VARIABLE, "")
     if descriptor:
-        from unisono.comm.keeping import take_line
+        from unisono.comm.shared_memory.keeping import take_line
 
         take_line(int(descriptor))
 

@@ -17,9 +17,9 @@ from typing import Protocol
 from unisono.launcher import terminal
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.orders import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
 from unisono.launcher.output import Lines, Listener, Stream
 from unisono.launcher.process import Rank, start_rank
+from unisono.launcher.protocol import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""

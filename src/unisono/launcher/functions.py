@@ -16,9 +16,9 @@ from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.orders import Orders, nameless_file, standard_input, write_orders
+from unisono.launcher.outcomes import ranks_failed, ranks_timed_out
 from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
-from unisono.launcher.report import ranks_failed, ranks_timed_out
+from unisono.launcher.protocol import Orders, nameless_file, standard_input, write_orders
 
 Result = TypeVar("Result")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import UnisonoError
-from unisono.launcher.orders import Failure
 from unisono.launcher.output import Lines, Stream
+from unisono.launcher.protocol import Failure
 
 
 @dataclass

@@ -15,8 +15,9 @@ from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.keeper import Keeper
-from unisono.launcher.orders import (
+from unisono.launcher.outcomes import ranks_failed, ranks_given_up, ranks_timed_out
+from unisono.launcher.output import Listener, Silence, Terminal
+from unisono.launcher.protocol import (
     KEEPER_VARIABLE,
     Orders,
     Script,
@@ -24,8 +25,7 @@ from unisono.launcher.orders import (
     standard_input,
     write_orders,
 )
-from unisono.launcher.output import Listener, Silence, Terminal
-from unisono.launcher.report import ranks_failed, ranks_given_up, ranks_timed_out
+from unisono.launcher.record_keeper import Keeper
 from unisono.launcher.store import LazyStore
 from unisono.variables import BACKEND, WATCH
 from unisono.watch.report import Report

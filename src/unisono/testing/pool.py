@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing.messages import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
 from unisono.testing.process import Gone, Nursery, RankProcess, let_write
+from unisono.testing.protocol import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
 
 START_S = 120.0
 """How long a rank may take to start, or to collect a file: it imports what the tests import."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing import messages, nursery
+from unisono.testing import nursery, protocol
 from unisono.testing.rank import STACK_SIGNAL, stacks_file
 
 _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
@@ -101,7 +101,7 @@ class RankProcess:
             self._pid = nursery.fork(theirs.fileno(), status, None if shown else log.fileno())
         self.send((_command_line(config), dict(os.environ), str(config.invocation_params.dir)))
         self.send(
-            messages.Start(
+            protocol.Start(
                 number,
                 tuple(sys.path),
                 tuple(sys.argv),

@@ -23,9 +23,9 @@ import _pytest.assertion
 import pytest
 
 from unisono import variables
-from unisono.testing import messages, place
-from unisono.testing.messages import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
+from unisono.testing import membership, protocol
 from unisono.testing.nursery import CHANNEL
+from unisono.testing.protocol import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
 
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Makes a rank write the stacks of its threads to its file."""
@@ -93,7 +93,7 @@ class RankSession:
         self._directories: dict[tuple[Path, pytest.Collector], pytest.Collector] = {}
         self._errors: list[str] = []
         self._reports: list[dict[str, Any]] = []
-        self._warnings: list[messages.Warned] = []
+        self._warnings: list[protocol.Warned] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
@@ -112,7 +112,7 @@ class RankSession:
         with stacks_file(self._start.folder, self._start.rank).open("a") as file:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
-            importlib.import_module("unisono.world")  # not in the first test's time
+            importlib.import_module("unisono.world.world")  # not in the first test's time
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
             self._channel.send(Ready())
@@ -132,7 +132,7 @@ class RankSession:
                 self._channel.send(answer)
             except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to say no
                 self._channel.send(Unable("the report cannot be sent", str(error)))
-            if isinstance(answer, messages.Exit) or (isinstance(answer, Unable) and answer.broken):
+            if isinstance(answer, protocol.Exit) or (isinstance(answer, Unable) and answer.broken):
                 return
 
     # -- collecting ------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class RankSession:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | messages.Exit:
+    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | protocol.Exit:
         item = self._items.get(run.nodeid)
         if item is None:
             return Unable(
@@ -185,19 +185,19 @@ class RankSession:
             following = self._items.get(run.next_nodeid, item)
         self._reports.clear()
         self._warnings.clear()
-        session.config.stash[place.PLACE] = run.place
-        place.enter(run.place)
+        session.config.stash[membership.PLACE] = run.place
+        membership.enter(run.place)
         try:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            place.leave()
+            membership.leave()
         except pytest.exit.Exception as error:
-            return messages.Exit(str(error.msg), error.returncode)
+            return protocol.Exit(str(error.msg), error.returncode)
         except BaseException as error:
             headline = f"the test ended the rank's session: {type(error).__name__}"
             return Unable(headline, traceback.format_exc(), broken=True)
         finally:
-            del session.config.stash[place.PLACE]
+            del session.config.stash[membership.PLACE]
         return Ran(tuple(self._reports), tuple(self._warnings))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -217,7 +217,7 @@ class RankSession:
     ) -> None:
         category = warning_message.category
         self._warnings.append(
-            messages.Warned(
+            protocol.Warned(
                 str(warning_message.message),
                 (category.__module__, category.__name__),
                 warning_message.filename,

@@ -19,7 +19,7 @@ from unisono.training.coalescing import broadcast_many, reduce_many
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
-from unisono.training.weights import (
+from unisono.training.weights.endpoints import (
     WeightReceiver,
     WeightSender,
     WeightShard,

@@ -18,7 +18,7 @@ import torch
 from unisono.collectives.objects import broadcast_object
 from unisono.collectives.primitives import all_reduce
 from unisono.errors import GroupError, UnisonoError
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def agree(value: Any, src: int = 0, group: Any = None) -> Any:

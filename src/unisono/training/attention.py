@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from unisono.collectives.words import all_gather_words
+from unisono.collectives.integers import all_gather_words
 from unisono.comm.base import Communicator, Message, Work
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 _KEYS, _SLOPES = 0, 1
 """Tags: what goes round in backward are keys and values, and their gradients behind them."""

@@ -13,7 +13,7 @@ from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.collectives.results import ResultWork
 from unisono.comm.base import Communicator, Work
 from unisono.comm.work import joined
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def reduce_many(

@@ -15,7 +15,7 @@ from unisono.collectives import primitives, structures
 from unisono.collectives.objects import all_gather_object, gather_object
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.comm.base import Communicator
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 def gather_in_order(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.words import device_of
+from unisono.collectives.integers import device_of
 from unisono.comm.base import Communicator, Work
 from unisono.errors import UnisonoError
 from unisono.training.buckets import (
@@ -27,7 +27,7 @@ from unisono.training.buckets import (
     slots_of,
 )
 from unisono.training.coalescing import broadcast_many
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
 _BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20

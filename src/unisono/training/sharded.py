@@ -25,7 +25,7 @@ from unisono.training.buckets import (
     check_used,
     slots_of,
 )
-from unisono.world import resolve
+from unisono.world.world import resolve
 
 
 @dataclass

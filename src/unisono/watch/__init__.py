@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from unisono.comm import blame
-from unisono.comm.engine import compare_shapes
-from unisono.comm.records import leave_reason, read_process
+from unisono.comm.shared_memory import exceptions
+from unisono.comm.shared_memory.engine import compare_shapes
+from unisono.comm.shared_memory.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
 from unisono.watch.failure import last_words, report_of_error
@@ -73,7 +73,7 @@ def _start(settings: Settings) -> None:
     global _monitor
     stop()
     _monitor = Monitor(settings)
-    blame.diagnose = _report_of_failure
+    exceptions.diagnose = _report_of_failure
     compare_shapes(by_default=True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
@@ -87,7 +87,7 @@ def stop() -> None:
     watches."""
     global _monitor
     monitor, _monitor = _monitor, None
-    blame.diagnose = None
+    exceptions.diagnose = None
     compare_shapes(by_default=False)
     steps.stop_counting()
     atexit.unregister(_at_exit)
@@ -196,7 +196,7 @@ def _forget() -> None:
     so that the child's own is found if it calls `start`."""
     global _monitor
     monitor, _monitor = _monitor, None
-    blame.diagnose = None
+    exceptions.diagnose = None
     if monitor is not None:
         monitor.leave_to_parent()
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.comm.backend.process_group import UnisonoProcessGroup
-from unisono.comm.exchange import StoreExchange
-from unisono.comm.ledger import Ledger
+from unisono.comm.base import Communicator
+from unisono.comm.rendezvous.announcements import StoreExchange
+from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
-from unisono.watch import captures
+from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
 
@@ -36,7 +36,7 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
     `leave` is called before one is destroyed."""
     detach()
     if torch.cuda.is_available():
-        captures.notice()
+        cuda_graphs.notice()
     original = getattr(_torch, _HELPER)
 
     @functools.wraps(original)
@@ -61,8 +61,8 @@ def _watched(
     inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
 ) -> Any:
     world = _torch._world
-    ours = isinstance(inner, (WatchedProcessGroup, UnisonoProcessGroup))  # these keep records
-    if ours or inner not in world.pg_map:
+    ours = isinstance(getattr(inner, "comm", None), Communicator)  # which keeps records itself
+    if ours or isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
         return inner
     backend = str(world.pg_map[inner][0])
     if not any(name in backend for name in (*_WATCHED, "undefined")):

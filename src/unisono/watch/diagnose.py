@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.records import GroupRecords, RankRecords, Record
-from unisono.comm.reports import (
+from unisono.comm.shared_memory.explanations import (
     culprits_of,
     mismatch_report,
     stalled_ranks,
     with_global_ranks,
 )
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,

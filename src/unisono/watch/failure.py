@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from unisono.comm.records import read_process
+from unisono.comm.shared_memory.records import read_process
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -18,10 +18,10 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.watch.calls import last_finished, line_of, named, newest
-from unisono.watch.desk import ring
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
 from unisono.watch.snapshot import snapshot
+from unisono.watch.stack_server import ring
 from unisono.watch.stacks import is_users, short_path
 
 _LAST = 64

@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from unisono.comm.engine import keep_sites
-from unisono.comm.keeping import listeners, tell_launcher
-from unisono.comm.records import GroupRecords, read_process, segments_of
+from unisono.comm.shared_memory.engine import keep_sites
+from unisono.comm.shared_memory.keeping import listeners, tell_launcher
+from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
 from unisono.errors import UnisonoError
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest, waits
-from unisono.watch.desk import Desk, ring
 from unisono.watch.processes import state_of
 from unisono.watch.report import Report
 from unisono.watch.settings import Settings
 from unisono.watch.snapshot import snapshot
+from unisono.watch.stack_server import Desk, ring
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import whereabouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from unisono.comm.records import segments_of
+from unisono.comm.shared_memory.records import segments_of
 from unisono.errors import UnisonoError
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}

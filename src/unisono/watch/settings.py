@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unisono import variables
 from unisono.errors import UnisonoError
 from unisono.variables import Value, Variable
-from unisono.watch.desk import DEFAULT_SIGNAL
+from unisono.watch.stack_server import DEFAULT_SIGNAL
 
 _log = logging.getLogger("unisono")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unisono.comm.records import GroupRecords, read_process
+from unisono.comm.shared_memory.records import GroupRecords, read_process
 from unisono.errors import UnisonoError
 
 

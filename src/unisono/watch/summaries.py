@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unisono.comm.engine import Operation
-from unisono.comm.records import GroupRecords, Record
+from unisono.comm.shared_memory.engine import Operation
+from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.calls import by_number
 
 # of the bytes that a record holds: what each rank gives, as nccl-tests counts (docs/diagnosis.md)

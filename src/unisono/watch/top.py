@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unisono.comm.records import GroupRecords, Record
+from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.calls import IN_FLIGHT, by_number, line_of, named
 from unisono.watch.processes import command_of, parent_of, ranks_of_this_user, state_of
 from unisono.watch.snapshot import snapshot

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.backend.compile import never_compiled
 from unisono.comm.base import REDUCTIONS
-from unisono.comm.engine import Operation, Status, hide_files
-from unisono.comm.ledger import Ledger
-from unisono.comm.reports import REDUCING, ROOTED
-from unisono.watch import captures
+from unisono.comm.over_torch.compile import never_compiled
+from unisono.comm.shared_memory.engine import Operation, Status, hide_files
+from unisono.comm.shared_memory.explanations import REDUCING, ROOTED
+from unisono.comm.shared_memory.ledger import Ledger
+from unisono.watch import cuda_graphs
 
 hide_files(os.path.dirname(torch.__file__))
 
@@ -191,7 +191,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _follow_queue(self, record: int, work: Any) -> None:
         """The call is over when the GPU has done it; nccl gives no work for one that blocks. What
         becomes part of a CUDA graph is not done now, and nobody may ask for its end."""
-        if captures.are_going_on() and torch.cuda.is_current_stream_capturing():
+        if cuda_graphs.are_going_on() and torch.cuda.is_current_stream_capturing():
             self._end(record, _OK)
             return
         if work is None:
@@ -217,7 +217,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """The same for all calls that are over; by the watching thread. (A GPU does one after the
         other.)"""
         if self._queues:
-            with captures.may_ask() as may:
+            with cuda_graphs.may_ask() as may:
                 return self._retire_first() if may else True
         flying = self._flying
         with contextlib.suppress(IndexError):  # the program took the last one meanwhile

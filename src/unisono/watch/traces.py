@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.following import Follower
-from unisono.comm.records import GroupRecords, Record
+from unisono.comm.shared_memory.following import Follower
+from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 
 Key = tuple[tuple[int, int], int, int]

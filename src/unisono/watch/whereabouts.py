@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from unisono.watch import desk
+from unisono.watch import stack_server
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.processes import kernel_place, state_of
 from unisono.watch.stacks import Stack, as_text, of_program
@@ -29,7 +29,7 @@ def whereabouts(
         return Whereabouts(state=how)
     if state.is_stopped:
         return Whereabouts(state=str(state))
-    stacks = desk.ask(pid, meanwhile)
+    stacks = stack_server.ask(pid, meanwhile)
     if not stacks:
         kernel = kernel_place(pid)
         text = f"{state} and does not tell where" + (f", in {kernel}" if kernel else "")

@@ -1,0 +1,340 @@
+/* The Python module unisono._native: a thin skin over unisono.h on the limited C API. */
+#include <errno.h>
+#include <string.h>
+
+#include "binding.h"
+
+/* -- the group ------------------------------------------------------------------------------- */
+
+/* abort(reason) */
+static PyObject *group_abort(PyObject *object, PyObject *reason) {
+    Group *self = (Group *)object;
+    PyObject *bytes = PyUnicode_AsUTF8String(reason);
+    if (!bytes) return NULL;
+    if (self->group) un_group_abort(self->group, PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_close(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    self->closing = true;
+    if (self->users)
+        un_group_abort(self->group, "it closed the group during a call"); /* the last call under way closes it */
+    else
+        close_now(self);
+    Py_RETURN_NONE;
+}
+
+/* watch(rank, identity, pidfd) */
+static PyObject *group_watch(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank, pidfd;
+    unsigned long long identity;
+    if (!PyArg_ParseTuple(arguments, "iKi", &rank, &identity, &pidfd)) return NULL;
+    bool watched = self->group && un_group_watch(self->group, rank, identity, pidfd);
+    return PyBool_FromLong(watched);
+}
+
+static PyObject *group_failure(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    un_failure f = {.status = UN_CLOSED, .rank = -1};
+    if (self->group) f = un_group_failure(self->group);
+    return Py_BuildValue("iiKL", (int)f.status, f.rank, (unsigned long long)f.call,
+                         (long long)f.detail);
+}
+
+static PyObject *group_posted(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank;
+    unsigned long long call;
+    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
+    if (!self->group || rank < 0 || rank >= self->ranks) Py_RETURN_NONE;
+    un_posted p = un_group_posted(self->group, rank, call);
+    return Py_BuildValue("KiiIiiKK", (unsigned long long)p.call, (int)p.operation,
+                         (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused,
+                         (unsigned long long)p.bytes, (unsigned long long)p.hash);
+}
+
+/* progress(rank): turns of moving data that it has finished */
+static PyObject *group_progress(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    bool known = self->group && number >= 0 && number < self->ranks;
+    return PyLong_FromUnsignedLongLong(known ? un_group_progress(self->group, (int)number) : 0);
+}
+
+/* pair_bytes(rank, call): what it gives to each rank, then what it wants from each */
+static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank;
+    unsigned long long call;
+    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
+    PyObject *sizes = PyList_New(0);
+    if (!self->group || rank < 0 || rank >= self->ranks) return sizes;
+    for (int at = 0; sizes && at < 2 * self->ranks; at++) {
+        int peer = at % self->ranks;
+        PyObject *bytes = PyLong_FromUnsignedLongLong(
+            un_group_pair_bytes(self->group, rank, call, at >= self->ranks, peer));
+        if (!bytes || PyList_Append(sizes, bytes)) Py_CLEAR(sizes);
+        Py_XDECREF(bytes);
+    }
+    return sizes;
+}
+
+/* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
+static PyObject *group_waiting(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    un_waiting w = {0};
+    if (self->group && number >= 0 && number < self->ranks)
+        w = un_group_waiting(self->group, (int)number);
+    if (!w.waits) Py_RETURN_NONE;
+    return Py_BuildValue("iiiLKL", (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
+                         (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
+}
+
+/* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
+static PyObject *group_unmatched(PyObject *object, PyObject *source) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(source);
+    if (PyErr_Occurred()) return NULL;
+    int64_t tag = 0;
+    uint64_t count = 0;
+    if (self->group && number >= -1 && number < self->ranks)
+        count = un_group_unmatched(self->group, (int)number, &tag);
+    return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
+}
+
+static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
+    Group *self = (Group *)object;
+    long long number = PyLong_AsLongLong(bytes);
+    if (PyErr_Occurred()) return NULL;
+    if (self->group) un_group_set_eager(self->group, number);
+    Py_RETURN_NONE;
+}
+
+/* told(rank, kind, about): the text of a note, or None */
+static PyObject *group_told(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int rank, kind;
+    unsigned long long about;
+    char text[UN_TEXT_BYTES];
+    if (!PyArg_ParseTuple(arguments, "iiK", &rank, &kind, &about)) return NULL;
+    if (!self->group || rank < 0 || rank >= self->ranks || kind < 0 || kind >= UN_NOTES ||
+        !un_group_told(self->group, rank, (un_note)kind, about, text))
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/* introduce(name, global_rank, keeps_sites) */
+static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    const char *name;
+    int global_rank, keeps_sites;
+    if (!PyArg_ParseTuple(arguments, "sip", &name, &global_rank, &keeps_sites)) return NULL;
+    if (self->group) un_group_introduce(self->group, name, global_rank);
+    self->keeps_sites = keeps_sites;
+    Py_RETURN_NONE;
+}
+
+/* count_step(): this thread begins its next step */
+static PyObject *count_step(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    un_count_step();
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_calls(PyObject *object, void *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
+}
+
+/* The segment's, as long as the group is open. */
+static PyObject *group_descriptor(PyObject *object, void *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    return PyLong_FromLong(self->group ? un_group_descriptor(self->group) : -1);
+}
+
+static PyObject *group_get_timeout(PyObject *object, void *ignored) {
+    (void)ignored;
+    return PyLong_FromLongLong(((Group *)object)->timeout_ns);
+}
+
+static int group_set_timeout(PyObject *object, PyObject *value, void *ignored) {
+    (void)ignored;
+    long long ns = value ? PyLong_AsLongLong(value) : -1;
+    if (PyErr_Occurred()) return -1;
+    ((Group *)object)->timeout_ns = ns;
+    return 0;
+}
+
+static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    (void)keywords;
+    int descriptor, rank, ranks;
+    unsigned long long nonce;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(arguments, "iiiKL", &descriptor, &rank, &ranks, &nonce, &timeout_ns))
+        return NULL;
+    un_group *group;
+    un_status status = un_group_open(descriptor, rank, ranks, nonce, &group);
+    if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
+    if (status)
+        return PyErr_Format(PyExc_ValueError, "the segment is not the one that was announced");
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Group *self = (Group *)allocate(type, 0);
+    if (!self) {
+        un_group_close(group);
+        return NULL;
+    }
+    self->group = group;
+    self->rank = rank;
+    self->ranks = ranks;
+    self->timeout_ns = timeout_ns;
+    return (PyObject *)self;
+}
+
+static void group_free(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    close_now((Group *)object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef group_methods[] = {
+    {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
+    {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
+    {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)(void (*)(void))group_send, METH_FASTCALL, NULL},
+    {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
+    {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
+    {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
+    {"seen", group_seen, METH_NOARGS, NULL},
+    {"waiting", group_waiting, METH_O, NULL},
+    {"unmatched", group_unmatched, METH_O, NULL},
+    {"progress", group_progress, METH_O, NULL},
+    {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
+    {"set_eager", group_set_eager, METH_O, NULL},
+    {"barrier", group_barrier, METH_NOARGS, NULL},
+    {"refuse", group_refuse, METH_O, NULL},
+    {"abort", group_abort, METH_O, NULL},
+    {"told", group_told, METH_VARARGS, NULL},
+    {"introduce", group_introduce, METH_VARARGS, NULL},
+    {"watch", group_watch, METH_VARARGS, NULL},
+    {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
+    {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
+    {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
+    {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
+    {"close", group_close, METH_NOARGS, NULL},
+    {"failure", group_failure, METH_NOARGS, NULL},
+    {"posted", group_posted, METH_VARARGS, NULL},
+    {0},
+};
+
+static PyGetSetDef group_properties[] = {
+    {"calls", group_calls, NULL, NULL, NULL},
+    {"descriptor", group_descriptor, NULL, NULL, NULL},
+    {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
+    {0},
+};
+
+static PyType_Slot group_slots[] = {
+    {Py_tp_doc, "A place in a group: Group(descriptor, rank, ranks, nonce, timeout_ns)."},
+    {Py_tp_new, (void *)group_new},
+    {Py_tp_dealloc, (void *)group_free},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, group_properties},
+    {0, NULL},
+};
+
+static PyType_Spec group_spec = {
+    .name = "unisono._native.Group",
+    .basicsize = sizeof(Group),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = group_slots,
+};
+
+/* -- the module ------------------------------------------------------------------------------ */
+
+static PyObject *create_segment(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int ranks, cores;
+    unsigned long long nonce;
+    if (!PyArg_ParseTuple(arguments, "iiK", &ranks, &cores, &nonce)) return NULL;
+    int descriptor = un_segment_create(ranks, cores, nonce);
+    if (descriptor < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyLong_FromLong(descriptor);
+}
+
+static PyObject *cpu_quota(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    return PyLong_FromLong(un_cpu_quota());
+}
+
+static PyObject *memory_room(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    return PyLong_FromLongLong(un_memory_room());
+}
+
+/* now(): (ticks, nanoseconds) */
+static PyObject *now_by_both_clocks(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    un_moment now = un_now();
+    return Py_BuildValue("KK", (unsigned long long)now.ticks, (unsigned long long)now.ns);
+}
+
+/* records_layout(ranks): sizes and offsets, in the order of un_layout_of_records. */
+static PyObject *records_layout(PyObject *module, PyObject *ranks) {
+    (void)module;
+    long number = PyLong_AsLong(ranks);
+    if (PyErr_Occurred()) return NULL;
+    un_layout_of_records l = un_records_layout((int)number);
+    return Py_BuildValue("nnnnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
+                         (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
+                         (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
+                         (Py_ssize_t)l.site_count, (Py_ssize_t)l.asked, (Py_ssize_t)l.answer,
+                         (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
+}
+
+static PyMethodDef module_methods[] = {
+    {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
+    {"site_of", module_site_of, METH_O, NULL},
+    {"which_overlap", module_which_overlap, METH_VARARGS, NULL},
+    {"now", now_by_both_clocks, METH_NOARGS, NULL},
+    {"count_step", count_step, METH_NOARGS, NULL},
+    {"compare_shapes", module_compare_shapes, METH_O, NULL},
+    {"keep_sites", module_keep_sites, METH_O, NULL},
+    {"records_layout", records_layout, METH_O, NULL},
+    {"create_segment", create_segment, METH_VARARGS, NULL},
+    {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
+    {"memory_room", memory_room, METH_NOARGS, NULL},
+    {0},
+};
+
+static int fill_module(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&group_spec);
+    if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
+    Py_DECREF(type);
+    if (prepare_calls() || prepare_works(module) || prepare_mail(module)) return -1;
+    return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, NULL}};
+
+static PyModuleDef module_definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "unisono._native",
+    .m_doc = "The engine. Use unisono.comm.shared_memory.engine.",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

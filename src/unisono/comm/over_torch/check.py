@@ -1,0 +1,111 @@
+"""Comparing what the ranks are about to do, before a byte moves: for backends that do not look.
+
+gloo ends the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where
+they bring different reductions or types of one size. So every call begins with a meeting: each
+rank says what it is about to do, and all compare. It is one small all-gather more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy
+import torch
+
+from unisono.comm.shared_memory.pair_sizes import PairSizes, ranks_named
+from unisono.errors import CollectiveMismatch
+
+_DIGEST = 16
+_TEXT = 160
+_ANY = -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank is about to do. `text` must be the same on all ranks; `sends` and `takes` say
+    how much it has for each rank and wants from each, where that differs from rank to rank."""
+
+    text: str
+    sends: Sequence[int] = ()
+    takes: Sequence[int] = ()
+    refused: bool = False
+    timeout_s: float = field(default=0.0, compare=False)
+
+    @property
+    def operation(self) -> str:
+        return self.text.split(" ", 1)[0]
+
+
+def packed(call: Call, size: int) -> torch.Tensor:
+    """A call as a row of bytes of the same length on every rank of a group."""
+    pairs = numpy.full(2 * size, _ANY, numpy.int64)
+    if call.sends:
+        pairs[:size] = call.sends
+    if call.takes:
+        pairs[size:] = call.takes
+    encoded = call.text.encode()
+    digest = hashlib.blake2b(encoded, digest_size=_DIGEST).digest()
+    shown = encoded[:_TEXT].ljust(_TEXT, b"\0")
+    data = bytes([call.refused]) + digest + pairs.tobytes() + shown
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rank said in a meeting."""
+
+    refused: bool
+    digest: bytes
+    sends: tuple[int, ...]
+    takes: tuple[int, ...]
+    text: str
+
+
+def unpacked(row: torch.Tensor, size: int) -> Said:
+    """The reverse of `packed`, as far as it goes."""
+    data = row.numpy().tobytes()
+    pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
+    text = data[1 + _DIGEST + 16 * size :].rstrip(b"\0").decode(errors="replace")
+    refused = bool(data[0])
+    return Said(refused, data[1 : 1 + _DIGEST], tuple(pairs[:size]), tuple(pairs[size:]), text)
+
+
+def compare(said: Sequence[Said], rank: int, group: str) -> CollectiveMismatch | None:
+    """What every member raises, if they do not mean the same call."""
+    if all(one.refused for one in said):
+        return None
+    kinds = Counter((one.digest, one.refused) for one in said)
+    if len(kinds) > 1:
+        (usual, times), *_ = kinds.most_common()
+        odd = [r for r, one in enumerate(said) if (one.digest, one.refused) != usual]
+        culprits = odd if 2 * times > len(said) else []
+        return _mismatch(said, rank, group, culprits)
+    sizes = PairSizes([_known(one.sends) for one in said], [_known(one.takes) for one in said])
+    if sizes.fit():
+        return None
+    culprits = sizes.culprits()
+    blamed = f"{ranks_named(culprits)} brought other sizes: " if culprits else ""
+    return _mismatch(said, rank, group, culprits, f"{blamed}{sizes.verdict()}")
+
+
+def _known(sizes: Sequence[int]) -> list[int | None]:
+    return [None if size == _ANY else size for size in sizes]
+
+
+def _mismatch(
+    said: Sequence[Said], rank: int, group: str, culprits: Sequence[int], why: str = ""
+) -> CollectiveMismatch:
+    calls = [one.text + (" (refused its arguments)" if one.refused else "") for one in said]
+    lines = [f"  rank {number}: {text}" for number, text in enumerate(calls)]
+    blame = f"rank {', '.join(map(str, culprits))} differs: " if culprits else ""
+    first = why or f"{blame}the ranks called different things"
+    return CollectiveMismatch(
+        "\n".join([f"{first} (group {group})", *lines]),
+        rank=rank,
+        group=group,
+        calls=calls,
+        culprits=culprits,
+    )

@@ -1,0 +1,303 @@
+"""What every call of the torch make goes through: its arguments, its turn, its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from unisono import variables
+from unisono.comm.arguments import complaint, count, reduction_complaint
+from unisono.comm.base import Communicator, Op, Work, dtype_name
+from unisono.comm.over_torch.check import Call, compare, packed, unpacked
+from unisono.comm.over_torch.executors import Streams, Turns, in_order_of_streams
+from unisono.comm.over_torch.faults import Faults
+from unisono.comm.over_torch.rows import cut, give_back, row_of
+from unisono.comm.over_torch.wire import ON_STREAMS, Wire
+from unisono.comm.overlaps import overlap_complaint
+from unisono.errors import GroupAborted, GroupClosed, GroupError
+
+LAST_TAG = 2**31 - 2
+LISTS = (list, tuple)
+Rows = list[torch.Tensor]
+
+
+class TorchGroup(Communicator):
+    """One member of a process group of torch's, without anything to exchange yet.
+
+    `keep` holds on to the process group; without it the group lives as long as torch knows it.
+    `owns` destroys it on `close`.
+    """
+
+    def __init__(self, group: Any, *, keep: bool = True, owns: bool = False) -> None:
+        self._wire = Wire(group, keep or owns)
+        self._owns = owns
+        self.rank = self._wire.rank
+        self.size = self._wire.size
+        self.name = "world" if group is dist.group.WORLD else str(group.group_name)
+        self.global_ranks = _global_ranks(group)
+        self.timeout_s = self._wire.timeout_s
+        kinds = self._wire.backends
+        # of "cpu:gloo,cuda:nccl" it is nccl
+        self.backend = next(
+            (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
+        )
+        self._checks = "cpu" in kinds and variables.CHECK.read() is not False
+        self._faults = Faults(self.name, self.rank, _store(group))
+        self._turns = Turns(self.name)
+        self._streams = Streams()
+        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
+
+    @property
+    def process_group(self) -> Any:
+        """The torch process group, for `torch.distributed`'s own functions."""
+        return self._wire.group
+
+    def refuse(self, operation: str, why: str) -> NoReturn:
+        self._faults.check()
+        self._refuse(operation, why)
+
+    def abort(self, reason: str = "") -> None:
+        if self._faults.cause is not None:
+            return
+        text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
+        ours = {"rank": self.rank, "peer": self.rank}
+        self._faults.end(GroupAborted(text, group=self.name, reason=reason, **ours))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Have every call that is under way fail, here and on the other ranks."""
+        if self.size == 1:
+            return
+        group = self._wire.group
+        if self._wire.backends.get("cpu") != "gloo":
+            group.abort()
+            return
+        with contextlib.suppress(RuntimeError):
+            # gloo's abort does nothing, but a receive that times out closes all connections
+            nothing = torch.empty(1, dtype=torch.uint8)
+            work = group.recv([nothing], (self.rank + 1) % self.size, LAST_TAG + 1)
+            work.wait(timedelta(milliseconds=1))
+
+    @property
+    def errored(self) -> GroupError | None:
+        return self._faults.cause
+
+    def close(self) -> None:
+        """Give everything back. A group that this object has made ends, and what is under way in
+        it fails; another goes on, once what was begun here is over."""
+        if isinstance(self._faults.cause, GroupClosed):
+            return
+        if not self._owns:
+            self._turns.finish()
+            self._faults.closed(tell=False)
+            self._turns.close()
+            return
+        is_busy = not self._turns.is_idle()
+        self._faults.closed(tell=is_busy)
+        if is_busy:
+            self._hang_up()
+        self._turns.close()
+        if self._wire.group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._wire.group)
+
+    # -- how a call is carried out ---------------------------------------------------------------
+
+    def _call(
+        self,
+        text: str,
+        sends: Sequence[int] = (),
+        takes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Call:
+        self._faults.check()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return Call(text, sends, takes, timeout_s=limit_s)
+
+    def _run(
+        self, call: Call, job: Callable[[], None], tensors: list[Any], async_op: bool
+    ) -> Work | None:
+        device = device_of(tensors) if tensors or "cpu" in self._wire.backends else _this_gpu()
+        doing = call.operation
+        if self._wire.backend(device) in ON_STREAMS:
+            with self._translated(doing):
+                if async_op:
+                    return self._streams.begin(job, doing, device, tensors)
+                with torch.inference_mode():
+                    job()
+            return None
+
+        def checked() -> None:
+            self._faults.check()
+            with self._translated(doing):
+                self._meet(call)
+                job()
+
+        work = self._turns.begin(in_order_of_streams(checked, device), doing)
+        if async_op:
+            return work
+        self._wait(work)
+        return None
+
+    def _wait(self, work: Work) -> None:
+        """Wait in Python, so that Ctrl-C is heard; what is under way then is given up."""
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            self.abort("interrupted")
+            raise
+
+    def _meet(self, call: Call) -> None:
+        """Compare with what the others are about to do."""
+        if not self._checks:
+            return
+        mine = packed(call, self.size)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wire.all_gather(rows, mine, call.timeout_s)
+        error = compare([unpacked(row, self.size) for row in rows], self.rank, self.name)
+        if error is not None:
+            raise self._faults.end(error, tell=False)  # all see it
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Any:
+        """Let errors of the backend out as ours. They end the group."""
+        try:
+            yield
+        except (GroupError, ValueError, TypeError):
+            raise
+        except RuntimeError as error:
+            told = self._faults.translated(error, doing)
+            raise told from told.__cause__
+
+    # -- arguments -------------------------------------------------------------------------------
+
+    def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
+        """Raise about our own arguments; the peers learn of it in their meeting."""
+        if self._checks and self._faults.cause is None:
+            call = Call(what, refused=True, timeout_s=self.timeout_s)
+
+            def tell() -> None:
+                with self._translated(what):
+                    self._meet(call)
+
+            self._turns.begin(tell, what)
+        raise kind(f"{what} on group {self.name}: {why}")
+
+    def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
+        self._faults.check()
+        many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
+        for tensor in many:
+            kind, why = complaint(tensor, writable, tuple(self._wire.backends))
+            if kind is not None:
+                self._refuse(what, why, kind)
+        return many
+
+    def _check_overlaps(
+        self,
+        what: str,
+        outputs: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        coalesced: bool = False,
+    ) -> None:
+        why = overlap_complaint(what, outputs, inputs, self.rank, self.size, coalesced)
+        if why:
+            self._refuse(what, why)
+
+    def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
+        kind, why = reduction_complaint(op, tensors)
+        if kind is not None:
+            self._refuse(what, why, kind)
+
+    def _check_root(self, what: str, root: int, wide: Any = False, which: str = "") -> None:
+        self._faults.check()
+        if type(root) is not int or not 0 <= root < self.size:
+            self._refuse(what, f"root {root!r} is not a rank of a group of {self.size}")
+        if wide is None and self.rank == root:
+            self._refuse(what, f"the root must pass an {which}")
+        if wide is not None and wide is not False and self.rank != root:
+            self._refuse(what, f"only the root passes an {which}: pass None")
+
+    def _pairs(self, what: str, wide: Any, narrow: Any, coalesced: bool) -> tuple[list[Any], Any]:
+        if not coalesced:
+            return [wide], [narrow]
+        if not isinstance(wide, LISTS) or not isinstance(narrow, LISTS):
+            self._refuse(what, "a coalesced call takes a list on both sides", TypeError)
+        if len(wide) != len(narrow):
+            self._refuse(what, f"{len(wide)} wide tensors for {len(narrow)} narrow ones")
+        return list(wide), narrow
+
+    def _check_own_parts(self, what: str, wide: Sequence[Wide], narrow: list[Any]) -> None:
+        for one, tensor in zip(wide, narrow, strict=True):
+            if one.dtype != dtype_name(tensor):
+                self._refuse(what, "input and output have different dtypes", TypeError)
+            if one.counts[self.rank] != count(tensor):
+                self._refuse_parts(what, count(tensor), one.counts[self.rank])
+
+    def _refuse_parts(self, what: str, narrow: int, wide: int) -> NoReturn:
+        self._refuse(
+            what, f"this rank's part has {narrow} elements on one side and {wide} on the other"
+        )
+
+
+class Wide:
+    """The wide side of a collective: one tensor, cut evenly, or one tensor a rank."""
+
+    def __init__(self, comm: TorchGroup, what: str, given: Any, writable: bool) -> None:
+        self._size = comm.size
+        self.tensors = comm._tensors(what, given, writable)
+        self._is_list = isinstance(given, LISTS)
+        if self._is_list and len(self.tensors) != comm.size:
+            comm._refuse(what, f"{len(self.tensors)} tensors for {comm.size} ranks")
+        if len({dtype_name(one) for one in self.tensors}) > 1:
+            comm._refuse(what, "the tensors of one side have different dtypes", TypeError)
+        if not self._is_list and count(given) % comm.size:
+            comm._refuse(
+                what, f"{count(given)} elements cannot be cut evenly for {comm.size} ranks"
+            )
+        self.dtype = dtype_name(self.tensors[0])
+        self.counts = (
+            tuple(count(one) for one in self.tensors)
+            if self._is_list
+            else (count(given) // comm.size,) * comm.size
+        )
+        self._rows: Rows = []
+
+    def parts(self) -> Rows:
+        """A row for each rank."""
+        self._rows = [row_of(one) for one in self.tensors]
+        return self._rows if self._is_list else cut(self._rows[0], self._size)
+
+    def give_back(self) -> None:
+        """Write what the rows have become into the tensors."""
+        for one, row in zip(self.tensors, self._rows, strict=True):
+            give_back(one, row)
+
+
+def _global_ranks(group: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return None  # a group that torch.distributed does not know
+
+
+def _store(group: Any) -> Any:
+    try:
+        return group.get_group_store()
+    except RuntimeError:
+        return None
+
+
+def _this_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def device_of(tensors: Sequence[Any]) -> torch.device:
+    """Where tensors lie; arrays, and nothing, lie with the CPU."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,82 @@
+"""torch's store at MASTER_ADDR and MASTER_PORT, without its silence while ranks are missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import Waiting
+from unisono.errors import RendezvousError
+
+_ATTEMPT_S = 10.0
+"""How long torch may try, uninterruptibly, to talk to whoever listens there."""
+
+_OPERATION_S = 1800.0
+"""How long the store's own operations may take, once it is there: torch's default."""
+
+
+def store_at(address: str, port: str, rank: int, size: int, timeout_s: float) -> Any:
+    """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all call it.
+
+    As torch's own meeting by "env://", but rank 0 does not wait for the others here, and a rank
+    that waits for rank 0 says so. Raises RendezvousError if nobody hosts it within `timeout_s`.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        raise RendezvousError(f"MASTER_PORT is {port!r}, which is no port")
+    deadline = Deadline(timeout_s)
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    waiting = Waiting(rank, size, "world", deadline)
+    while True:
+        if not hosts:
+            _wait_for_host(address, int(port), waiting, deadline)
+        patience_s = max(min(deadline.left_s(), _ATTEMPT_S), 1.0)
+        try:
+            store = TCPStore(
+                address,
+                int(port),
+                size,
+                is_master=hosts,
+                timeout=timedelta(seconds=patience_s),
+                wait_for_workers=False,
+                multi_tenant=True,
+                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+            )
+            store.set_timeout(timedelta(seconds=_OPERATION_S))
+            return store
+        except RuntimeError as error:
+            if hosts or not deadline.left_s():
+                reason = str(error).partition("\n")[0]
+                does = "host" if hosts else "reach"
+                raise RendezvousError(
+                    f"rank {rank} cannot {does} torch's store at {address}:{port} (MASTER_ADDR, "
+                    f"MASTER_PORT): {reason}"
+                ) from error
+
+
+def _wait_for_host(address: str, port: int, waiting: Waiting, deadline: Deadline) -> None:
+    """Return once somebody listens there; so that an interrupt is heard, and silence broken."""
+    pause_s = 0.001
+    reason = "nobody listens there"
+    while True:
+        with contextlib.suppress(TimeoutError):
+            try:
+                socket.create_connection((address, port), 1.0).close()
+                return
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if not deadline.left_s():
+            raise RendezvousError(
+                f"rank 0 did not come in time: there is no store at {address}:{port} (MASTER_ADDR, "
+                f"MASTER_PORT; {reason})"
+            )
+        if waiting.is_long():
+            waiting.say([0], where=f", who hosts the store at {address}:{port}")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.1)

@@ -1,0 +1,135 @@
+"""Point to point on a process group of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unisono.comm.arguments import complaint
+from unisono.comm.base import Message, Work
+from unisono.comm.over_torch.group import LAST_TAG, TorchGroup, device_of
+from unisono.comm.over_torch.rows import bytes_of, give_back, row_of
+from unisono.comm.over_torch.wire import ON_STREAMS
+from unisono.errors import CollectiveTimeout
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Tensor
+
+
+class TorchMessages(TorchGroup):
+    """A member that can send and receive messages."""
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        self._wait(self.isend(tensor, dst, tag))
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        work = self.irecv(tensor, src, tag)
+        self._wait(work)
+        return work.source_rank()
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        row = self._message(tensor, dst, tag, False)
+        return self._begin_message(
+            lambda: self._wire.group.send([bytes_of(row)], dst, tag),
+            lambda work: None,
+            tensor,
+            f"send to rank {dst} (tag {tag})",
+        )
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        row = self._message(tensor, src, tag, True)
+        data = [bytes_of(row)]
+
+        def begin() -> Any:
+            if src is None:
+                return self._wire.group.recv_anysource(data, tag)
+            return self._wire.group.recv(data, src, tag)
+
+        def end(work: Any) -> int:
+            give_back(tensor, row)
+            return int(work._source_rank()) if src is None else src
+
+        who = "any" if src is None else src
+        return self._begin_message(begin, end, tensor, f"recv from rank {who} (tag {tag})")
+
+    def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
+        devices = {device_of([one.tensor]) for one in messages}
+        if not any(self._wire.backend(device) in ON_STREAMS for device in devices):
+            return super().batch_isend_irecv(messages)
+        (device,) = devices  # nccl carries them out together, in any order, if it is told to
+        group = self._wire.group
+        group._start_coalescing(device)
+        works = super().batch_isend_irecv(messages)
+        whole = group._end_coalescing(device)
+        for work in works:
+            assert isinstance(work, StreamMessage)
+            work.belongs_to(whole)
+        return works
+
+    def _message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> torch.Tensor:
+        self._faults.check()
+        if peer is not None and (type(peer) is not int or not 0 <= peer < self.size):
+            raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
+        if peer == self.rank:
+            raise ValueError(f"{self.backend} has no messages from a rank to itself")
+        if type(tag) is not int or not 0 <= tag <= LAST_TAG:
+            raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
+        kind, why = complaint(tensor, writable, tuple(self._wire.backends))
+        if kind is not None:
+            raise kind(f"{'recv' if writable else 'send'} on group {self.name}: {why}")
+        return row_of(tensor)
+
+    def _begin_message(
+        self, begin: Callable[[], Any], end: Callable[[Any], int | None], tensor: Any, doing: str
+    ) -> Work:
+        if self._wire.backend(device_of([tensor])) in ON_STREAMS:
+            with self._translated(doing):
+                return StreamMessage(begin(), end, doing)
+        limit = timedelta(seconds=self.timeout_s)
+        with self._translated(doing):
+            work = begin()
+
+        def job() -> int | None:
+            with self._translated(doing):
+                work.wait(limit)
+                return end(work)
+
+        return self._turns.at_once(job, doing)
+
+
+class StreamMessage(Work):
+    """A message that a device carries."""
+
+    def __init__(self, work: Any, end: Callable[[Any], int | None], doing: str) -> None:
+        self._work = work
+        self._end = end
+        self._doing = doing
+        self._source: int | None = None
+        self._is_over = False
+
+    def belongs_to(self, whole: Any) -> None:
+        """It was begun together with others, whose end is its own."""
+        self._work = whole
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._is_over:
+            return
+        if timeout_s is None:
+            self._work.wait()
+        elif not self._work.wait(timedelta(seconds=timeout_s)):
+            raise CollectiveTimeout(f"{self._doing} is still under way")
+        self._source = self._end(self._work)
+        self._is_over = True
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def source_rank(self) -> int:
+        self.wait()
+        return super().source_rank() if self._source is None else self._source

@@ -1,0 +1,72 @@
+"""Groups of torch.distributed that their members alone make, in whatever order.
+
+`torch.distributed.new_group` names a group by counting: all groups that all ranks have made, or,
+with `use_local_synchronization`, those that this process has. Ranks that have made different groups
+before do not find each other then, and wait until the timeout. Here the caller says the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.comm.base import Communicator
+from unisono.errors import UnisonoError
+
+_torch: Any = c10d  # its stubs know none of these names
+
+
+def world() -> Any | None:
+    """torch's default group, or None."""
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
+    """A torch process group on the backend of the group `like`, of these global ranks in this
+    order. Its members alone call, and agree on the name, which no other group may have had.
+
+    Raises UnisonoError where torch would need all ranks for it, or does not know `like`.
+    """
+    if like not in _torch._world.pg_map:
+        raise UnisonoError("a group that torch.distributed does not know cannot be split")
+    backend = _torch._world.pg_map[like][0]
+    if backend == dist.Backend.MPI:
+        raise UnisonoError(
+            "torch's MPI groups are made by all ranks together: make this one by "
+            "torch.distributed.new_group, or start torch.distributed with another backend"
+        )
+    return make_group(backend, ranks, name, timeout_s=timeout_s)
+
+
+def destroy(group: Any) -> None:
+    """Destroy a group, unless somebody has already, with torch's world perhaps."""
+    if group in _torch._world.pg_map:
+        dist.destroy_process_group(group)
+
+
+def make_group(
+    backend: str,
+    ranks: Sequence[int],
+    name: str,
+    made: Communicator | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    timeout = _torch._get_default_timeout(dist.Backend(backend))
+    if timeout_s is not None:
+        timeout = type(timeout)(seconds=timeout_s)
+    _, store = _torch._world.pg_map[dist.group.WORLD]
+    group, _ = _torch._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        list(ranks),
+        dist.Backend(backend),
+        store,
+        name,
+        backend_options=made,
+        timeout=timeout,
+    )
+    _torch._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group

@@ -1,0 +1,1 @@
+"""How processes meet and come to share a segment: lobby.py."""

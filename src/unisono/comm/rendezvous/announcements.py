@@ -1,0 +1,173 @@
+"""Where strangers leave word of themselves, so that they can meet: a file or a torch Store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from unisono.comm.rendezvous.unix_socket import descriptors_needed
+from unisono.errors import RendezvousError, UnisonoError
+
+Word = dict[str, Any]
+"""What a rank says of itself: its lobby's address, host, boot, pid."""
+
+
+class Exchange(Protocol):
+    """A place that all ranks of a new group can reach."""
+
+    def announce(self, rank: int, word: Word) -> None:
+        """Leave word of this rank."""
+
+    def look_up(self, rank: int) -> Word | None:
+        """The word of a rank, if it has left one."""
+
+    def clear(self, rank: int, word: Word | None = None) -> None:
+        """Take the word of a rank back; where `word` is given, only if it is still that one."""
+
+
+class FileExchange:
+    """An exchange in a file: a path that all ranks know, or a descriptor that all inherited.
+
+    Only rank 0 leaves word here. A stale file of a dead job does no harm: its lobby is gone.
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | int) -> None:
+        self._where = where
+
+    def announce(self, rank: int, word: Word) -> None:
+        if rank != 0:
+            return
+        data = json.dumps(word).encode()
+        if isinstance(self._where, int):
+            os.ftruncate(self._where, 0)
+            os.pwrite(self._where, data, 0)
+            return
+        path = Path(self._where)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise RendezvousError(
+                f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
+            ) from error
+
+    def look_up(self, rank: int) -> Word | None:
+        if rank != 0:
+            return None
+        try:
+            word = json.loads(self._read())
+        except (FileNotFoundError, ValueError):
+            return None
+        return word if isinstance(word, dict) and "address" in word else None
+
+    def clear(self, rank: int, word: Word | None = None) -> None:
+        with contextlib.suppress(RendezvousError):  # what cannot be read is not our word
+            if rank != 0 or (word is not None and self.look_up(0) != word):
+                return
+            if isinstance(self._where, int):
+                os.ftruncate(self._where, 0)
+            else:
+                Path(self._where).unlink(missing_ok=True)
+
+    def _read(self) -> bytes:
+        if isinstance(self._where, int):
+            return os.pread(self._where, 1 << 16, 0)
+        try:  # without waiting: it may be a FIFO, to which nobody will ever write
+            with descriptors_needed():
+                descriptor = os.open(self._where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RendezvousError(
+                f"the rendezvous file {self._where} cannot be read: {error.strerror}"
+                f"{_what_is_at(self._where)}; use a path of your own"
+            ) from error
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise RendezvousError(
+                    f"the rendezvous file {self._where} is {_describe(status)}, not a file of user "
+                    f"{os.geteuid()}: use a path of your own"
+                )
+            return os.read(descriptor, 1 << 16)
+        finally:
+            os.close(descriptor)
+
+
+def _what_is_at(path: str | os.PathLike[str]) -> str:
+    """ ", for a FIFO of user 7 is in its place", where there is something that we cannot use."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ""
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return ""
+    return f", for {_describe(status)} is in its place"
+
+
+def _describe(status: os.stat_result) -> str:
+    kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
+    kinds |= {stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    return f"{kind} of user {status.st_uid}"
+
+
+class StoreExchange:
+    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
+    job: nobody else leaves word in it. Meetings in one store are told apart by their `prefix`."""
+
+    def __init__(self, store: Any, prefix: str = "unisono") -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def announce(self, rank: int, word: Word) -> None:
+        with store_answers():
+            self._store.set(f"{self._prefix}/{rank}", json.dumps(word))
+
+    def look_up(self, rank: int) -> Word | None:
+        key = f"{self._prefix}/{rank}"
+        with store_answers():
+            if not self._store.check([key]):
+                return None
+            text = self._store.get(key)
+        try:
+            word = json.loads(text)
+        except ValueError:
+            return None
+        return word if isinstance(word, dict) and "address" in word else None
+
+    def clear(self, rank: int, word: Word | None = None) -> None:
+        key = f"{self._prefix}/{rank}"
+        with contextlib.suppress(RendezvousError):  # the store is gone, and the word with it
+            if word is not None and self.look_up(rank) != word:
+                return
+            with contextlib.suppress(RuntimeError):  # not all stores can forget
+                if self._store.delete_key(key):
+                    return
+            with store_answers():
+                self._store.set(key, "")
+
+
+@contextlib.contextmanager
+def store_answers() -> Iterator[None]:
+    """torch's errors speak of sockets; who reads ours wants to know that rank 0 may be gone."""
+    try:
+        yield
+    except UnisonoError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise RendezvousError(
+            f"the torch Store by which the ranks meet does not answer; has the process that hosts "
+            f"it ended? ({reason})"
+        ) from error

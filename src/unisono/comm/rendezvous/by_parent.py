@@ -1,0 +1,127 @@
+"""Where ranks meet that one process has started and told nothing but their numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import multiprocessing
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
+from unisono.errors import RendezvousError
+
+_INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, rendezvous=a path)"
+
+
+@contextlib.contextmanager
+def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
+    """The rendezvous file of all children of this process's parent, while they need to meet.
+
+    It lies in the user's runtime folder and is named after the parent: its number, the moment
+    it started and the namespace in which the number counts; or after the `job`, where whoever
+    started the ranks has named one, for there may be a shell in between. The first rank takes it
+    away again. A rank holds its *seat* meanwhile, a socket without a file, so that two groups of
+    ranks that one parent starts at the same time are told so instead of being mixed up.
+    """
+    if job:
+        name = f"unisono-{os.geteuid()}-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
+        who = f"process of job {job}"
+    else:
+        parent = _parent_pid()
+        name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{start_time(parent)}"
+        who = f"child of process {parent}"
+    with seat(
+        f"{name}-{rank}",
+        f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
+    ):
+        yield _runtime_folder() / name
+
+
+@contextlib.contextmanager
+def seat(name: str, complaint: str) -> Iterator[None]:
+    """Sit on a name that one process at a time can have, and that goes with it; else complain.
+
+    Whoever sits there answers calls, so that the kernel tells others who it is.
+    """
+    address = b"\0" + name.encode()
+    with descriptors_needed():
+        taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with taken:
+        try:
+            taken.bind(address)
+            taken.listen(1024)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or _holder(address) == os.geteuid():
+                raise RendezvousError(complaint) from error
+            raise RendezvousError(
+                f"the name @{name}, which a rank holds while it waits, is taken by another user's "
+                "process or by no rank of unisono: meet by another name, or in a store"
+            ) from error
+        yield
+
+
+def _holder(address: bytes) -> int | None:
+    """The user whose process listens there; None where none does."""
+    with descriptors_needed():
+        caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with caller:
+        for _ in range(10):
+            with contextlib.suppress(OSError):
+                caller.connect(address)
+                return peer_uid(caller)
+            time.sleep(0.01)  # it has the name, and listens in a moment
+    return None
+
+
+def _parent_pid() -> int:
+    started_by = multiprocessing.parent_process()
+    if started_by is not None and started_by.pid is not None:
+        return started_by.pid  # with a fork server not the process that the kernel would name
+    parent = os.getppid()
+    if parent <= 1:
+        raise RendezvousError(
+            f"rank and world_size do not say where to meet, and no process can be seen that has "
+            f"started all ranks: {_INSTEAD}"
+        )
+    return parent
+
+
+def start_time(pid: int) -> str:
+    """The moment at which a process started, by which it differs from a later one of its number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError as error:
+        raise RendezvousError(
+            f"process {pid}, which started this rank, cannot be seen ({error.strerror}): {_INSTEAD}"
+        ) from error
+    return text.rpartition(")")[2].split()[19]  # a name may hold spaces and brackets
+
+
+def namespace(kind: str) -> int:
+    """A number for this process's namespace of a kind ("pid", "net")."""
+    return os.stat(f"/proc/self/ns/{kind}").st_ino
+
+
+def _runtime_folder() -> Path:
+    """A folder of this user alone if there is one.
+
+    In the one for temporary files nobody can put another file into our file's place unnoticed:
+    whoever reads it looks at the owner.
+    """
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(folder if folder and is_private(folder) else tempfile.gettempdir())
+
+
+def is_private(folder: str) -> bool:
+    """Whether there is such a folder, of this user alone."""
+    with contextlib.suppress(OSError):
+        status = os.stat(folder)
+        return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+    return False

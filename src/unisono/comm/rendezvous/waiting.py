@@ -1,0 +1,77 @@
+"""How long ranks wait for each other to come, and what they say meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from unisono.comm.rendezvous.unix_socket import Deadline
+
+JOIN_TIMEOUT_S = 300.0
+"""How long ranks wait for each other at the start, where nobody has said how long."""
+
+QUIET_S = 5.0
+"""A rank that has waited for so long says for whom."""
+
+_MOST_SPANS = 6
+
+_log = logging.getLogger("unisono")
+
+
+def meeting_timeout_s(timeout_s: float | None, join_timeout_s: float | None = None) -> float:
+    """How long a meeting may take: what was said of it, else of all waiting, else the default."""
+    if join_timeout_s is not None:
+        return join_timeout_s
+    return JOIN_TIMEOUT_S if timeout_s is None else timeout_s
+
+
+class Waiting:
+    """A rank's wait for the others of a new group, up to a deadline."""
+
+    def __init__(self, rank: int, size: int, group: str, deadline: Deadline) -> None:
+        self._rank, self._size, self._group = rank, size, group
+        self._deadline = deadline
+        self._quiet = Deadline(QUIET_S)
+        self._has_spoken = False
+
+    def is_long(self) -> bool:
+        """Whether it has lasted long enough to be spoken of."""
+        return not self._quiet.left_s()
+
+    def say(self, missing: Sequence[int], here: int | None = None, where: str = "") -> None:
+        """Say once who is missing. `here` is how many have come, where that is known; `where`
+        adds what else there is to know."""
+        if self._has_spoken:
+            return
+        self._has_spoken = True
+        present = "" if here is None else f": {here} of {self._size} are here"
+        _log.warning(
+            "unisono: rank %d waits for %s%s%s (group %s; it gives up in %.0f s)",
+            self._rank,
+            name_ranks(missing),
+            present,
+            where,
+            self._group,
+            self._deadline.left_s(),
+        )
+
+
+def in_seconds(limit_s: float) -> str:
+    """ "300 s", "0.2 s": a limit as people say it."""
+    return f"{round(limit_s, 1) if limit_s >= 0.1 else limit_s:g} s"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 1, 4-7 and 9": neighbours as spans, and of many spans the first."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    if len(texts) > _MOST_SPANS:
+        rest = sum(last - first + 1 for first, last in spans[_MOST_SPANS:])
+        texts[_MOST_SPANS:] = [f"{rest} more"]
+    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"

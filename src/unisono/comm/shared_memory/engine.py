@@ -1,0 +1,313 @@
+"""The native engine as Python sees it: the only module that touches `unisono._native`."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, cast
+
+from unisono import variables
+from unisono.comm.base import Work
+from unisono.errors import EngineUnavailable, SegmentError
+
+_native: Any = None
+_why_missing = ""
+try:
+    _native = importlib.import_module("unisono._native")
+except ImportError as error:
+    _why_missing = str(error)
+
+
+class Status(IntEnum):
+    """How a call ended; the numbers are csrc/unisono.h's."""
+
+    OK = 0
+    MISMATCH = 1
+    TIMEOUT = 2
+    PEER_CLOSED = 3
+    ABORTED = 4
+    INTERRUPTED = 5
+    REFUSED = 6
+    NO_MEMORY = 7
+    CLOSED = 8
+    FORKED = 9
+    SYSTEM = 10
+    REENTERED = 11
+    NOT_YET = 12
+    UNFIT = 13
+    DEADLOCK = 14
+    PEER_LOST = 15
+    DAMAGED = 16
+    ASK_AGAIN = 100
+
+
+class Operation(IntEnum):
+    """What a call does; the numbers are csrc/unisono.h's."""
+
+    BARRIER = 1
+    ALL_REDUCE = 2
+    REDUCE = 3
+    BROADCAST = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    GATHER = 7
+    SCATTER = 8
+    ALL_TO_ALL = 9
+    SEND = 10
+    RECV = 11
+
+
+class Note(IntEnum):
+    """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
+
+    SITE = 0
+    SHAPE = 1
+    ANSWER = 2
+    REASON = 3
+
+
+ABOUT_MESSAGES = 2**64 - 1
+"""What a note is about where it is not one call of the group."""
+
+ENDING_KNOWN = 1 << 32
+"""In a failure's detail: the rest is the wait status of the process that ended."""
+
+
+class Posted(Protocol):
+    """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
+
+    def __getitem__(self, index: int) -> int: ...
+
+
+class Waiting(NamedTuple):
+    """A message that a rank waits for. `is_started` says that it could have been waited for later
+    (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
+    with `unmatched_tag`."""
+
+    sends: int
+    is_started: int
+    peer: int
+    tag: int
+    unmatched: int
+    unmatched_tag: int
+
+
+class Blamer(Protocol):
+    """What makes exceptions of the statuses of works and messages; the engine calls it."""
+
+    def call_error(self, status: int, operation: int, reduction: int, dtype: int) -> Exception: ...
+    def message_error(
+        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
+    ) -> Exception: ...
+
+
+class Group(Protocol):
+    """A place in a group. The methods that take part in a call return a `Status`; `send` and
+    `recv` return the rank at the other end, or a status below zero."""
+
+    calls: int
+    descriptor: int
+    timeout_ns: int
+
+    def all_reduce(self, tensor: Any, op: Any) -> int: ...
+    def run(
+        self,
+        operation: int,
+        output: Any,
+        input: Any,
+        root: int,
+        reduction: int,
+        factor: float,
+        coalesced: bool,
+        program: bytes | None = None,
+    ) -> int: ...
+    def submit(
+        self,
+        blamer: Blamer,
+        operation: int,
+        output: Any,
+        input: Any,
+        root: int,
+        reduction: int,
+        factor: float,
+        coalesced: bool,
+        program: bytes | None = None,
+    ) -> Work | int: ...
+    def send(self, tensor: Any, peer: int, tag: int) -> int: ...
+    def recv(self, tensor: Any, peer: int, tag: int) -> int: ...
+    def isend(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
+    def irecv(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
+    def seen(self) -> tuple[int, int, int]: ...
+    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
+    def unmatched(self, source: int) -> tuple[int, int]: ...
+    def progress(self, rank: int) -> int: ...
+    def pair_bytes(self, rank: int, call: int) -> list[int]: ...
+    def set_eager(self, size_bytes: int) -> None: ...
+    def barrier(self) -> int: ...
+    def refuse(self, operation: int) -> int: ...
+    def abort(self, reason: str) -> None: ...
+    def told(self, rank: int, kind: int, about: int) -> str | None: ...
+    def introduce(self, name: str, global_rank: int, keeps_sites: bool) -> None: ...
+    def watch(self, rank: int, identity: int, pidfd: int) -> bool: ...
+    def record_open(
+        self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, number: int
+    ) -> int: ...
+    def record_given(
+        self, operation: int, tensors: Any, options: Any, number: int
+    ) -> int | None: ...
+    def record_end(self, record: int, status: int) -> None: ...
+    def check(
+        self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int
+    ) -> int: ...
+    def close(self) -> None: ...
+    def failure(self) -> tuple[int, int, int, int]: ...
+    def posted(self, rank: int, call: int) -> Posted | None: ...
+
+
+def _module() -> Any:
+    if _native is None:
+        raise EngineUnavailable(
+            f"the native engine is not available ({_why_missing}): it needs Linux on x86-64 or "
+            "arm64 and a built package (`make native` in a source tree)"
+        )
+    return _native
+
+
+def layout_version() -> int:
+    """The version of the segment's layout; members of a group must have the same."""
+    return int(_module().LAYOUT_VERSION)
+
+
+def cpu_quota() -> int:
+    """How many cores the cgroup's CPU quota pays for (a very large number: no quota)."""
+    return int(_module().cpu_quota())
+
+
+def memory_room() -> int:
+    """How many bytes the memory limits of this process leave free."""
+    return int(_module().memory_room())
+
+
+def create_segment(ranks: int, cores: int, nonce: int) -> int:
+    """Make the shared memory of a group and return its descriptor."""
+    try:
+        return int(_module().create_segment(ranks, cores, nonce))
+    except OSError as error:
+        raise SegmentError(
+            f"cannot make shared memory for {ranks} ranks: {error.strerror}. "
+            "memfd_create and an unnamed file in /dev/shm were both tried"
+        ) from error
+
+
+def engine_ns(seconds: float) -> int:
+    """Seconds as the engine wants them; a century stands for ever."""
+    return int(min(seconds, 3.2e9) * 1e9)
+
+
+def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
+    """Take place `rank` in the group whose segment `descriptor` is."""
+    try:
+        group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
+    except OSError as error:
+        raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
+    return cast(Group, group)
+
+
+def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | None:
+    """The numbers of two tensors of different dtypes that share memory, at least one of them among
+    the first `written`."""
+    pair: tuple[int, int] | None = _module().which_overlap(tensors, written)
+    return pair
+
+
+# -- records and sites -------------------------------------------------------------------------
+
+
+class RecordsLayout(NamedTuple):
+    """Where in a segment the records lie; the order is that of un_layout_of_records."""
+
+    first_control: int
+    control_bytes: int
+    identity: int
+    records: int
+    record_bytes: int
+    record_count: int
+    sites: int
+    site_bytes: int
+    site_count: int
+    asked: int
+    answer: int
+    reason: int
+    progress: int
+    closed: int
+
+
+def records_layout(ranks: int) -> RecordsLayout:
+    """Where the records lie in the segment of a group of so many ranks."""
+    return RecordsLayout(*_module().records_layout(ranks))
+
+
+def now_by_both_clocks() -> tuple[int, int]:
+    """This moment in the ticks of the records and in nanoseconds of CLOCK_MONOTONIC."""
+    ticks, ns = _module().now()
+    return ticks, ns
+
+
+def count_step() -> None:
+    """This thread begins its next step: its calls' records bear that number from now on."""
+    _module().count_step()
+
+
+def compare_shapes(by_default: bool) -> None:
+    """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
+    UNISONO_CHECK_SHAPES says otherwise."""
+    if _native is not None:
+        asked = variables.CHECK_SHAPES.read_or_warn()
+        _native.compare_shapes(by_default if asked is None else asked)
+
+
+def keep_sites(wanted: bool) -> None:
+    """Whether blocking calls of all groups of this process keep their line in their records."""
+    if _native is not None:
+        _native.keep_sites(wanted)
+
+
+def site_of(frame: FrameType) -> str | None:
+    """The innermost line of the user's program, from this frame outwards: "a.py:7 in step"."""
+    site: str | None = _module().site_of(frame)
+    return site
+
+
+def _where() -> str:
+    """Where the program is: asked by a peer that waits for us in vain."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (frame is not None and site_of(frame)) or "an unknown place"
+
+
+_hidden = [str(Path(__file__).parents[2])]
+
+
+def hide_files(folder: str) -> None:
+    """Let no site lie in files of this folder: they are not the user's program."""
+    _hidden.append(folder)
+    _prepare_sites(_where)
+
+
+def _prepare_sites(where: Callable[[], str] | None) -> None:
+    if _native is not None:
+        _native.prepare_sites(tuple(folder + os.sep for folder in _hidden), where)
+
+
+_prepare_sites(_where)
+compare_shapes(by_default=False)
+atexit.register(_prepare_sites, None)
+if _native is not None:
+    Work.register(_native.Work)
+    Work.register(_native.Message)

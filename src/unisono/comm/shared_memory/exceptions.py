@@ -1,0 +1,146 @@
+"""From the status of a call or a message to the exception that its caller gets."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.comm.base import REDUCTION_NAMES, dtype_name
+from unisono.comm.rendezvous.lobby import Place
+from unisono.comm.shared_memory import explanations
+from unisono.comm.shared_memory.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.shared_memory.failures import describe_failure, whereabouts, with_global_ranks
+from unisono.comm.shared_memory.message_explanations import describe_message, timeout_details
+from unisono.errors import (
+    CollectiveTimeout,
+    GroupClosed,
+    GroupError,
+    MessageMismatch,
+    SegmentError,
+)
+
+diagnose: Callable[[GroupError], Any] | None = None
+"""What the watch sets while it is on: gives the report that an exception carries."""
+
+
+class Blame:
+    """Makes a group's exceptions and keeps the first `cause` of its end. The engine calls it when
+    a work or a message fails."""
+
+    def __init__(self, place: Place, name: str, global_ranks: Sequence[int] | None = None) -> None:
+        self._place = place
+        self._global_ranks = global_ranks
+        self._name = name
+        self._rank = place.rank
+        self.cause: GroupError | None = None
+        self._is_told = False
+
+    def message_error(
+        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
+    ) -> Exception:
+        """The exception for a message whose status is not OK. `about` is whether it sends, its
+        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
+        sends, tensor, peer, tag = about
+        doing = describe_message(sends, peer, tag)
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{doing} on group {self._name} is still under way",
+                rank=self._rank,
+                group=self._name,
+            )
+        source, size_bytes, dtype = seen
+        if status == Status.UNFIT and dtype and not sends and self.cause is None:  # it was matched
+            self.cause = MessageMismatch(
+                f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
+                f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
+                f"{explanations.dtype_name(dtype)}",
+                rank=self._rank,
+                group=self._name,
+            )
+        if (
+            status == Status.TIMEOUT
+            and self.cause is None
+            and self._place.group.failure()[1] == self._rank
+        ):
+            text = (
+                f"{doing} on group {self._name} was not matched by its deadline of "
+                f"{self._place.group.timeout_ns / 1e9:g} s"
+            )
+            details = timeout_details(self._place.group, sends, peer)
+            if peer >= 0:
+                details.append(whereabouts(self._place, peer, ABOUT_MESSAGES))
+            text = "\n".join([text, *details])
+            self.cause = CollectiveTimeout(
+                text,
+                missing=[peer] if peer >= 0 else [],
+                arrived=[self._rank],
+                rank=self._rank,
+                group=self._name,
+            )
+        if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
+            return self.call_error(status, Operation.SEND if sends else Operation.RECV)
+        if self._place.group.failure()[0] == Status.CLOSED:
+            return self.closed()
+        return self.failure(doing)
+
+    def call_error(
+        self, status: int, operation: int, reduction: int = 0, dtype: int | str = ""
+    ) -> Exception:
+        """The exception for a call whose status is not OK."""
+        what = Operation(operation).name.lower()
+        if status == Status.REFUSED:
+            op = REDUCTION_NAMES[reduction]
+            name = dtype if isinstance(dtype, str) else explanations.dtype_name(dtype)
+            return TypeError(
+                f"{what} on group {self._name}: {op} has no meaning for {name}{_remedy(op)}"
+            )
+        if status == Status.NO_MEMORY:
+            return SegmentError(
+                f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
+                f"the memory limits leave {max(0, memory_room())} bytes"
+            )
+        if status == Status.NOT_YET:
+            return CollectiveTimeout(
+                f"{what} on group {self._name} is still under way",
+                rank=self._rank,
+                group=self._name,
+            )
+        if status == Status.FORKED:
+            return GroupClosed(
+                f"group {self._name} belongs to the parent process (pid {os.getppid()}): a forked "
+                "child cannot use it",
+                rank=self._rank,
+                group=self._name,
+            )
+        if status == Status.REENTERED:
+            return RuntimeError(
+                f"{what} on group {self._name}: this thread is in a call of the "
+                "group already (is this a signal handler?)"
+            )
+        if status == Status.CLOSED or self._place.group.failure()[0] == Status.CLOSED:
+            return self.closed()
+        return self.failure(what)
+
+    def failure(self, doing: str) -> GroupError:
+        """The first cause of the group's end, as an exception of this rank."""
+        if self.cause is None:
+            self.cause = describe_failure(self._place, self._name, doing)
+        if not self._is_told:  # in whichever words
+            self._is_told = True
+            self.cause.args = (with_global_ranks(self.cause, self._global_ranks),)
+        if diagnose is not None and self.cause.report is None:
+            self.cause.report = diagnose(self.cause)
+        return copy.copy(self.cause)  # a copy: the original would keep frames alive
+
+    def closed(self) -> GroupClosed:
+        return GroupClosed(f"group {self._name} is closed", rank=self._rank, group=self._name)
+
+
+def _remedy(op: str) -> str:
+    if op == "avg":
+        return ": sum and divide, or convert to a floating type"
+    if op in ("band", "bor", "bxor"):
+        return ": it combines bits, which floating types do not have"
+    return ""

@@ -1,0 +1,232 @@
+"""The text of reports: what the ranks of a group posted, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
+from unisono.comm.shared_memory.engine import ENDING_KNOWN, Group, Note, Operation, Status
+from unisono.comm.shared_memory.pair_sizes import PairSizes, ranks_named
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_FLOAT8 = {
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    17: "float4_e2m1fn_x2",
+}
+REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
+ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
+PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+
+
+def dtype_name(dtype: int) -> str:
+    """The name of an element type that the engine wrote as DLPack code, bits and lanes."""
+    code, bits = dtype & 0xFF, dtype >> 8 & 0xFF
+    if code == 6:
+        return "bool"
+    if code in _FLOAT8:
+        return _FLOAT8[code]
+    return f"{_KINDS.get(code, f'type{code}_')}{bits or 256}"
+
+
+def describe_post(group: Group, rank: int, call: int) -> str | None:
+    """What `rank` posted for this call, in words; None if it has not arrived. Of a gather, scatter
+    or all_to_all without its sizes, which may differ."""
+    posted = group.posted(rank, call)
+    if call == 0 or posted is None or posted[0] != call:
+        return None
+    _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
+        posted[index] for index in range(8)
+    )
+    operation = Operation(operation_number)
+    text = operation.name.lower()
+    if refused == Status.NO_MEMORY:
+        return f"{text}, for which it has no room in shared memory"
+    if refused:
+        return f"{text} with arguments that it refused"
+    if operation is Operation.BARRIER:
+        return text
+    details = [dtype_name(dtype)]
+    if operation not in PAIRED:
+        item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
+        details.append(f"{size_bytes // item_bytes} elements")
+    if operation in REDUCING:
+        details.append(REDUCTION_NAMES[reduction])
+    if operation in ROOTED:
+        details.append(f"root {root}")
+    others = shape_hash >> 32  # the rest is the mark of the shapes
+    if operation is Operation.ALL_REDUCE and root:
+        details.append(f"by {_algorithm(root)}, schedule with hash {others:08x}")
+    elif others and operation not in PAIRED:
+        what = "factor" if reduction == len(REDUCTIONS) else "sizes"
+        details.append(f"{what} with hash {others:08x}")
+    return f"{text} of {', '.join(details)}"
+
+
+def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
+    """What stands for the shape that `rank` posted for this call, None if it posted none; and the
+    shape for the end of a line, where it has told."""
+    posted = group.posted(rank, call)
+    mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
+    shape = group.told(rank, Note.SHAPE, call) if mark else None
+    return str(mark) if mark else None, f", shape {shape}" if shape else ""
+
+
+def _algorithm(mark: int) -> str:
+    """The name behind a mark in a post."""
+    from unisono.comm.programs import algorithm_mark
+    from unisono.plan.catalog import catalog
+
+    names = (entry.name for entry in catalog("all_reduce"))
+    return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
+
+
+def culprits_of(calls: Sequence[str | None]) -> list[int]:
+    """The ranks that differ from what a strict majority called."""
+    counts = Counter(call for call in calls if call is not None)
+    if not counts:
+        return []
+    common, times = counts.most_common(1)[0]
+    if times * 2 <= len(calls):
+        return []
+    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+
+
+def read_pair_sizes(group: Group, size: int, call: int) -> PairSizes | None:
+    """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
+    posted = group.posted(0, call)
+    if posted is None or posted[1] not in PAIRED:
+        return None
+    operation, item_bytes, root = posted[1], max(1, (posted[3] >> 8 & 0xFF) // 8), posted[4]
+    gives: list[list[int | None]] = []
+    wants: list[list[int | None]] = []
+    for rank in range(size):
+        sizes = [size_bytes // item_bytes for size_bytes in group.pair_bytes(rank, call)]
+        to, of = sizes[:size], sizes[size:]
+        # of a gather only what the root takes counts, of a scatter only what it gives
+        gives.append(
+            [
+                to[peer]
+                if (operation != Operation.GATHER or peer == root)
+                and (operation != Operation.SCATTER or rank == root)
+                else None
+                for peer in range(size)
+            ]
+        )
+        wants.append(
+            [
+                of[peer]
+                if (operation != Operation.SCATTER or peer == root)
+                and (operation != Operation.GATHER or rank == root)
+                else None
+                for peer in range(size)
+            ]
+        )
+    return PairSizes(gives, wants)
+
+
+def mismatch_report(
+    name: str,
+    call: int,
+    calls: Sequence[str | None],
+    sites: Sequence[str | None],
+    culprits: Sequence[int],
+    pairs: PairSizes | None = None,
+) -> str:
+    """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
+    the sizes of calls that are equal but for those."""
+    who = ranks_named(culprits)
+    if pairs is not None:
+        blamed = f"{who} brought other sizes: " if culprits else ""
+        verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
+        calls = [f"{what}, {pairs.of_rank(rank)}" for rank, what in enumerate(calls)]
+    elif culprits:
+        verdict = f"{who} called something else than the others in call #{call} of group {name}"
+    else:
+        verdict = f"the ranks called different things in call #{call} of group {name}"
+    lines = [verdict]
+    told = list(zip(calls, sites, strict=True))
+    for both in dict.fromkeys(told):
+        text, site = both
+        ranks = [rank for rank, other in enumerate(told) if other == both]
+        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join(ranks)}"
+        at = f" at {site}" if site else ""
+        lines.append(f"  {label}: {text or 'has not arrived'}{at}")
+    lines.append("Nothing was moved. Make every rank call the same, in the same order.")
+    return "\n".join(lines)
+
+
+def timeout_report(
+    name: str,
+    call: int,
+    what: str | None,
+    arrived: Sequence[int],
+    missing: Sequence[int],
+    stalled: Sequence[int],
+    whereabouts: Sequence[str],
+) -> str:
+    """The text of a `CollectiveTimeout`: who came, who did not or went no further, and where those
+    are."""
+    waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
+    if not missing:
+        who = f"rank{_s(stalled)} {_join(stalled)}" if stalled else "one"
+        text = f"{waited} although all ranks arrived: {who} stopped moving data"
+        return "\n".join([text, *whereabouts])
+    who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+    return "\n".join([f"{waited} because {who}", *whereabouts])
+
+
+def stalled_ranks(progress: Sequence[int]) -> list[int]:
+    """Who has finished fewer turns of moving data than the others, all being in one call."""
+    behind = [rank for rank, turns in enumerate(progress) if turns == min(progress)]
+    return behind if len(behind) < len(progress) else []
+
+
+def ending(detail: int) -> str:
+    """How a process ended, from a failure's detail."""
+    if not detail & ENDING_KNOWN:
+        return "has ended"
+    status = detail & 0xFFFF
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"was killed by signal {number}"
+    return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+_RANKS = re.compile(r"\branks? (\d+(?:(?:, | -> )\d+)*)")
+
+
+def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
+    """A text about ranks of a group, with those of the world beside them where they differ:
+    "rank 1 (global 3)". In the first line all, in the others, which may quote, the first."""
+    if global_ranks is None or list(global_ranks) == list(range(len(global_ranks))):
+        return text
+
+    def both(found: re.Match[str]) -> str:
+        ranks = list(dict.fromkeys(map(int, re.findall(r"\d+", found[1]))))
+        if any(rank >= len(global_ranks) for rank in ranks):
+            return found[0]
+        return f"{found[0]} (global {_join([global_ranks[rank] for rank in ranks])})"
+
+    first, *others = text.split("\n")
+    return "\n".join(
+        [_RANKS.sub(both, first), *(_RANKS.sub(both, line, count=1) for line in others)]
+    )
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "nobody"
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "" if len(ranks) == 1 else "s"

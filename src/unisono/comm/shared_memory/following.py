@@ -1,0 +1,148 @@
+"""Following a segment: every record of its ranks once, as they come, whoever closes the group."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from unisono.comm.shared_memory.records import (
+    BACKEND_MARK,
+    Clock,
+    GroupRecords,
+    RankRecords,
+    Record,
+    map_segment,
+    parse_record,
+    read_identity,
+    segment_key,
+)
+from unisono.errors import UnisonoError
+
+_WORD = struct.Struct("<Q")
+_CLOSED = struct.Struct("<I")
+
+
+@dataclass
+class _Rank:
+    """How far one rank's ring has been read. `under_way` are the records that were not over when
+    they were last seen, by their number."""
+
+    rank: int
+    global_rank: int
+    pid: int
+    clock: Clock
+    next: int = 1
+    dropped: int = 0
+    under_way: dict[int, Record] = field(default_factory=dict)
+
+
+class Follower:
+    """Reads the segment behind a descriptor, which stays the caller's: what was recorded stays
+    readable when all members have left, up to the length of the ring. Raises UnisonoError if it is
+    no segment."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.segment = segment_key(descriptor)
+        mapped = map_segment(descriptor)
+        if mapped is None:
+            raise UnisonoError("this is no shared memory of a group")
+        self.size, self._layout, self._memory = mapped
+        self._name = "?"
+        self._ranks: dict[int, _Rank] = {}
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._memory.close()
+
+    def group(self) -> GroupRecords:
+        """Who is in it, without records."""
+        name, _, backend = self._name.partition(BACKEND_MARK)
+        ranks = tuple(
+            RankRecords(one.rank, one.global_rank, one.pid, ())
+            for _, one in sorted(self._ranks.items())
+        )
+        return GroupRecords(name, self.size, ranks, backend or "unisono", self.segment)
+
+    def dropped(self) -> dict[int, int]:
+        """How many records of each rank were written over before they were read."""
+        return {rank: one.dropped for rank, one in self._ranks.items() if one.dropped}
+
+    def forget_dropped(self) -> None:
+        """What was lost up to now does not count."""
+        for one in self._ranks.values():
+            one.dropped = 0
+
+    def is_left(self) -> bool:
+        """Whether every rank has joined and closed the group."""
+        layout = self._layout
+        return all(
+            read_identity(self._memory, layout, rank)
+            and _CLOSED.unpack_from(
+                self._memory, layout.first_control + rank * layout.control_bytes + layout.closed
+            )[0]
+            for rank in range(self.size)
+        )
+
+    def read(self, to_the_end: bool = False) -> list[tuple[int, Record]]:
+        """What is new, and what was under way and is over now, with its rank. `to_the_end` says
+        that nobody writes any more: what was never finished writing is passed over."""
+        found = []
+        for rank in range(self.size):
+            one = self._ranks.get(rank)
+            if one is None:
+                known = read_identity(self._memory, self._layout, rank)
+                if known is None:
+                    continue
+                self._name, pid, global_rank, clock = known
+                one = self._ranks[rank] = _Rank(rank, global_rank, pid, clock)
+            found += [(rank, record) for record in self._read_rank(one, to_the_end)]
+        return found
+
+    def _read_rank(self, one: _Rank, to_the_end: bool) -> list[Record]:
+        count = self._layout.record_count
+        if not one.under_way and not to_the_end and self._number_at(one, one.next) < one.next:
+            return []  # nothing new, as most often
+        one.clock.look_again()
+        base = self._layout.first_control + one.rank * self._layout.control_bytes
+        start = base + self._layout.sites
+        sites = self._memory[start : start + self._layout.site_count * self._layout.site_bytes]
+        found = []
+        for number, before in list(one.under_way.items()):
+            record = self._record(one, number, sites)
+            if record is None or record.ended_s is not None:
+                del one.under_way[number]
+            if record is not None and record.state != before.state:
+                found.append(record)
+        while True:
+            record = self._record(one, one.next, sites)
+            there = self._number_at(one, one.next)
+            if record is not None:
+                found.append(record)
+                if record.ended_s is None:
+                    one.under_way[one.next] = record
+                one.next += 1
+            elif there > one.next:  # written over, with all that are as old
+                one.dropped += there - count + 1 - one.next
+                one.next = there - count + 1
+            elif to_the_end and self._number_at(one, one.next + 1) > one.next:
+                one.dropped += 1
+                one.next += 1
+            else:
+                return found
+
+    def _number_at(self, one: _Rank, number: int) -> int:
+        """Which record stands in the place of this one; 0 while one is written."""
+        return int(_WORD.unpack_from(self._memory, self._place(one, number))[0])
+
+    def _place(self, one: _Rank, number: int) -> int:
+        layout = self._layout
+        base = layout.first_control + one.rank * layout.control_bytes
+        return base + layout.records + number % layout.record_count * layout.record_bytes
+
+    def _record(self, one: _Rank, number: int, sites: bytes) -> Record | None:
+        """The record of this number, if it stands there, whole."""
+        at = self._place(one, number)
+        whole = self._memory[at : at + self._layout.record_bytes]
+        if _WORD.unpack_from(whole)[0] != number or self._number_at(one, number) != number:
+            return None
+        return parse_record(whole, self._layout, one.clock, sites)

@@ -1,0 +1,310 @@
+"""Records: what every call of a rank left behind, read from outside while the job runs.
+
+Each rank keeps its last thousand calls and messages in the group's shared memory. A process of the
+same user finds that memory through /proc and reads it; the job does not notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unisono.comm.base import REDUCTION_NAMES
+from unisono.comm.shared_memory.engine import (
+    ABOUT_MESSAGES,
+    Operation,
+    RecordsLayout,
+    Status,
+    layout_version,
+    now_by_both_clocks,
+    records_layout,
+)
+from unisono.comm.shared_memory.explanations import REDUCING, ROOTED, dtype_name
+from unisono.errors import UnisonoError
+
+_MAGIC = 0x6F6E6F73696E75
+_HEADER = struct.Struct("<QIIQI")
+_IDENTITY = struct.Struct("<QQii104s")
+_RECORD = struct.Struct("<7QII")
+_NUMBER = struct.Struct("<Q56x")
+_WORD = struct.Struct("<Q")
+_SITE = struct.Struct("<Q120s")
+_NOTE = struct.Struct("<Q248s")
+_SITE_BITS = 12
+_STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One call or message of one rank. Times are seconds of CLOCK_MONOTONIC (time.monotonic).
+
+    `state` is "queued" (submitted, not begun), "waiting" (for the peers), "moving" (data),
+    "finished" or "failed"; `started_s` is when all peers were there, or a message was matched.
+    """
+
+    number: int
+    operation: str
+    dtype: str
+    bytes: int
+    call: int | None
+    tag: int | None
+    peer: int | None
+    root: int | None
+    reduction: str | None
+    state: str
+    status: str
+    arrived_s: float
+    started_s: float | None
+    ended_s: float | None
+    site: str | None
+    step: int = 0
+    """The step of its thread in which it was called, modulo 2**20; see `unisono.watch.step`."""
+
+    @property
+    def count(self) -> int:
+        """How many elements this rank gave, or took where it gave none."""
+        bits = int("".join(filter(str.isdigit, self.dtype.partition("_")[0])) or 8)
+        return self.bytes * 8 // bits
+
+
+@dataclass(frozen=True)
+class RankRecords:
+    """What one rank of a group did, oldest first. `reason` is why it left, where it said so."""
+
+    rank: int
+    global_rank: int
+    pid: int
+    records: tuple[Record, ...]
+    reason: str = ""
+    progress: int = 0
+    """Turns of moving data that it has finished, over all calls of a native group."""
+
+
+@dataclass(frozen=True)
+class GroupRecords:
+    """What the ranks of one group did. A rank that has not joined yet is left out.
+
+    `backend` says who moves the data: "unisono", or the library whose calls are recorded.
+    `segment` names the shared memory that was read, the same to all who read it.
+    """
+
+    name: str
+    size: int
+    ranks: tuple[RankRecords, ...]
+    backend: str = "unisono"
+    segment: tuple[int, int] = (0, 0)
+
+
+BACKEND_MARK = "\x1f"
+"""In the name of a group whose data another library moves: what stands before that library's."""
+
+
+def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
+    """The records of every group in which process `pid` is, of all their ranks; `last` is how
+    many of each rank at most, the newest.
+
+    Raises UnisonoError if there is no such process, or it is somebody else's.
+    """
+    groups: dict[tuple[int, int], GroupRecords] = {}
+    for path in segments_of(pid):
+        try:
+            group = read_segment(path, last)
+        except OSError:
+            continue  # closed meanwhile
+        if group is not None:
+            groups.setdefault(group.segment, group)
+    return list(groups.values())
+
+
+def segments_of(pid: int) -> list[str]:
+    """Paths of what may be segments of groups in which process `pid` is. Raises as above."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as links:
+            paths = sorted(link.path for link in links)
+    except (FileNotFoundError, ProcessLookupError):
+        raise UnisonoError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise UnisonoError(f"process {pid} belongs to somebody else") from None
+    return [path for path in paths if _may_be_segment(path)]
+
+
+def _may_be_segment(path: str) -> bool:
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return False
+    return target.startswith(("/memfd:unisono (", "/dev/shm/"))
+
+
+def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
+    """The records in the segment at a path, or behind a descriptor; None if it is none."""
+    if isinstance(path, int):
+        return _read_open(path, last)
+    with open(path, "rb") as file:
+        return _read_open(file.fileno(), last)
+
+
+def _read_open(descriptor: int, last: int | None) -> GroupRecords | None:
+    mapped = map_segment(descriptor)
+    if mapped is None:
+        return None
+    size, layout, memory = mapped
+    with memory:
+        names: list[str] = []
+        ranks = [
+            one for rank in range(size) if (one := _read_rank(memory, layout, rank, names, last))
+        ]
+    name, _, backend = (names[0] if names else "?").partition(BACKEND_MARK)
+    return GroupRecords(name, size, tuple(ranks), backend or "unisono", segment_key(descriptor))
+
+
+def map_segment(descriptor: int) -> tuple[int, RecordsLayout, mmap.mmap] | None:
+    """How many ranks the segment behind a descriptor is for, where things lie in it, and its
+    control blocks, for reading; None if it is none. Raises UnisonoError if it was written by
+    another version."""
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+        return None
+    magic, version, size, _, _ = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        return None
+    if version != layout_version():
+        raise UnisonoError("this shared memory was written by another version of unisono")
+    layout = records_layout(size)
+    length = layout.first_control + size * layout.control_bytes
+    return size, layout, mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+
+
+def segment_key(descriptor: int) -> tuple[int, int]:
+    """What names a segment: the same to all who have it."""
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
+def read_identity(
+    memory: mmap.mmap, layout: RecordsLayout, rank: int
+) -> tuple[str, int, int, Clock] | None:
+    """Group (with its backend), process, global rank and clock of a rank that has joined."""
+    base = layout.first_control + rank * layout.control_bytes
+    identity = _IDENTITY.unpack_from(memory, base + layout.identity)
+    opened_ticks, opened_ns, pid, global_rank, name = identity
+    if not pid:
+        return None
+    text = name.split(b"\0")[0].decode(errors="replace")
+    return text, pid, global_rank, Clock(opened_ticks, opened_ns)
+
+
+def _read_rank(
+    memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str], last: int | None
+) -> RankRecords | None:
+    base = layout.first_control + rank * layout.control_bytes
+    known = read_identity(memory, layout, rank)
+    if known is None:
+        return None
+    name, pid, global_rank, clock = known
+    names.append(name)
+    start, end = base + layout.records, base + layout.sites
+    # A record that is being written over differs between two looks.
+    first, second = memory[start:end], memory[start:end]
+    sites = memory[end : end + layout.site_count * layout.site_bytes]
+    records = sorted(
+        _read_ring(first, second, layout, clock, sites, last), key=lambda record: record.number
+    )
+    about, reason = _NOTE.unpack_from(memory, base + layout.reason)
+    text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
+    (progress,) = _WORD.unpack_from(memory, base + layout.progress)
+    return RankRecords(rank, global_rank, pid, tuple(records), text, progress)
+
+
+def leave_reason(text: str) -> None:
+    """Say in every group of this process why it ends, for those who read its records later."""
+    for path in segments_of(os.getpid()):
+        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
+            magic, version, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC or version != layout_version():
+                continue
+            layout = records_layout(size)
+            length = layout.first_control + size * layout.control_bytes
+            with mmap.mmap(file.fileno(), length) as memory:
+                for rank in range(size):
+                    base = layout.first_control + rank * layout.control_bytes
+                    if _IDENTITY.unpack_from(memory, base + layout.identity)[2] == os.getpid():
+                        note = text.encode()[: _NOTE.size - 9]
+                        _NOTE.pack_into(memory, base + layout.reason, ABOUT_MESSAGES, note)
+
+
+def _read_ring(
+    first: bytes,
+    second: bytes,
+    layout: RecordsLayout,
+    clock: Clock,
+    sites: bytes,
+    last: int | None,
+) -> Iterator[Record]:
+    numbers = [number for (number,) in _NUMBER.iter_unpack(first)]
+    oldest = max(0, max(numbers) - last) if last is not None else 0
+    for index, at_this_place in enumerate(numbers):
+        if at_this_place <= oldest:
+            continue
+        at = index * layout.record_bytes
+        record = first[at : at + layout.record_bytes]
+        if record[:8] == second[at : at + 8]:
+            yield parse_record(record, layout, clock, sites)
+
+
+def parse_record(record: bytes, layout: RecordsLayout, clock: Clock, sites: bytes) -> Record:
+    """One record out of its bytes and the texts of its rank's sites."""
+    number, call, signature, size_bytes, arrived, started, ended, state, where = _RECORD.unpack(
+        record
+    )
+    operation = Operation(signature & 0xFF)
+    root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
+    message = operation in (Operation.SEND, Operation.RECV)
+    reducing = operation in REDUCING
+    site = where & (1 << _SITE_BITS) - 1
+    return Record(
+        number=number,
+        operation=operation.name.lower(),
+        dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
+        bytes=size_bytes,
+        call=None if message or not call else call,
+        tag=(call ^ 1 << 63) - (1 << 63) if message else None,
+        peer=root if message and root >= 0 else None,
+        root=root if operation in ROOTED else None,
+        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
+        state=_STATES[state & 0xFFFF],
+        status=Status(state >> 16).name,
+        arrived_s=clock.seconds(arrived),
+        started_s=clock.seconds(started) if started else None,
+        ended_s=clock.seconds(ended) if ended else None,
+        site=_text(sites, site, layout) if site else None,
+        step=where >> _SITE_BITS,
+    )
+
+
+class Clock:
+    """From the processor's ticks to seconds, by two moments known in both."""
+
+    def __init__(self, opened_ticks: int, opened_ns: int) -> None:
+        self._ticks, self._ns = opened_ticks, opened_ns
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The second moment is now: the later, the better."""
+        ticks, ns = now_by_both_clocks()
+        self._ns_a_tick = (ns - self._ns) / max(1, ticks - self._ticks)
+
+    def seconds(self, moment: int) -> float:
+        """A moment of CLOCK_MONOTONIC."""
+        return (self._ns + (moment - self._ticks) * self._ns_a_tick) / 1e9
+
+
+def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
+    """The text of a site; None where another one has taken its place."""
+    at = number % layout.site_count * layout.site_bytes
+    there, text = _SITE.unpack_from(sites, at)
+    return text.split(b"\0")[0].decode(errors="replace") if there == number else None

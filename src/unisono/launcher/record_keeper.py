@@ -1,0 +1,160 @@
+"""Keeps the records of ranks while they run, so that they outlive even the last of them.
+
+Ranks send the descriptor of each group's segment as soon as there is one, so that nothing is lost
+of a group that is closed at once, or of a process that is killed. They send reports, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from unisono.comm.shared_memory.following import Follower
+from unisono.comm.shared_memory.keeping import REPORT, SEGMENT, new_line, receive
+from unisono.comm.shared_memory.records import read_segment, segment_key
+from unisono.errors import UnisonoError
+from unisono.watch.calls import failed, waits
+from unisono.watch.diagnose import Whereabouts, hang, mismatch
+from unisono.watch.report import Report, from_text
+from unisono.watch.traces import Trace
+
+_PERIOD_S = 0.3
+_TRACE_PERIOD_S = 0.005
+_LAST = 64
+_LEFT_KEPT = 16
+"""How many groups that all ranks have left are kept, for the verdict on how they ended."""
+
+
+class Keeper:
+    """A thread that holds the segments of the ranks' groups, and writes their trace where one is
+    wanted. `line` is the descriptor that the ranks inherit. As a guest of the crew it calls
+    `give_up` so many seconds after the ranks' first report."""
+
+    def __init__(
+        self,
+        trace: Path | None = None,
+        grace_s: float = math.inf,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._grace_s = grace_s
+        self.ready = give_up
+        self._bell, self._rope = os.pipe()
+        self._has_rung = False
+        self._ours, self._ranks = new_line()
+        self._ours.setblocking(False)
+        self.line = self._ranks.fileno()
+        self._kept: dict[tuple[int, int], int] = {}
+        self._tidy_at = 2 * _LEFT_KEPT
+        self._trace = None if trace is None else Trace(trace, from_the_start=True)
+        self._reported: tuple[float, Report] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unisono keeper", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The ranks have ended: write the trace."""
+        self._stop.set()
+        self._thread.join()
+        self._receive()
+        if self._trace is not None:
+            self._trace.write()
+        for descriptor in self._kept.values():
+            os.close(descriptor)
+        self._kept.clear()
+        self._ours.close()
+        self._ranks.close()
+        os.close(self._bell)
+        os.close(self._rope)
+
+    def fileno(self) -> int:
+        """Readable when the ranks are to be given up."""
+        return self._bell
+
+    def reported(self) -> Report | None:
+        """The ranks' first report of what they cannot get out of by themselves."""
+        return None if self._reported is None else self._reported[1]
+
+    def verdict(self, endings: Mapping[int, str]) -> Report | None:
+        """What the records say of ranks that have all ended; `endings` says how, by process."""
+        groups = []
+        for descriptor in list(self._kept.values()):
+            found = read_segment(descriptor, _LAST)
+            if found is not None:
+                groups.append(found)
+        different = mismatch(groups)
+        if different is not None:
+            return different
+        for wait in [*waits(groups), *failed(groups)]:
+            if wait.missing():
+                return hang(groups, wait, lambda pid: _ended(endings, pid))
+        return None
+
+    def _run(self) -> None:
+        period_s = _PERIOD_S if self._trace is None else _TRACE_PERIOD_S
+        while not self._stop.is_set():
+            select.select([self._ours], [], [], period_s)
+            self._receive()
+            if self._trace is not None:
+                self._trace.collect()
+            if self._reported is not None and not self._has_rung:
+                self._has_rung = time.monotonic() - self._reported[0] >= self._grace_s
+                if self._has_rung:
+                    os.write(self._rope, b"!")
+
+    def _receive(self) -> None:
+        """Take what the ranks have sent."""
+        while True:
+            try:
+                message, descriptors = receive(self._ours)
+            except OSError:  # nothing more; or no room for more descriptors
+                return
+            if not message:
+                return
+            if message[:1] == SEGMENT:
+                for descriptor in descriptors:
+                    self._keep(descriptor)
+            elif message[:1] == REPORT and self._reported is None:
+                with contextlib.suppress(UnisonoError):
+                    self._reported = time.monotonic(), from_text(message[1:].decode())
+
+    def _keep(self, descriptor: int) -> None:
+        key = segment_key(descriptor)
+        if key in self._kept:
+            os.close(descriptor)
+            return
+        self._kept[key] = descriptor
+        with contextlib.suppress(UnisonoError, OSError):
+            if self._trace is not None:
+                self._trace.follow(descriptor)
+        if len(self._kept) > self._tidy_at:
+            self._let_go()
+            self._tidy_at = 2 * max(_LEFT_KEPT, len(self._kept))
+
+    def _let_go(self) -> None:
+        """Of the oldest groups that all ranks have left, but for the last few."""
+        left = [key for key, descriptor in self._kept.items() if _is_left(descriptor)]
+        for key in left[:-_LEFT_KEPT]:
+            os.close(self._kept.pop(key))
+
+
+def _is_left(descriptor: int) -> bool:
+    try:
+        follower = Follower(descriptor)
+    except (UnisonoError, OSError):
+        return True
+    left = follower.is_left()
+    follower.close()
+    return left
+
+
+def _ended(endings: Mapping[int, str], pid: int) -> Whereabouts:
+    return Whereabouts(state=endings.get(pid, "has ended"))

@@ -1,0 +1,174 @@
+"""One test on many ranks: what the controller does in place of running it."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from unisono.testing import results
+from unisono.testing.mark import BadMark, Plan, plan_of
+from unisono.testing.membership import Place
+from unisono.testing.pool import Ending, Pool
+from unisono.testing.process import Gone
+from unisono.testing.protocol import Ran, Run, Unable, Warned
+
+
+class Conductor:
+    """Runs the marked tests of one pytest session on its pool."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._pool = Pool(config)
+        self._tests = 0
+        self._items: list[pytest.Item] = []
+        self._sizes: list[int] = []
+        self._places: dict[pytest.Item, int] = {}
+
+    def close(self, *, gently: bool) -> None:
+        """End the ranks."""
+        self._pool.close(gently=gently)
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan) -> None:
+        """Run a test on its ranks and report how it went."""
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        merged = results.merged(item, self._by_rank(item, nextitem, plan))
+        failed_here = self._tear_down_here(item, nextitem)
+        if failed_here is not None and merged[-1].passed:
+            merged[-1] = failed_here
+        elif failed_here is not None:
+            merged[-1].sections.append(("Teardown in the controller", failed_here.longreprtext))
+        for report in merged:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _by_rank(
+        self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan
+    ) -> list[list[pytest.TestReport]]:
+        following = [self._next_for(rank, item, nextitem) for rank in range(plan.size)]
+        later = [None if one is None else str(one.path) for one in following]
+        unready = self._pool.prepare(str(item.path), later)
+        if any(unready):
+            return [self._in_words(item, "setup", one) if one else [] for one in unready]
+        self._tests += 1
+        runs = [
+            Run(str(item.nodeid), str(one.nodeid) if one else None, self._place(rank, item, plan))
+            for rank, one in enumerate(following)
+        ]
+        try:
+            endings = self._pool.run(runs, plan.timeout_s)
+        finally:
+            for file in runs[0].place.files():
+                file.unlink(missing_ok=True)
+        self._warn(endings)
+        by_rank = [self._reports(item, ending) for ending in endings]
+        failed = any(report.failed for several in by_rank for report in several)
+        self._clear(Path(runs[0].place.shared), failed)
+        return by_rank
+
+    def _place(self, rank: int, item: pytest.Item, plan: Plan) -> Place:
+        folder = self._pool.folder
+        name = re.sub(r"\W", "_", item.name)[:30]
+        return Place(
+            rank,
+            plan.size,
+            plan.backend,
+            plan.timeout_s,
+            str(folder / f"meeting-{self._tests}"),
+            str(folder / f"{name}-{self._tests}"),
+        )
+
+    def _clear(self, shared: Path, failed: bool) -> None:
+        """Remove the ranks' shared folder by the rule for `tmp_path`."""
+        try:
+            policy = self._config.getini("tmp_path_retention_policy")
+        except ValueError:  # -p no:tmpdir
+            policy = "none"
+        if policy == "none" or (policy == "failed" and not failed):
+            shutil.rmtree(shared, ignore_errors=True)
+
+    # -- what comes next -------------------------------------------------------------------------
+
+    def _next_for(
+        self, rank: int, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> pytest.Item | None:
+        """The next test of a rank, for which it keeps the fixtures that both use."""
+        if nextitem is None:
+            return None
+        self._survey(item.session)
+        start = self._places.get(nextitem, len(self._items))
+        for index in range(start, len(self._items)):
+            if self._sizes[index] > rank:
+                return self._items[index]
+        # A worker of pytest-xdist may yet be given any test: what this one needs is kept.
+        return item if hasattr(self._config, "workerinput") else None
+
+    def _survey(self, session: pytest.Session) -> None:
+        """Note down, once, how many ranks each test needs."""
+        if self._items is session.items and len(self._sizes) == len(self._items):
+            return
+        self._items = session.items
+        self._sizes = [_size(item) for item in self._items]
+        self._places = {item: index for index, item in enumerate(self._items)}
+
+    @staticmethod
+    def _tear_down_here(
+        item: pytest.Item, nextitem: pytest.Item | None
+    ) -> pytest.TestReport | None:
+        """End the fixtures that tests of the controller have left for this one to end."""
+        call = pytest.CallInfo.from_call(
+            lambda: item.session._setupstate.teardown_exact(nextitem),
+            "teardown",
+            reraise=(pytest.exit.Exception, KeyboardInterrupt),
+        )
+        return None if call.excinfo is None else pytest.TestReport.from_item_and_call(item, call)
+
+    # -- what came back --------------------------------------------------------------------------
+
+    def _reports(self, item: pytest.Item, ending: Ending) -> list[pytest.TestReport]:
+        if not isinstance(ending, Ran):
+            return self._in_words(item, "call", ending)
+        restore = self._config.hook.pytest_report_from_serializable
+        return [restore(config=self._config, data=dict(data)) for data in ending.reports]
+
+    @staticmethod
+    def _in_words(
+        item: pytest.Item, phase: results.Phase, ending: Unable | Gone
+    ) -> list[pytest.TestReport]:
+        return [results.told(item, phase, ending.headline, ending.detail)]
+
+    def _warn(self, endings: Sequence[Ending]) -> None:
+        """Pass the warnings of all ranks on, each once."""
+        ran = [ending for ending in endings if isinstance(ending, Ran)]
+        for one in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
+            category = _category(one)
+            message = warnings.WarningMessage(one.message, category, one.filename, one.lineno)
+            self._config.hook.pytest_warning_recorded.call_historic(
+                kwargs={
+                    "warning_message": message,
+                    "when": one.when,
+                    "nodeid": one.nodeid,
+                    "location": one.location,
+                }
+            )
+
+
+def _size(item: pytest.Item) -> int:
+    try:
+        plan = plan_of(item)
+    except BadMark:
+        return 0
+    return plan.size if plan else 0
+
+
+def _category(warned: Warned) -> type[Warning]:
+    module, name = warned.category
+    known = builtins if module == "builtins" else sys.modules.get(module)
+    category = getattr(known, name, Warning)
+    return category if isinstance(category, type) else Warning

@@ -1,0 +1,115 @@
+"""A rank's place in the test at hand, and the worlds that fixtures make of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from unisono.requirements import require_torch
+from unisono.testing.mark import BadMark
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+    from unisono.comm.base import Communicator
+
+_PATIENCE = 0.5
+"""A world's calls give up after this part of the test's deadline: whoever waits then says for
+whom, and only the rank that it waited for is left to the deadline."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank in one test. `meeting` begins the names of the files by which the ranks meet,
+    `shared` is the folder that they share; neither exists before it is needed."""
+
+    rank: int
+    size: int
+    backend: str
+    timeout_s: float
+    meeting: str
+    shared: str
+
+    def files(self) -> list[Path]:
+        """Every file by which the ranks of this test may have met."""
+        return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
+
+
+PLACE = pytest.StashKey[Place]()
+"""Where a rank's session keeps the place of the test at hand, in its config."""
+
+
+@contextlib.contextmanager
+def world(place: Place) -> Iterator[Communicator]:
+    """A fresh world of the test's ranks, as by `unisono.init()`."""
+    from unisono.world import world as worlds
+
+    try:
+        yield worlds.init(
+            rank=place.rank,
+            size=place.size,
+            rendezvous=place.meeting + "-comm",
+            timeout_s=place.timeout_s * _PATIENCE,
+            backend="unisono",
+            with_torch=False,  # `process_group` is for that
+        )
+    finally:
+        worlds.shutdown()
+
+
+@contextlib.contextmanager
+def process_group(place: Place) -> Iterator[torch.distributed.ProcessGroup]:
+    """torch's default process group over the test's ranks, with the mark's backend."""
+    require_torch("the fixture process_group")
+    import torch.distributed as dist
+
+    known = set(dist.Backend.backend_list) - {dist.Backend.UNDEFINED}
+    for part in place.backend.split(","):
+        name = part.rpartition(":")[2].strip().lower()
+        if name not in known:
+            raise BadMark(
+                f"torch does not know the backend {name!r} of pytest.mark.ranks: it knows "
+                f"{', '.join(sorted(known))}"
+            )
+    dist.init_process_group(
+        place.backend,
+        store=dist.FileStore(place.meeting + "-store", place.size),  # type: ignore[attr-defined]
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=place.timeout_s * _PATIENCE),
+    )
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        yield group
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def enter(place: Place) -> None:
+    """Let `unisono.init()` find the test's ranks."""
+    os.environ["UNISONO_RANK"] = str(place.rank)
+    os.environ["UNISONO_SIZE"] = str(place.size)
+    os.environ["UNISONO_RENDEZVOUS"] = place.meeting + "-init"
+
+
+def leave() -> None:
+    """End the worlds that a test has left open, so that the next one finds none."""
+    worlds = sys.modules.get("unisono.world.world")
+    if worlds is not None:
+        worlds.shutdown()
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available():
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # torch counts groups to name them, those that could not be made, too
+        dist.distributed_c10d._world.group_count = 0

@@ -1,0 +1,93 @@
+"""What the controller and the session of a rank say to each other, over a socket of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.testing.membership import Place
+
+
+@dataclass(frozen=True)
+class Start:
+    """First word to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave the
+    controller where that is one of its workers."""
+
+    rank: int
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    folder: str
+    worker_input: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The rank's session has begun."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Collect this file."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The file is collected; `error` says what went wrong, if anything."""
+
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one test; `next_nodeid` is the rank's next one, as far as is known."""
+
+    nodeid: str
+    next_nodeid: str | None
+    place: Place
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning that a test gave: the arguments of `pytest_warning_recorded`, in simple types.
+    `category` is the module and the name of its class."""
+
+    message: str
+    category: tuple[str, str]
+    filename: str
+    lineno: int
+    when: str
+    nodeid: str
+    location: tuple[str, int, str] | None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The test has run: its reports as pytest writes them down, and its warnings."""
+
+    reports: tuple[dict[str, Any], ...]
+    warnings: tuple[Warned, ...]
+
+
+@dataclass(frozen=True)
+class Unable:
+    """The test could not be run here; where `broken`, the rank's session ends with this word."""
+
+    headline: str
+    detail: str = ""
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The test called `pytest.exit`; the rank's session ends with this word."""
+
+    reason: str
+    returncode: int | None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Last word to a rank: tear down what is left and end."""

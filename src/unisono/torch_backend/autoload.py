@@ -1,0 +1,108 @@
+"""What happens at `import torch`: torch calls `autoload` (entry point `torch.backends`)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import sys
+from typing import Any
+
+from unisono import variables
+from unisono.requirements import require_torch
+
+NAME = "unisono"
+
+_log = logging.getLogger("unisono")
+
+
+def autoload() -> None:
+    """Register our backend, make the one that UNISONO_BACKEND names the default of
+    `init_process_group()`, and start the watch if UNISONO_WATCH says so.
+
+    `import torch` is no place to fail: a variable that means nothing is a warning.
+    """
+    register()
+    name = variables.BACKEND.read_or_warn()
+    if name and name != "auto":
+        problem = backend_problem(name)
+        if problem:
+            _log.warning("UNISONO_BACKEND=%s has no effect: %s", name, problem)
+        else:
+            set_default_backend(name)
+    if variables.WATCH.read_or_warn() or "unisono.watch" in sys.modules:
+        from unisono import watch
+
+        try:
+            watch.torch_is_here()
+        except Exception as error:
+            _log.warning("unisono.watch does not watch torch's groups: %s", error)
+            _log.debug("unisono.watch: at import torch", exc_info=True)
+
+
+def register() -> None:
+    """Make the name "unisono" known to torch.distributed. Doing it twice does nothing."""
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        if _inherited_file is not None:
+            from unisono.comm.over_torch.store import meet_in_file
+
+            meet_in_file(_inherited_file)
+
+
+_inherited_file: int | None = None
+
+
+def inherit_store(descriptor: int) -> None:
+    """Let `init_process_group()` without an address meet in this file, which all ranks of a launch
+    have inherited; from the moment when torch is imported."""
+    global _inherited_file
+    _inherited_file = descriptor
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    """Make a group; what that needs is imported when the first one is made."""
+    from unisono.torch_backend.creation import create
+
+    return create(options, backend_options)
+
+
+def set_default_backend(name: str) -> None:
+    """Let `init_process_group()` without a name take this backend, on every device it serves."""
+    from torch.distributed import Backend
+
+    devices = Backend.backend_capability.get(name, ())
+    if name == NAME:  # a group of ours is for CPU tensors alone, also where there are GPUs
+        Backend.default_device_backend_map.clear()
+    for device in devices:
+        Backend.default_device_backend_map[device] = name
+
+
+def known_backends() -> list[str]:
+    """The backends that this torch can make. Raises TorchMissing where there is none."""
+    require_torch("a backend of torch.distributed")
+    import torch.distributed as dist
+
+    built_in = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+        "xccl": dist.is_xccl_available(),
+    }
+    return sorted(
+        name
+        for name in dist.Backend.backend_list
+        if built_in.get(name, name not in ("undefined", "fake"))
+    )
+
+
+def backend_problem(name: str) -> str:
+    """Why this torch cannot make a group of the backend `name`; "" where it can."""
+    known = known_backends()
+    if name in known or name == "fake":  # torch's own, which moves nothing: nobody is offered it
+        return ""
+    likely = difflib.get_close_matches(name, known, 1)
+    guess = f"; did you mean {likely[0]}?" if likely else ""
+    return f"torch has no backend {name} here, only {', '.join(known)}{guess}"

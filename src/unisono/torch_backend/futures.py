@@ -1,0 +1,170 @@
+"""Futures of works, for DDP and for `work.get_future()`, and who completes them.
+
+DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
+ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
+backward pass is completed by a callback of that pass, which waits in Python and may raise. Once
+the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
+one would come too late: the Future is complete before it is handed out. Any other Future is
+completed by a thread.
+
+When a Future of a backward pass is complete does not depend on how fast its work was: what is to
+be done `then` may be another collective, and all ranks must come to it in the same order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.base import Communicator, Work
+from unisono.comm.over_torch.compile import never_compiled
+
+_KEPT_WORKS = 8
+
+
+def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
+    """A Future that will hold `result`, on its way to be completed."""
+    future = WorkFuture(work, result)
+    if not _in_backward():
+        completer.add(future)
+    elif was_awaited or torch._C._current_autograd_node() is None:
+        future.finish()
+    else:
+        torch.autograd.Variable._execution_engine.queue_callback(future.finish)
+    return future
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+@never_compiled
+class WorkFuture(torch.futures.Future[Any]):
+    """The Future of a work, or of what was to be done `then`.
+
+    Whoever waits for it in Python waits for the work, so that our exceptions come as they are and
+    Ctrl-C is heard. In a backward pass it never holds an exception: `finish` raises it.
+    """
+
+    def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
+        super().__init__()
+        self._work = work
+        self._result = result
+        self._first = first or self
+        self._lock = threading.RLock()  # two threads may want to complete it; callbacks may wait
+        self._is_complete = False
+        self._error: BaseException | None = None
+
+    def wait(self) -> Any:
+        if not self.done():
+            self._first.finish()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        after = WorkFuture(self._work, None, self._first)
+
+        def call(_: Any) -> None:
+            try:
+                result = callback(self)
+            except BaseException as error:
+                if not _in_backward():
+                    after.set_exception(error)
+                self._first._error = error
+            else:
+                after.set_result(result)
+
+        super().then(call)
+        if _in_backward() and self._first._error is not None:
+            raise self._first._error
+        return after
+
+    def finish(self, limit_s: float | None = None) -> None:
+        """Wait for the work here, complete the Future, and raise what went wrong."""
+        self._work.wait(limit_s)
+        with self._lock:
+            if not self._is_complete:
+                self._is_complete = True
+                self.set_result(self._result)
+        if self._error is not None:
+            raise self._error
+
+    def complete(self, limit_s: float | None = None) -> None:
+        """The same for a thread to which nobody listens."""
+        try:
+            self.finish(limit_s)
+        except BaseException as error:
+            with self._lock:
+                if not self._is_complete:
+                    self._is_complete = True
+                    self.set_exception(error)
+
+
+class Completer(ABC):
+    """Completes the Futures of a group's works where the program does not wait for them.
+
+    It also keeps the latest works on one element. DDP's join starts one in each forward pass, holds
+    its C++ half alone, and waits for that in backward: for ever, if the Python half is gone.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
+
+    def keep(self, work: dist.Work, result: Sequence[torch.Tensor]) -> None:
+        if len(result) == 1 and result[0].numel() == 1:
+            self._kept.append(work)
+
+    @abstractmethod
+    def add(self, future: WorkFuture) -> None:
+        """Have the Future completed."""
+
+    def close(self) -> None:
+        """End what was begun for it."""
+        self._kept.clear()
+
+
+class CollectiveCompleter(Completer):
+    """One thread, for collectives end in the order in which they began."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._todo: queue.SimpleQueue[WorkFuture | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, future: WorkFuture) -> None:
+        if self._thread is None:
+            name = f"unisono futures of {self._name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._todo.put(future)
+
+    def close(self) -> None:
+        super().close()
+        if self._thread is not None:
+            self._todo.put(None)
+
+    def _run(self) -> None:
+        while (future := self._todo.get()) is not None:
+            future.complete()
+
+
+class MessageCompleter(Completer):
+    """A thread for each message, which may be matched long after those that began later. The
+    program itself may go on, so the wait has a limit: one without counts as the rank's own and
+    could be taken for part of a deadlock."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+
+    def add(self, future: WorkFuture) -> None:
+        name = f"unisono message of {self._comm.name}"
+        limit_s = self._comm.timeout_s
+        threading.Thread(target=future.complete, args=(limit_s,), name=name, daemon=True).start()

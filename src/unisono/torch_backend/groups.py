@@ -1,0 +1,44 @@
+"""torch process groups over a Communicator of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from unisono.comm.base import Communicator
+from unisono.comm.over_torch.process_groups import make_group
+from unisono.errors import UnisonoError
+from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+
+
+def is_foreign(group: Any) -> bool:
+    """Whether this is a torch process group that another backend than ours moves the data of."""
+    return isinstance(group, dist.ProcessGroup) and not isinstance(group, UnisonoProcessGroup)
+
+
+def check_started() -> None:
+    """Raise UnisonoError unless torch.distributed is initialised."""
+    if not dist.is_initialized():
+        raise UnisonoError(
+            "a torch process group needs torch.distributed: call "
+            f'torch.distributed.init_process_group("{NAME}") first, or use the Communicator '
+            "(manager.dp for manager.dp_group)"
+        )
+
+
+def group_over(comm: Communicator) -> Any:
+    """A torch process group whose data `comm` moves, for `torch.distributed` and DDP. Nobody talks
+    to anybody. To destroy the group is to close the Communicator.
+
+    Raises UnisonoError where torch.distributed is not initialised, or numbers its ranks otherwise.
+    """
+    check_started()
+    ranks = comm.global_ranks
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if ranks is None or max(ranks) >= size or ranks[comm.rank] != rank:
+        raise UnisonoError(
+            f"rank {comm.rank} of group {comm.name} is not rank {rank} of {size} of "
+            "torch.distributed: its groups need the same ranks"
+        )
+    return make_group(NAME, ranks, comm.name, made=comm, timeout_s=comm.timeout_s)

@@ -1,0 +1,411 @@
+"""The torch.distributed backend named "unisono": torch's process group over a Communicator.
+
+torch calls some of these methods from Python and some from C++; the names are torch's, old and
+new. A call that torch makes blocking (`opts.asyncOp` is False) is carried out at once and returns
+None, which torch takes for a finished work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+from torch._C._profiler import _RecordFunctionFast
+
+from unisono.comm.base import TRUNCATED_AVG, Communicator, Op, PremulSum, Work
+from unisono.comm.over_torch.compile import never_compiled
+from unisono.comm.shared_memory.engine import hide_files
+from unisono.errors import UnisonoError
+from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
+from unisono.torch_backend.signatures import as_given, listed, nested, short_forms
+from unisono.torch_backend.work import FinishedTorchWork, TorchWork
+
+NAME = "unisono"
+_Type: Any = ReduceOp.RedOpType
+# All but AVG, which depends on the tensors. A ReduceOp's hash is the number of its type, and asking
+# for it takes a third of asking for `.op`.
+_OPS = {
+    hash(_Type.SUM): "sum",
+    hash(_Type.PRODUCT): "product",
+    hash(_Type.MIN): "min",
+    hash(_Type.MAX): "max",
+    hash(_Type.BAND): "band",
+    hash(_Type.BOR): "bor",
+    hash(_Type.BXOR): "bxor",
+}
+Tensors = Sequence[torch.Tensor]
+hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
+
+
+def communicator_of(group: Any) -> Communicator | None:
+    """What moves the data of a torch process group of ours; None means the default group. The
+    result is None where this process has no place in the group, or there is no group."""
+    if group is None:
+        group = dist.group.WORLD
+    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if not isinstance(group, UnisonoProcessGroup):
+        raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
+    return group.comm
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..., Any]:
+    """The same call, which torch's profiler shows as "unisono:all_reduce", with these shapes. Of
+    what goes on by itself it shows the start."""
+    name = f"{NAME}:{call.__name__.removeprefix('_')}"
+
+    def seen(*args: Any, **keywords: Any) -> Any:
+        with _RecordFunctionFast(name, list(tensors)):
+            return call(*args, **keywords)
+
+    return seen
+
+
+ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
+
+
+@never_compiled
+class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
+    """A torch process group whose data is moved by a Communicator, `comm`."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, comm: Communicator, store: Any) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        self._store = store
+        self._group_name = comm.name
+        self._description = ""
+        self._completer = CollectiveCompleter(comm.name)
+        self._message_completer = MessageCompleter(comm)
+        self.stand_in: Any = None  # recorder.py
+
+    # -- identity --------------------------------------------------------------------------------
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def getRank(self) -> int:
+        return self.comm.rank
+
+    def getSize(self) -> int:
+        return self.comm.size
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
+        """There is one backend, this one."""
+        return self
+
+    get_backend = _get_backend  # since 2.15
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """FSDP2 asks: its buffers are best allocated by torch."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"<UnisonoProcessGroup over {self.comm!r}>"
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> Any:
+        if type(opts) is not AllreduceOptions:
+            return self._allreduce_in_short(tensors, opts, *more, **named)
+        (tensor,) = tensors
+        if tensor.is_sparse:
+            return self._allreduce_sparse(tensor, opts)
+        if opts.asyncOp or _profiler_enabled():
+            return self._run(
+                self.comm.all_reduce, opts, tensors, tensor, self._op_of(opts, tensors)
+            )
+        self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or self._op_of(opts, tensors))
+        return None
+
+    _allreduce_in_short = short_forms(AllreduceOptions, listed)(allreduce)
+
+    @short_forms(AllreduceCoalescedOptions, listed)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
+        return self._run(
+            self.comm.all_reduce, opts, tensors, list(tensors), self._op_of(opts, tensors)
+        )
+
+    @short_forms(BroadcastOptions, listed)
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+        (tensor,) = tensors
+        return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
+
+    @short_forms(ReduceOptions, listed)
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+        (tensor,) = tensors
+        op, root = self._op_of(opts, tensors), opts.rootRank
+        return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
+
+    @short_forms(AllgatherOptions, nested, listed)
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        (output,), (input,) = outputs, inputs
+        return self._run(self.comm.all_gather, opts, output, list(output), input)
+
+    @short_forms(AllgatherOptions, as_given, as_given)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        return self._run(self.comm.all_gather, opts, [output], output, input)
+
+    @short_forms(AllgatherOptions, listed, listed)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
+
+    @short_forms(AllgatherOptions, as_given, as_given)
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        """`outputs` has a list for each rank, with one tensor for each input."""
+        wide = [list(parts) for parts in zip(*outputs, strict=True)]
+        return self._run(self._all_gather_each, opts, inputs, wide, list(inputs))
+
+    @short_forms(GatherOptions, nested, listed)
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        (input,) = inputs
+        output = list(outputs[0]) if outputs else None
+        return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
+
+    @short_forms(GatherOptions, as_given, as_given)
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        """On the root, one tensor for all; elsewhere torch gives an empty one."""
+        root = opts.rootRank
+        wide = output if root == self.comm.rank else None
+        return self._run(self.comm.gather, opts, [output], wide, input, root)
+
+    @short_forms(ScatterOptions, listed, nested)
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        (output,) = outputs
+        input = list(inputs[0]) if inputs else None
+        return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
+
+    @short_forms(ReduceScatterOptions, listed, nested)
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        (output,), (input,) = outputs, inputs
+        op = self._op_of(opts, outputs)
+        return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
+
+    @short_forms(ReduceScatterOptions, as_given, as_given)
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        op = self._op_of(opts, [output])
+        return self._run(self.comm.reduce_scatter, opts, [output], output, input, op)
+
+    @short_forms(ReduceScatterOptions, listed, listed)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        op = self._op_of(opts, outputs)
+        both = list(outputs), list(inputs)
+        return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
+
+    @short_forms(AllToAllOptions, as_given, as_given)
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
+
+    @short_forms(AllToAllOptions, *(as_given,) * 4)
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any,
+    ) -> Any:
+        try:
+            wide_output = _cut(output, output_splits, self.comm.size)
+            wide_input = _cut(input, input_splits, self.comm.size)
+        except ValueError as error:
+            self.comm.refuse("all_to_all", str(error))
+        return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
+
+    @short_forms(BarrierOptions)
+    def barrier(self, opts: Any) -> Any:
+        if opts.asyncOp or opts.timeout.total_seconds() <= 0:
+            return self._run(self.comm.barrier, opts, ())
+        self.comm.barrier(timeout_s=opts.timeout.total_seconds())
+        return None
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that names the missing ranks: ours always does, and always all of them."""
+        self.comm.barrier(timeout_s=timeout.total_seconds() if timeout is not None else None)
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
+        return self._message(self.comm.isend, tensors, dst, tag)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
+        return self._message(self.comm.irecv, tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self._message(self.comm.irecv, tensors, None, tag)
+
+    def _message(
+        self, call: Callable[..., Work], tensors: Tensors, peer: int | None, tag: int
+    ) -> TorchWork:
+        (tensor,) = tensors
+        if _profiler_enabled():
+            call = _seen_by_profiler(call, tensors)
+        return TorchWork(call(tensor, peer, tag), tensors, self._message_completer)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise NotImplementedError(
+            "unisono coalesces without a device: _coalescing_manager(group) takes all_reduce, "
+            "all_gather_single and reduce_scatter_single, batch_isend_irecv messages"
+        )
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self.comm.abort("torch.distributed aborted the group")
+
+    def shutdown(self) -> None:
+        self._completer.close()
+        self._message_completer.close()
+        self.comm.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.comm.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """More time for the next calls, where a backend knows such a thing; ours does not."""
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The engine numbers calls by itself."""
+
+    # -- how it is done --------------------------------------------------------------------------
+
+    def _run(self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any) -> Any:
+        """Make the call; a work for torch, or None where it is over and torch wants none."""
+        if _profiler_enabled():
+            call = _seen_by_profiler(call, result)
+        if opts.asyncOp:
+            return self._begin(call, opts, result, *args)
+        call(*args)
+        return None
+
+    def _begin(
+        self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
+    ) -> Any:
+        """Make the call asynchronous. A timeout of its own holds for it alone: a work keeps the
+        one that it began with."""
+        limit_s = opts.timeout.total_seconds()
+        usual_s = self.comm.timeout_s
+        if limit_s > 0:
+            self.comm.timeout_s = limit_s
+        try:
+            work = call(*args, async_op=True)
+        finally:
+            self.comm.timeout_s = usual_s
+        if work is None:
+            return FinishedTorchWork(result, self._completer)
+        return TorchWork(work, result, self._completer)
+
+    def _op_of(self, options: Any, tensors: Tensors) -> Op:
+        """The reduction that torch asks for. Its average of integers is their sum divided."""
+        reduce_op = options.reduceOp
+        name = _OPS.get(hash(reduce_op))
+        if name is not None:
+            return name
+        if reduce_op.op == _Type.AVG:
+            if not any(map(_is_integer, tensors)):
+                return "avg"
+            return TRUNCATED_AVG if self.comm.size > 1 else "sum"
+        if reduce_op.op == _Type.PREMUL_SUM:
+            return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
+        raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+
+    def _all_gather_each(
+        self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False
+    ) -> Work | None:
+        work = None
+        for output, input in zip(wide, inputs, strict=True):
+            work = self.comm.all_gather(output, input, async_op=async_op)
+        return work  # they are carried out in order: the last one ends them all
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
+        """Every rank's entries side by side; the sum of what falls on one place."""
+        if self._op_of(opts, [tensor]) != "sum":
+            raise ValueError("a sparse tensor can only be summed")
+        mine = tensor.coalesce()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.comm.size)]
+        self.comm.all_gather(counts, torch.tensor([mine._nnz()]))
+        indices = [mine.indices().new_empty(mine.sparse_dim(), int(n)) for n in counts]
+        values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
+        self.comm.all_gather(indices, mine.indices().contiguous())
+        self.comm.all_gather(values, mine.values().contiguous())
+        total = torch.sparse_coo_tensor(
+            torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
+        )
+        tensor.copy_(total.coalesce())
+        return FinishedTorchWork([tensor], self._completer)
+
+
+def _cut(
+    tensor: torch.Tensor, splits: Sequence[int], ranks: int
+) -> torch.Tensor | list[torch.Tensor]:
+    """The parts of a tensor along its first dimension; itself where they are even."""
+    if splits:
+        if len(splits) != ranks or min(splits) < 0 or sum(splits) != tensor.size(0):
+            raise ValueError(
+                f"split sizes {list(splits)} do not cut a tensor of shape {tuple(tensor.shape)} "
+                f"for {ranks} ranks"
+            )
+        return list(torch.split(tensor, list(splits)))
+    if tensor.dim() == 0 or tensor.size(0) % ranks:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} cannot be cut evenly for {ranks} ranks: "
+            "pass split sizes"
+        )
+    return tensor

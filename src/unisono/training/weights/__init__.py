@@ -1,0 +1,1 @@
+"""New weights from trainers to inference engines: endpoints.py has both ends."""

@@ -1,0 +1,157 @@
+"""How weights travel: buckets over lanes, two under way at a time, straight from memory to memory.
+
+A lane is a group of its own for a sender and those receivers that take the same from it, so that
+no other sender has to hold what passes, and senders move at the same time. On shared memory a
+bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
+packed, unless a tensor has to be converted or lies on another device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from unisono.collectives.integers import device_of
+from unisono.comm.base import Communicator, Work
+from unisono.training.weights.checksum import checksum
+from unisono.training.weights.plan import Bucket, Lane, Plan, Unit
+
+Progress = Callable[[int, int], Any]
+"""Called with the bytes that have moved and the bytes that will."""
+
+
+class Lanes:
+    """The lanes in which this rank takes part, kept from update to update."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._slots: list[torch.Tensor] = []
+
+    def names(self) -> list[str]:
+        """The groups that this rank has."""
+        return [group.name for group in self._groups.values()]
+
+    def keep(self, names: Sequence[Collection[str]]) -> None:
+        """Close the groups that a member does not have, since it has begun anew. `names` is what
+        every rank has."""
+        for members, group in list(self._groups.items()):
+            if any(group.name not in names[rank] for rank in members):
+                self._groups.pop(members).close()
+
+    def open(self, plan: Plan) -> None:
+        """Make the groups that a plan needs and that are not there yet."""
+        for lane in plan.lanes:
+            if self._comm.rank in lane.members and lane.members not in self._groups:
+                group = self._comm.split(lane.members, "weights")
+                assert group is not None
+                self._groups[lane.members] = group
+        for group in self._groups.values():
+            group.timeout_s = self._comm.timeout_s
+
+    def move(
+        self, plan: Plan, part: Callable[[Unit], torch.Tensor], progress: Progress | None
+    ) -> list[str]:
+        """Send or receive everything. `part` is the memory of a unit on this rank. Returns, for a
+        receiver, what arrived damaged."""
+        rank = self._comm.rank
+        sends = rank in plan.senders
+        steps = plan.steps(rank)
+        lanes = [lane for lane in plan.lanes if rank in lane.members]
+        # A receiver serves all lanes at once; a sender has two slots for what must be packed.
+        most = 2 if sends else 2 * len(lanes)
+        sums: dict[tuple[int, ...], list[int]] = {lane.members: [] for lane in lanes}
+        total, done = plan.bytes(rank), 0
+        under_way: deque[tuple[Lane, int, list[torch.Tensor], Work]] = deque()
+
+        def finish() -> int:
+            lane, index, tensors, work = under_way.popleft()
+            work.wait()
+            if plan.terms.checksum and not sends:
+                sums[lane.members].append(checksum(tensors))
+            moved = done + lane.buckets[index].bytes
+            if progress is not None:
+                progress(moved, total)
+            return moved
+
+        for number, (lane, index) in enumerate(steps):
+            if len(under_way) == most:
+                done = finish()
+            bucket = lane.buckets[index]
+            tensors = [part(unit) for unit in bucket.units]
+            if sends:
+                tensors = list(self._packed(bucket, tensors, number % 2))
+            work = self._groups[lane.members].broadcast(tensors, 0, async_op=True)
+            assert work is not None
+            under_way.append((lane, index, tensors, work))
+            if plan.terms.checksum and sends:
+                sums[lane.members].append(checksum(tensors))  # while they are under way
+        while under_way:
+            done = finish()
+        self._slots.clear()
+        return self._damaged(lanes, sums) if plan.terms.checksum else []
+
+    def _packed(
+        self, bucket: Bucket, tensors: list[torch.Tensor], which: int
+    ) -> Iterator[torch.Tensor]:
+        """The tensors as they travel: themselves, or converted, in a slot."""
+        device = torch.device(device_of(self._comm))
+        for unit, offset, tensor in zip(bucket.units, bucket.offsets, tensors, strict=True):
+            plain = tensor.dtype == unit.dtype and tensor.device.type == device.type
+            if plain and not _is_expanded(tensor):
+                yield tensor
+                continue
+            while len(self._slots) < 2:
+                self._slots.append(torch.empty(0, dtype=torch.uint8, device=device))
+            slot = self._slots[which]
+            if slot.numel() < bucket.room_bytes:
+                slot = torch.empty(bucket.room_bytes, dtype=torch.uint8, device=device)
+                self._slots[which] = slot
+            room = slot[offset : offset + unit.bytes].view(unit.dtype).view(unit.box.shape)
+            yield room.copy_(tensor)
+
+    def _damaged(self, lanes: list[Lane], sums: dict[tuple[int, ...], list[int]]) -> list[str]:
+        """Compare with the senders' checksums."""
+        found = []
+        for lane in lanes:
+            mine = sums[lane.members]
+            theirs = torch.tensor(mine, dtype=torch.int64, device=device_of(self._comm))
+            self._groups[lane.members].broadcast(theirs, 0)
+            for index, (sent, arrived) in enumerate(zip(theirs.tolist(), mine, strict=True)):
+                if sent != arrived:
+                    names = list(dict.fromkeys(unit.name for unit in lane.buckets[index].units))
+                    listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+                    found.append(
+                        f"bucket {index} from rank {lane.sender} ({listed}) arrived damaged, or "
+                        "changed while it was sent"
+                    )
+        return found
+
+    def rank_of(self, group: str, rank: int) -> int:
+        """The rank, in the group that all have in common, of a rank of a lane."""
+        for members, lane in self._groups.items():
+            if lane.name == group and 0 <= rank < len(members):
+                return members[rank]
+        return rank
+
+    def abort(self, reason: str) -> None:
+        """End all lanes, so that nobody waits in one."""
+        for group in self._groups.values():
+            group.abort(reason)
+
+    def close(self) -> None:
+        """Give the groups back."""
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            group.close()
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory: such a tensor cannot be broadcast."""
+    if tensor.is_contiguous():
+        return False
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(length > 1 and stride == 0 for length, stride in pairs)

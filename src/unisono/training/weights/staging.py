@@ -1,0 +1,107 @@
+"""Where an engine receives new weights, and how they take the place of the old ones."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from unisono.training.memory import shares_storage
+from unisono.training.weights.plan import Plan
+from unisono.training.weights.shards import Held, tied
+
+Step = Callable[[], object]
+
+
+class Staging:
+    """A second copy of an engine's weights. After a change-over the old memory is the next one's:
+    to take 2 GB from the system anew costs as much as to fill them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        """By name; names that are tied share one."""
+        self._firsts: Mapping[str, str] = {}  # which one
+
+    @torch.inference_mode(False)  # what is made in that mode cannot be written to outside
+    def prepare(self, plan: Plan, mine: Mapping[str, Held] | None, device: torch.device) -> None:
+        """Have a tensor for every name that will come."""
+        spare, self.tensors = self.tensors, {}
+        if mine is None:
+            for name, one in plan.tensors.items():
+                if one.first == name:
+                    self.tensors[name] = torch.empty(one.whole, dtype=one.dtype, device=device)
+            self._name_twins({name: one.first for name, one in plan.tensors.items()})
+            return
+        firsts = tied(mine)
+        for name, held in mine.items():
+            old = spare.pop(name, None)
+            if firsts[name] != name:
+                continue
+            if old is None or not _is_like(old, held.tensor, device) or not is_alone(old):
+                old = torch.empty_like(held.tensor.detach(), device=device)
+            self.tensors[name] = old
+        self._name_twins(firsts)
+
+    def _name_twins(self, firsts: Mapping[str, str]) -> None:
+        self._firsts = firsts
+        self.tensors = {name: self.tensors[first] for name, first in firsts.items()}
+
+    def hand_over(self) -> dict[str, torch.Tensor]:
+        """Give the tensors to a commit, which may keep them."""
+        tensors, self.tensors = self.tensors, {}
+        return tensors
+
+    def swap(self, mine: Mapping[str, Held], then: Step) -> None:
+        """Put the new weights into the engine's tensors, keep the old memory, and do `then`: all of
+        it, or none, whatever is raised meanwhile."""
+        kept = dict(self.tensors)
+        exchanges: list[Step] = []
+        returns: list[Step] = []
+        copies: list[Step] = []
+        with torch.inference_mode(False):
+            for name in set(self._firsts.values()):
+                own, new = mine[name].tensor, self.tensors[name]
+                if own.device == new.device and is_alone(own) and not own.is_inference():
+                    kept[name] = own.data
+                    exchanges.append(partial(setattr, own, "data", new))
+                    returns.append(partial(setattr, own, "data", kept[name]))
+                else:  # somebody looks at this memory by another name: it must change there, too
+                    copies.append(partial(torch.Tensor.copy_, own.detach(), new))
+        twins = {name: kept[first] for name, first in self._firsts.items()}
+        keeping = partial(setattr, self, "tensors", twins)
+        with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
+            do_all_or_none([*exchanges, *copies, keeping, then], returns)
+
+
+def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
+    """Take all these steps. Where one raises, take `returns` and raise: the state is the old one.
+
+    A signal's handler, which may raise what it likes (Ctrl-C does), runs between two instructions
+    of Python. So there are none: the steps are functions in C, one call in C takes them all, and
+    what is raised before or after it finds none or all of them taken.
+    """
+    over: list[bool] = []
+    try:
+        _take([*steps, partial(over.append, True)])
+    except BaseException:
+        if not over:
+            _take(returns)
+        raise
+
+
+def _take(steps: Sequence[Step]) -> None:
+    deque(map(operator.call, steps), maxlen=0)
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor, nor another process, looks at this one's memory."""
+    if tensor.device.type == "cpu" and tensor.untyped_storage().is_shared():
+        return False
+    return not shares_storage(tensor)
+
+
+def _is_like(old: torch.Tensor, own: torch.Tensor, device: torch.device) -> bool:
+    return (old.shape, old.dtype, old.device.type) == (own.shape, own.dtype, device.type)

@@ -1,0 +1,292 @@
+"""How a world starts: what the ranks know of each other, the choice of a backend, the meeting."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.over_torch.master_store import store_at
+from unisono.comm.over_torch.store import store_of
+from unisono.comm.rendezvous.announcements import store_answers
+from unisono.comm.rendezvous.by_parent import meeting_of_siblings
+from unisono.comm.rendezvous.lobby import FileExchange, StoreExchange
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s, name_ranks
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.solo import SoloCommunicator
+from unisono.environment import Place, master_is_known
+from unisono.errors import RendezvousError, UnisonoError
+from unisono.requirements import require_torch
+
+_log = logging.getLogger("unisono")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A world that has started: what moves its data, why, and how it ends."""
+
+    comm: Communicator
+    reason: str
+    end: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank tells the others of itself. `gpu` is the one that it would take, "" for none."""
+
+    host: str
+    boot: str
+    has_torch: bool
+    gpu: str
+
+
+def choose(everyone: Sequence[Facts]) -> tuple[str, str]:
+    """The backend for these ranks, and why."""
+    gpus = [one.gpu for one in everyone]
+    if all(gpus) and len(set(gpus)) == len(gpus):
+        return "nccl", "every rank has a GPU of its own"
+    lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
+    hosts = sorted({one.host for one in everyone if one.boot != everyone[0].boot})
+    if hosts:
+        return "gloo", f"{lack}, and they are on several machines"
+    return "unisono", f"{lack}, and all are on one machine"
+
+
+def start(
+    place: Place, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
+) -> Start:
+    """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
+    `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
+    timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
+    with _meeting(place, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
+        store = where if hasattr(where, "get") and hasattr(where, "set") else None
+        if backend == "nccl":
+            require_torch("the backend nccl")
+            importlib.import_module("torch")  # a rank without it would tell the others of no GPU
+        mine = facts_here(place)
+        comm: NativeCommunicator | SoloCommunicator | None = None
+        everyone = [mine]
+        if place.size > 1 and (store is None or backend == "unisono"):
+            comm = _connect(where, store, place, timeout_s, deadline, mine)
+            everyone = [Facts(**json.loads(word)) for word in comm.words]
+        elif place.size > 1:
+            everyone = _told_in(store, mine, place, deadline)
+    reason = "it was asked for"
+    if backend == "auto":
+        backend, reason = choose(everyone)
+    if place.rank == 0:
+        _log.info("backend %s for %d rank(s): %s", backend, place.size, reason)
+    if backend == "unisono":
+        if comm is None and place.size == 1:
+            comm = SoloCommunicator(timeout_s=timeout_s)
+        comm = comm or _connect(store, store, place, timeout_s, deadline, mine)
+        wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
+        return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
+    return _on_torch(backend, comm, store, place, timeout_s, reason, everyone)
+
+
+def _check_gpus(everyone: Sequence[Facts]) -> None:
+    """nccl needs a GPU on every rank: what one of them lacks, all of them raise."""
+    lacking = [rank for rank, facts in enumerate(everyone) if not facts.gpu]
+    if lacking:
+        whose = "rank" if len(lacking) == 1 else "ranks"
+        raise UnisonoError(
+            "nccl needs a GPU for every rank, and torch can use none on "
+            f'{whose} {", ".join(map(str, lacking))} of {len(everyone)}: take "unisono", '
+            '"gloo", or "auto", which chooses by what is there'
+        )
+
+
+def facts_here(place: Place) -> Facts:
+    """The facts about this process."""
+    boot = ""
+    with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    torch = sys.modules.get("torch")
+    return Facts(socket.gethostname(), boot, torch is not None, _gpu(torch, place.local_rank))
+
+
+def device_index(torch: Any, local_rank: int) -> int:
+    """The GPU for a rank: the one of its number, or of those that it can see."""
+    return int(local_rank % torch.cuda.device_count())
+
+
+def _gpu(torch: Any, local_rank: int) -> str:
+    if torch is None or not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    properties = torch.cuda.get_device_properties(device_index(torch, local_rank))
+    return str(properties.uuid)
+
+
+# -- meeting -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _meeting(place: Place, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
+    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or by who
+    started them."""
+    if rendezvous is not None or place.size == 1:
+        yield rendezvous, Deadline(timeout_s)
+    elif place.launcher == "torchrun" or master_is_known():
+        require_torch("meeting in a store at MASTER_ADDR")
+        import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
+
+        deadline = Deadline(timeout_s)
+        yield _store_at_master(place, deadline), deadline
+    elif place.launcher in ("srun", "mpirun") and place.local_size != place.size:
+        raise RendezvousError(
+            f"{place.launcher} has started {place.size} ranks, not all of them on this machine: "
+            "set MASTER_ADDR and MASTER_PORT to a free port of rank 0's machine"
+        )
+    elif place.launcher == "unisono":
+        raise ValueError(
+            f"{place.size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+        )
+    else:
+        with meeting_of_siblings(place.rank, place.job) as path:
+            yield path, Deadline(timeout_s)
+
+
+_starts = itertools.count()
+
+
+def _store_at_master(place: Place, deadline: Deadline) -> Any:
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
+    it for each start of a world, which all ranks count."""
+    import torch.distributed as dist
+
+    where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not all(where):
+        raise RendezvousError(
+            f"RANK and WORLD_SIZE say that this is rank {place.rank} of {place.size}, but not "
+            "where the ranks meet: set MASTER_ADDR and MASTER_PORT, too"
+        )
+    key = (*where, place.rank, place.size)
+    if key not in _kept_stores:
+        _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
+    return dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
+
+
+_kept_stores: dict[tuple[str, str, int, int], Any] = {}
+"""As long as the process lives: a rank that starts again while rank 0 still ends the world before
+must not find a store that is about to go."""
+
+
+def _connect(
+    where: Any, store: Any, place: Place, timeout_s: float, deadline: Deadline, mine: Facts
+) -> NativeCommunicator:
+    exchange = FileExchange(where) if store is None else StoreExchange(store)
+    return NativeCommunicator.connect(
+        exchange,
+        place.rank,
+        place.size,
+        timeout_s=timeout_s,
+        deadline=deadline,
+        word=json.dumps(vars(mine)),
+    )
+
+
+def _told_in(store: Any, mine: Facts, place: Place, deadline: Deadline) -> list[Facts]:
+    """The facts about all ranks, through a store, in which each start of a world has a number."""
+    waiting = Waiting(place.rank, place.size, "world", deadline)
+    with store_answers():
+        serial = store.add(f"unisono/starts/{place.rank}", 1)
+        keys = [f"unisono/facts/{serial}/{rank}" for rank in range(place.size)]
+        store.set(keys[place.rank], json.dumps(vars(mine)))
+        pause_s = 0.001
+        while not store.check(keys):
+            is_late = not deadline.left_s()
+            if is_late or waiting.is_long():
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                if is_late and missing:
+                    raise RendezvousError(
+                        f"{name_ranks(missing)} of {place.size} did not come within "
+                        f"{in_seconds(deadline.timeout_s)}"
+                    )
+                waiting.say(missing, place.size - len(missing))
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+        return [Facts(**json.loads(store.get(key))) for key in keys]
+
+
+# -- torch.distributed ---------------------------------------------------------------------------
+
+
+def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
+    """The world, and torch's default process group over it."""
+    require_torch("torch's default process group (with_torch=True)")
+    import torch.distributed as dist
+
+    from unisono.torch_backend.autoload import register
+    from unisono.torch_backend.creation import make_default_group
+
+    register()
+    with contextlib.ExitStack() as stack:
+        stack.callback(comm.close)
+        if store is None:
+            store = stack.enter_context(store_of(comm))
+        stack.callback(_destroy, dist)
+        make_default_group(comm, dist.PrefixStore("unisono/torch", store))  # type: ignore[attr-defined]
+        return Start(comm, reason, stack.pop_all().close)
+
+
+def _on_torch(
+    backend: str,
+    native: Communicator | None,
+    store: Any,
+    place: Place,
+    timeout_s: float,
+    reason: str,
+    everyone: Sequence[Facts],
+) -> Start:
+    """A world on a backend of torch's own."""
+    require_torch(f"the backend {backend}")
+    import torch
+    import torch.distributed as dist
+
+    from unisono.comm.over_torch.communicator import TorchCommunicator
+    from unisono.torch_backend.autoload import backend_problem
+
+    with contextlib.ExitStack() as stack:
+        native = native or SoloCommunicator()
+        stack.callback(native.close)
+        problem = backend_problem(backend)
+        if problem:
+            raise UnisonoError(problem)
+        if backend == "nccl":
+            _check_gpus(everyone)
+            torch.cuda.set_device(device_index(torch, place.local_rank))
+        if store is None:
+            store = stack.enter_context(store_of(native))
+        native.close()
+        both = "cpu:gloo,cuda:nccl"  # tensors of the CPU are served, too
+        dist.init_process_group(
+            both if backend == "nccl" and dist.is_gloo_available() else backend,
+            store=dist.PrefixStore("unisono/torch", store),  # type: ignore[attr-defined]
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        stack.callback(_destroy, dist)
+        comm = TorchCommunicator(dist.group.WORLD)
+        stack.callback(comm.close)
+        return Start(comm, reason, stack.pop_all().close)
+
+
+def _destroy(dist: Any) -> None:
+    """Destroy torch's groups, if the program has not done so itself."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

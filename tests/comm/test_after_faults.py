@@ -1,0 +1,193 @@
+"""After every kind of fault the same processes make a new world, and have lost nothing by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fault_play import possessions
+from ranks import RankPool, attempt, connect
+from unisono import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DeadlockError,
+    GroupAborted,
+    MessageMismatch,
+    PeerLost,
+)
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+
+
+def mismatch(comm: NativeCommunicator) -> BaseException | None:
+    return attempt(comm.all_reduce, torch.ones(4 + comm.rank // 2))
+
+
+def timeout(comm: NativeCommunicator) -> BaseException | None:
+    comm.timeout_s = 0.2
+    if comm.rank == 2:
+        time.sleep(0.6)
+    return attempt(comm.barrier)
+
+
+def lost(comm: NativeCommunicator) -> BaseException | None:
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = comm.irecv(torch.zeros(3), 2)
+    error = attempt(comm.barrier)
+    assert isinstance(attempt(work.wait), PeerLost)
+    return error
+
+
+def aborted(comm: NativeCommunicator) -> BaseException | None:
+    if comm.rank == 2:
+        comm.abort()
+    return attempt(comm.barrier)
+
+
+def interrupted(comm: NativeCommunicator) -> BaseException | None:
+    if comm.rank != 2:
+        return attempt(comm.barrier)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    error = attempt(comm.recv, torch.ones(1), 0)
+    timer.join()
+    assert isinstance(error, KeyboardInterrupt), error
+    return attempt(comm.barrier)
+
+
+def deadlock(comm: NativeCommunicator) -> BaseException | None:
+    return attempt(comm.send, torch.ones(2), (comm.rank + 1) % comm.size)
+
+
+def unfit(comm: NativeCommunicator) -> BaseException | None:
+    if comm.rank == 0:
+        attempt(comm.send, torch.ones(3), 1)
+    elif comm.rank == 1:
+        attempt(comm.recv, torch.ones(4), 0)
+    return attempt(comm.recv, torch.ones(4), 0)
+
+
+FAULTS: dict[str, tuple[Callable[[NativeCommunicator], BaseException | None], type]] = {
+    "a mismatch": (mismatch, CollectiveMismatch),
+    "a timeout": (timeout, CollectiveTimeout),
+    "a death": (lost, PeerLost),
+    "an abort": (aborted, GroupAborted),
+    "an interrupt": (interrupted, GroupAborted),
+    "a deadlock": (deadlock, DeadlockError),
+    "a message that does not fit": (unfit, MessageMismatch),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_new_world_after(fresh_pool: RankPool, fault: str) -> None:
+    outcomes = fresh_pool.outcomes(fail_and_start_anew, 3, fault, make="alone")
+    for outcome in outcomes[: 2 if fault == "a death" else 3]:
+        assert outcome.value == "as before", outcome.error
+
+
+def fail_and_start_anew(rank: int, size: int, path: str, fault: str) -> str:
+    before = possessions()
+    happen, expected = FAULTS[fault]
+    world = connect(path, rank, size)
+    work_in(world)
+    error = happen(world)
+    assert isinstance(error, expected), error
+    world.close()
+    left = size - 1 if fault == "a death" else size
+    with connect(f"{path}-anew", rank, left) as world:
+        work_in(world)
+    end = time.monotonic() + 5
+    while possessions() != before and time.monotonic() < end:
+        time.sleep(0.001)  # a thread that was joined may still be on its way out
+    assert possessions() == before
+    return "as before"
+
+
+def work_in(world: Communicator) -> None:
+    """Everything that a group makes on first need: a slice, a worker, a channel, a courier."""
+    work = world.all_reduce(small := torch.ones(3), async_op=True)
+    assert work is not None
+    work.wait()
+    world.all_reduce(large := torch.ones(100_000))
+    assert small.eq(world.size).all()
+    assert large.eq(world.size).all()
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    sent = world.isend(torch.full((50_000,), float(world.rank)), after)
+    world.irecv(got := torch.zeros(50_000), before).wait()
+    sent.wait()
+    assert got.eq(before).all()
+    world.barrier()  # nobody fails before all have come so far
+
+
+# A call that waits for its turn, because a work of its group is under way, left its peers waiting.
+def test_an_interrupt_while_a_call_waits_for_its_turn_ends_the_group(fresh_pool: RankPool) -> None:
+    first, second = fresh_pool.run(interrupted_behind_a_work, 2, deadline_s=10)
+    assert isinstance(first, KeyboardInterrupt)
+    assert isinstance(second, GroupAborted)
+
+
+def interrupted_behind_a_work(comm: Communicator) -> BaseException | None:
+    bystander = comm.split([0, 1])
+    assert bystander is not None
+    with bystander:
+        if comm.rank == 0:
+            comm.all_reduce(torch.ones(3), async_op=True)
+            time.sleep(0.1)  # the group's thread takes it up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            error = attempt(comm.barrier)
+        else:
+            error = attempt(comm.recv, torch.ones(1), 0)
+        bystander.barrier()  # neither leaves, and tells the other by that
+    return error
+
+
+def test_works_of_a_group_that_was_closed_say_so(fresh_pool: RankPool) -> None:
+    fresh_pool.run(close_with_works_under_way, 2)
+
+
+def close_with_works_under_way(comm: Communicator) -> None:
+    group = comm.split([0, 1])
+    assert group is not None
+    if comm.rank == 0:
+        works = [group.irecv(torch.zeros(3), 1), group.isend(torch.ones(3), 1, 8)]
+        group.close()
+        for work in works:
+            assert "is closed" in str(attempt(work.wait))
+    comm.barrier()
+
+
+# A rank that is held up is not stuck: what it has asked for meanwhile may be on its way.
+def test_a_receiver_that_is_held_up_is_no_deadlock(fresh_pool: RankPool) -> None:
+    fresh_pool.run(held_up_with_two_receives, 2, deadline_s=15)
+
+
+def held_up_with_two_receives(comm: Communicator) -> None:
+    first, second = torch.zeros(2), torch.zeros(2)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.4)  # rank 0 has waited for long, and is stopped
+        comm.send(torch.ones(2), 0, 2)
+        comm.send(torch.ones(2), 0, 1)
+        return
+    work = comm.irecv(second, 1, 2)
+    child = os.fork()
+    if child == 0:
+        time.sleep(0.25)
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(0.8)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    comm.recv(first, 1, 1)
+    work.wait()
+    os.waitpid(child, 0)
+    assert first.eq(1).all()
+    assert second.eq(1).all()

@@ -1,0 +1,239 @@
+"""Works: the same results as the blocking form, in any order of waiting, and errors at wait."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ranks import RankPool, attempt
+from unisono.comm.base import Communicator, PremulSum, Work
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    GroupClosed,
+    PeerLost,
+)
+
+SIZES = [1, 2, 3, 4, 8]
+
+
+def begun(work: Work | None) -> Work:
+    assert work is not None
+    return work
+
+
+@pytest.mark.ranks(SIZES)
+def test_every_collective_gives_what_its_blocking_form_gives(comm: Communicator) -> None:
+    rank, size = comm.rank, comm.size
+    root = size - 1
+    at_root = rank == root
+    for count in (0, 1, 7, 1000, 70_000):
+        mine = torch.arange(count, dtype=torch.float32) + rank
+        wide = torch.arange(count * size, dtype=torch.float32) * (rank + 1)
+        for name, arguments in {
+            "all_reduce": lambda out, m=mine: (out.copy_(m), "max"),
+            "reduce": lambda out, m=mine: (out.copy_(m), root),
+            "broadcast": lambda out, m=mine: (out.copy_(m), root),
+            "reduce_scatter": lambda out, w=wide: (out, w, PremulSum(2.0)),
+            "scatter": lambda out, w=wide: (out, w if at_root else None, root),
+        }.items():
+            outputs = [torch.full((count,), -1.0) for _ in range(2)]
+            getattr(comm, name)(*arguments(outputs[0]))
+            begun(getattr(comm, name)(*arguments(outputs[1]), async_op=True)).wait()
+            assert torch.equal(*outputs), f"{name} of {count}"
+        for name, arguments in {
+            "all_gather": lambda out, m=mine: (out, m),
+            "gather": lambda out, m=mine: (out if at_root else None, m, root),
+            "all_to_all": lambda out, w=wide: (out, w),
+        }.items():
+            outputs = [torch.full((count * size,), -1.0) for _ in range(2)]
+            getattr(comm, name)(*arguments(outputs[0]))
+            begun(getattr(comm, name)(*arguments(outputs[1]), async_op=True)).wait()
+            assert torch.equal(*outputs), f"{name} of {count}"
+    begun(comm.barrier(async_op=True)).wait()
+
+
+@pytest.mark.ranks(SIZES[1:])
+def test_works_may_be_waited_for_in_any_order_or_not_at_all(comm: Communicator) -> None:
+    random = np.random.default_rng(7 + comm.rank)  # every rank waits in an order of its own
+    for _ in range(5):
+        tensors = [torch.full((step * 997,), comm.rank + 1.0) for step in range(40)]
+        works = [begun(comm.all_reduce(tensor, async_op=True)) for tensor in tensors]
+        for index in random.permutation(40)[:25]:
+            works[index].wait()
+            assert works[index].is_completed()
+            assert works[index].exception() is None
+        del works  # the rest is dropped, and finishes all the same
+        comm.barrier()
+        expected = comm.size * (comm.size + 1) / 2
+        assert all(tensor.eq(expected).all() for tensor in tensors)
+
+
+@pytest.mark.ranks(3)
+def test_a_blocking_call_does_not_overtake(comm: Communicator) -> None:
+    for step in range(50):
+        tensor = torch.full((20_000,), float(comm.rank))
+        comm.broadcast(tensor, step % comm.size, async_op=True)
+        comm.all_reduce(tensor)
+        assert tensor.eq(step % comm.size * comm.size).all()
+
+
+@pytest.mark.ranks(4)
+def test_works_of_two_groups_interleave(comm: Communicator) -> None:
+    other = comm.split([3, 1, 0, 2])
+    assert other is not None
+    for step in range(30):
+        a, b = torch.full((3000,), comm.rank + 1.0), torch.full((3000,), other.rank + 1.0)
+        works = [
+            begun(comm.all_reduce(a, async_op=True)),
+            begun(other.all_reduce(b, async_op=True)),
+        ]
+        for work in works if step % 2 else reversed(works):
+            work.wait()
+        assert a.eq(10).all()
+        assert b.eq(10).all()
+    other.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_work_may_be_waited_for_in_another_thread(comm: Communicator) -> None:
+    tensors = [torch.ones(50_000) for _ in range(8)]
+    works = [begun(comm.all_reduce(tensor, async_op=True)) for tensor in tensors]
+    threads = [threading.Thread(target=work.wait) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert all(tensor.eq(2).all() for tensor in tensors)
+
+
+@pytest.mark.ranks(2)
+def test_a_work_keeps_its_tensors_alive_and_lets_them_go(comm: Communicator) -> None:
+    if comm.rank == 0:
+        time.sleep(0.2)
+    tensor = torch.ones(100_000)
+    gone = weakref.ref(tensor)
+    work = begun(comm.all_reduce(tensor, async_op=True))
+    del tensor
+    gc.collect()
+    if comm.rank == 1:
+        assert gone() is not None
+    work.wait()
+    del work
+    comm.barrier()
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.ranks(3)
+def test_strided_and_coalesced_works(comm: Communicator) -> None:
+    base = torch.zeros(2000)
+    base[::2] = comm.rank + 1.0
+    mixed = [torch.ones(5), torch.ones(3, dtype=torch.int64), torch.ones(9)]
+    works = [
+        begun(comm.all_reduce(base[::2], async_op=True)),
+        begun(comm.all_reduce(mixed, async_op=True)),
+    ]
+    for work in works:
+        work.wait()
+    assert base[::2].eq(6).all()
+    assert base[1::2].eq(0).all()
+    assert all(tensor.eq(3).all() for tensor in mixed)
+
+
+@pytest.mark.ranks(2)
+def test_a_wait_that_is_too_short_may_be_repeated(comm: Communicator) -> None:
+    tensor = torch.ones(4)
+    if comm.rank == 0:
+        work = begun(comm.all_reduce(tensor, async_op=True))
+        start = time.monotonic()
+        assert isinstance(attempt(work.wait, 0.1), CollectiveTimeout)
+        assert time.monotonic() - start < 0.4
+        assert not work.is_completed()
+        assert work.exception() is None
+        work.wait()
+    else:
+        time.sleep(0.5)
+        comm.all_reduce(tensor)
+    assert tensor.eq(2).all()
+
+
+@pytest.mark.ranks(3)
+def test_errors_surface_at_wait(comm: Communicator) -> None:
+    tensor = torch.ones(4 if comm.rank else 5)
+    work = begun(comm.all_reduce(tensor, async_op=True))
+    later = begun(comm.all_reduce(tensor, async_op=True))
+    error = attempt(work.wait)
+    assert isinstance(error, CollectiveMismatch), error
+    assert error.culprits == (0,)
+    assert isinstance(work.exception(), CollectiveMismatch)
+    assert isinstance(attempt(later.wait), CollectiveMismatch)
+    assert tensor.eq(1).all()
+
+
+@pytest.mark.ranks(2)
+def test_arguments_that_make_no_sense_raise_at_once(comm: Communicator) -> None:
+    tensor = torch.ones(70_000)
+    work = begun(comm.all_reduce(tensor, async_op=True))
+    assert isinstance(attempt(comm.all_reduce, None, async_op=True), TypeError)
+    assert isinstance(attempt(comm.broadcast, tensor, 5, async_op=True), ValueError)
+    work.wait()
+    begun(comm.all_reduce(tensor, async_op=True)).wait()
+    assert tensor.eq(4).all()
+
+
+def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> None:
+    fresh_pool.run(close_meanwhile, 2, make="alone")
+
+
+def close_meanwhile(rank: int, size: int, path: str) -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    tensor = torch.ones(4)
+    if rank == 0:
+        work = begun(comm.all_reduce(tensor, async_op=True))
+        comm.close()
+        assert isinstance(attempt(work.wait), (GroupAborted, GroupClosed))
+        assert isinstance(attempt(comm.all_reduce, tensor, async_op=True), GroupClosed)
+    else:
+        while not Path(f"{path}-closed").exists():
+            time.sleep(0.01)
+        error = attempt(comm.all_reduce, tensor)
+        assert isinstance(error, (GroupAborted, PeerLost)), error
+        comm.close()
+    Path(f"{path}-closed").touch()
+    assert len(os.listdir("/proc/self/task")) == threads
+    assert tensor.eq(1).all()
+
+
+def test_ctrl_c_ends_a_wait(fresh_pool: RankPool) -> None:
+    fresh_pool.run(interrupt_a_wait, 2, make="alone")
+
+
+def interrupt_a_wait(rank: int, size: int, path: str) -> None:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm.barrier()
+    if rank == 0:
+        work = begun(comm.barrier(async_op=True))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        assert isinstance(attempt(work.wait), KeyboardInterrupt)
+        assert time.monotonic() - start < 1.0
+        Path(f"{path}-interrupted").touch()
+    else:
+        while not Path(f"{path}-interrupted").exists():
+            time.sleep(0.01)
+    assert isinstance(attempt(comm.barrier), GroupAborted)

@@ -1,0 +1,150 @@
+"""A peer that dies: every survivor says so at once, and groups without it go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import RankPool, attempt
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.errors import PeerLost
+from unisono.watch.settings import is_wanted
+
+WITHIN_S = 0.1  # what is promised; measured from the moment of death on
+SLACK_S = 2.0 if is_wanted() else 0.4  # for a busy machine; who is watched asks all others first
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("large", [False, True], ids=["before a small call", "within a large one"])
+def test_every_survivor_raises_at_once(fresh_pool: RankPool, size: int, large: bool) -> None:
+    outcomes = fresh_pool.outcomes(die_in_the_middle, size, large, make="alone")
+    survivors = [one.value for one in outcomes[:-1]]
+    died_at = float((Path(outcomes[0].value[3])).read_text())
+    for rank, (text, peer, raised_at, _) in enumerate(survivors):
+        assert peer == size - 1, text
+        assert f"rank {size - 1} (pid " in text
+        assert "of group world" in text
+        assert raised_at - died_at < WITHIN_S + SLACK_S, f"rank {rank} took {raised_at - died_at}"
+
+
+def die_in_the_middle(rank: int, size: int, path: str, large: bool) -> tuple[str, int, float, str]:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    tensor = torch.ones(8_000_000 if large else 4)
+    for _ in range(3):
+        comm.all_reduce(tensor)
+    if rank == size - 1:
+        Path(f"{path}-died").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = attempt(comm.all_reduce, tensor)
+    raised_at = time.monotonic()
+    assert isinstance(error, PeerLost), error
+    again = attempt(comm.barrier)
+    assert isinstance(again, PeerLost), again
+    comm.close()
+    return str(error), error.peer, raised_at, f"{path}-died"
+
+
+def test_groups_without_the_dead_go_on(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(go_on_without, 4, make="alone")
+    assert [one.value for one in outcomes[:3]] == [3.0, 3.0, 3.0]
+
+
+def go_on_without(rank: int, size: int, path: str) -> float:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    living = comm.split([0, 1, 2])
+    with_the_dead = comm.split([0, 3])
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert living is not None
+    assert isinstance(attempt(comm.barrier), PeerLost)
+    if with_the_dead is not None:
+        assert isinstance(attempt(with_the_dead.barrier), PeerLost)
+    tensor = torch.ones(1)
+    living.all_reduce(tensor)
+    return float(tensor)
+
+
+def test_a_forked_child_that_lives_on_hides_nothing(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(leave_a_child, 2, make="alone")
+    assert isinstance(outcomes[0].value, float)
+    assert outcomes[0].value < 2.0
+
+
+def leave_a_child(rank: int, size: int, path: str) -> float:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    if rank == 1:
+        comm.barrier()
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+    start = time.monotonic()
+    assert isinstance(attempt(comm.barrier), PeerLost)
+    return time.monotonic() - start
+
+
+LEAVES_EARLY = """
+import sys
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.errors import PeerLost
+rank = int(sys.argv[2])
+comm = NativeCommunicator.connect(FileExchange(sys.argv[1]), rank, 2)
+comm.barrier()
+if rank == 1:
+    raise RuntimeError("this rank fails")
+try:
+    comm.barrier()
+except PeerLost as error:
+    print(error.peer, error)
+"""
+
+
+def test_a_rank_that_raises_is_lost_too(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES_EARLY, str(tmp_path / "meeting"), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=30) for process in ranks]
+    assert said[0][0].startswith("1 rank 1"), said
+    assert "this rank fails" in said[1][1]
+
+
+def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
+    """As in a container: there the rank has a number that means nothing here."""
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*elsewhere, "true"]).returncode:
+        pytest.skip("this user cannot make a PID namespace")
+    program = LEAVES_EARLY.replace('raise RuntimeError("this rank fails")', "os._exit(3)")
+    command = [sys.executable, "-c", f"import os\n{program}", str(tmp_path / "meeting")]
+    there = subprocess.Popen([*elsewhere, *command, "1"])
+    here = subprocess.run([*command, "0"], stdout=subprocess.PIPE, text=True, timeout=30)
+    assert here.stdout.startswith("1 rank 1 (pid 1) "), here.stdout
+    assert there.wait(30) == 3
+
+
+def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(leave_in_order, 3, make="alone")
+    assert [one.value for one in outcomes] == ["closed", "closed", "closed"]
+
+
+def leave_in_order(rank: int, size: int, path: str) -> str:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm.barrier()
+    comm.close()
+    return "closed"

@@ -1,0 +1,166 @@
+"""What errors say of sizes, shapes, ranks and calls: who was wrong, in numbers that users know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+
+import unisono
+from programs import program
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory import engine
+from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.errors import CollectiveMismatch, CollectiveTimeout
+
+RUN = ("-m", "unisono", "run", "-n", "2")
+
+
+def parts(ranks: int, length: int) -> list[numpy.ndarray]:
+    return [numpy.zeros(length) for _ in range(ranks)]
+
+
+def gather(comm: Communicator, odd: int) -> None:
+    wide = parts(comm.size, 3) if comm.rank == 0 else None
+    comm.gather(wide, numpy.ones(4 if comm.rank == odd else 3))
+
+
+def scatter(comm: Communicator, odd: int) -> None:
+    wide = parts(comm.size, 3) if comm.rank == 0 else None
+    comm.scatter(numpy.ones(4 if comm.rank == odd else 3), wide)
+
+
+def all_to_all(comm: Communicator, odd: int) -> None:
+    output = parts(comm.size, 3)
+    if comm.rank == odd:
+        output[0] = numpy.zeros(4)
+    comm.all_to_all(output, parts(comm.size, 3))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("call", "pair"),
+    [
+        (gather, "rank 2 gives 4 elements to rank 0, which wants 3"),
+        (scatter, "rank 0 gives 3 elements to rank 2, which wants 4"),
+        (all_to_all, "rank 0 gives 3 elements to rank 2, which wants 4"),
+    ],
+)
+def test_one_wrong_size_is_shown_with_who_brought_it(
+    comm: Communicator, call: Callable[[Communicator, int], None], pair: str
+) -> None:
+    with pytest.raises(CollectiveMismatch) as caught:
+        call(comm, 2)
+    assert caught.value.culprits == (2,)
+    first = str(caught.value).splitlines()[0]
+    assert first == f"call #1 of group {comm.name}: rank 2 brought other sizes: {pair}"
+
+
+@pytest.mark.ranks(3, backend="gloo")
+def test_the_torch_make_names_it_too(comm: Communicator) -> None:
+    with pytest.raises(CollectiveMismatch) as caught:
+        gather(comm, 2)
+    assert caught.value.culprits == (2,)
+    assert "rank 2 gives 4 elements to rank 0, which wants 3" in str(caught.value)
+
+
+def test_who_is_wrong_among_many() -> None:
+    def of(gives: list[list[int]], wants: list[list[int]]) -> list[int]:
+        return PairSizes(gives, wants).culprits()
+
+    even = [[1] * 4 for _ in range(4)]
+    assert of(even, even) == []
+    assert of(even, [[1] * 4, [1, 1, 2, 1], [1] * 4, [1] * 4]) == [1]  # who wants too much
+    assert of([[1] * 4, [1] * 4, [5] * 4, [1] * 4], even) == [2]  # who gives too much to all
+    uneven = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    other = [[1, 4, 7], [2, 5, 8], [3, 6, 9]]
+    assert of(uneven, other) == []
+    assert of(uneven, [[1, 4, 7], [9, 9, 9], [3, 6, 9]]) == [1]  # at one end of all that differ
+    assert of([[1, 2], [3, 4]], [[1, 3], [7, 4]]) == []  # of two nobody knows
+
+
+@pytest.mark.ranks(4)
+def test_errors_of_subgroups_show_the_ranks_of_the_world(comm: Communicator) -> None:
+    half = comm.split([0, 1] if comm.rank < 2 else [2, 3])
+    assert half is not None
+    half.timeout_s = 0.3
+    if half.rank == 0:
+        with pytest.raises(CollectiveTimeout) as caught:
+            half.barrier()
+        assert caught.value.missing == (1,)
+        if comm.rank == 0:  # the numbers are the same there
+            assert "global" not in str(caught.value)
+        else:
+            assert "because rank 1 (global 3) never came; here: 0\n" in str(caught.value)
+            assert "\n  rank 1 (global 3) (pid " in str(caught.value)
+    comm.barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("works", [False, True], ids=["blocking", "async"])
+def test_shapes_are_compared_where_all_want_it(comm: Communicator, works: bool) -> None:
+    def all_reduce(shape: tuple[int, ...]) -> None:
+        work = comm.all_reduce(numpy.ones(shape), async_op=works)
+        if work is not None:
+            work.wait()
+
+    os.environ["UNISONO_CHECK_SHAPES"] = "0"
+    engine.compare_shapes(by_default=True)
+    try:
+        all_reduce((2, 3) if comm.rank else (3, 2))  # nobody looks
+        os.environ["UNISONO_CHECK_SHAPES"] = "01"[comm.rank != 0]
+        engine.compare_shapes(by_default=False)
+        all_reduce((2, 3) if comm.rank else (3, 2))  # rank 0 does not tell
+        os.environ["UNISONO_CHECK_SHAPES"] = "1"
+        engine.compare_shapes(by_default=False)
+        all_reduce((2, 1, 3) if comm.rank else (2, 3))  # lengths of 1 do not count
+        with pytest.raises(CollectiveMismatch) as caught:
+            all_reduce((2, 3) if comm.rank else (3, 2))
+    finally:
+        del os.environ["UNISONO_CHECK_SHAPES"]
+        engine.compare_shapes(by_default=unisono.watch.is_on())
+    assert caught.value.culprits == (0,)
+    assert "  rank 0: all_reduce of float64, 6 elements, sum, shape (3, 2)" in str(caught.value)
+    assert "  ranks 1, 2: all_reduce of float64, 6 elements, sum, shape (2, 3)" in str(caught.value)
+
+
+@pytest.mark.ranks(3)
+def test_parts_of_different_shapes_are_no_mismatch(comm: Communicator) -> None:
+    os.environ["UNISONO_CHECK_SHAPES"] = "1"
+    engine.compare_shapes(by_default=False)
+    try:
+        shapes = [(2, 3), (3, 2, 1), (5, 1)]
+        output = [numpy.zeros(shape) for shape in shapes]
+        comm.all_gather(output, numpy.full(shapes[comm.rank], 1.0 + comm.rank))
+        assert [part.sum() for part in output] == [6.0, 12.0, 15.0]
+    finally:
+        del os.environ["UNISONO_CHECK_SHAPES"]
+        engine.compare_shapes(by_default=unisono.watch.is_on())
+
+
+@pytest.mark.provokes
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        ("unisono.init()", ()),
+        ('dist.init_process_group("unisono")', ()),
+        ("dist.init_process_group()", ("--backend", "unisono", "--watch")),
+    ],
+)
+def test_the_world_has_one_name_and_calls_count_from_one(
+    tmp_path: Path, start: str, options: tuple[str, ...]
+) -> None:
+    script = program(
+        tmp_path,
+        f"""
+        import torch, torch.distributed as dist, unisono
+        {start}
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+        """,
+    )
+    done = script.run(before=(*RUN, *options))
+    assert done.returncode != 0
+    assert "different things in call #1 of group world" in done.stderr, done.stderr

@@ -1,0 +1,217 @@
+"""Random programs with one random fault: who needs the culprit says so, the others go on.
+
+A failure shows its seed and program. `UNISONO_FAULT_SEEDS=17 pytest tests/comm/test_fault_fuzz.py`
+plays one seed again; `17-90` plays a range.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fault_play import EXIT_CODE, STOPPED_S, Ended
+from fault_programs import ENDINGS, Program, make_program
+from fault_ranks import Course, Nursery
+
+BLOCK = 15  # seeds a test
+WITHIN_S = 2.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is promised
+
+EXIT_CODES = {"kill": -signal.SIGKILL, "exit at once": EXIT_CODE, "exit": EXIT_CODE, "raise": 1}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    warm = Nursery()
+    yield warm
+    warm.close()
+
+
+def seeds(default: range) -> list[range]:
+    """Blocks of seeds: those asked for, or the default."""
+    asked = os.environ.get("UNISONO_FAULT_SEEDS")
+    if asked:
+        first, _, last = asked.partition("-")
+        default = range(int(first), int(last or first) + 1)
+    return [default[start : start + BLOCK] for start in range(0, len(default), BLOCK)]
+
+
+def name(block: range) -> str:
+    return f"seeds {block[0]}-{block[-1]}"
+
+
+@pytest.mark.parametrize("block", seeds(range(75)), ids=name)
+def test_one_fault(nursery: Nursery, block: range, record_property: Any) -> None:
+    play(nursery, block, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", seeds(range(1000, 4000)), ids=name)
+def test_one_fault_of_many(nursery: Nursery, block: range, record_property: Any) -> None:
+    play(nursery, block, record_property)
+
+
+def play(nursery: Nursery, block: range, record_property: Any) -> None:
+    courses = nursery.play([make_program(seed) for seed in block])
+    complaints, delays_s = [], []
+    for course in courses:
+        judge = Judge(course)
+        if wrong := judge.complaints():
+            told = "\n".join(f"  * {one}" for one in wrong)
+            again = f"UNISONO_FAULT_SEEDS={course.program.seed} pytest {__file__}"
+            complaints.append(f"{course.program}\n{told}\n  again: {again}")
+        delays_s += judge.delays_s
+    if delays_s:
+        delays_s.sort()
+        record_property("detection_s_median", delays_s[len(delays_s) // 2])
+        record_property("detection_s_most", delays_s[-1])
+    assert not complaints, "\n\n".join(complaints)
+
+
+class Judge:
+    """What must, may and must not have happened in a program."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+        self.program: Program = course.program
+        self.fault = self.program.fault
+        culprit = course.stories[self.fault.rank]
+        self.fault_s = culprit.fault_s
+        if self.fault.kind in ("exit", "raise"):  # the interpreter takes its time to end
+            self.fault_s = culprit.gone_s
+        self.delays_s: list[float] = []
+
+    def complaints(self) -> list[str]:
+        """Everything that is wrong; empty if all is well."""
+        wrong = [f"left behind: {name}" for name in self.course.left_behind]
+        if self.fault_s is None:
+            wrong.append("the fault did not happen")
+        for rank, story in enumerate(self.course.stories):
+            dies = rank == self.fault.rank and self.fault.kind in ENDINGS
+            code = EXIT_CODES[self.fault.kind] if dies else None
+            if story.failure:
+                wrong.append(f"rank {rank} failed: {story.failure}")
+            elif story.code != code:
+                wrong.append(f"rank {rank} ended with {story.code}, not {code}")
+            elif not dies and not story.well:
+                wrong.append(f"rank {rank} did not come to its end")
+            elif story.ends is not None:
+                poisoned: set[int] = set()
+                for end in story.ends:
+                    said = self.about(rank, end, poisoned)
+                    wrong += [f"rank {rank}, step {end.step}: {one} ({end})" for one in said]
+        return wrong
+
+    def about(self, rank: int, end: Ended, poisoned: set[int]) -> list[str]:
+        """What is wrong with the way a step ended on a rank."""
+        group = self.program.steps[end.step].group
+        if end.error is None:
+            failed_before = group in poisoned and not self.began_before(end)
+            if failed_before or self.must_fail(rank, end.step):
+                return ["it should have raised"]
+            return []
+        first = group not in poisoned
+        poisoned.add(group)
+        if not self.may_fail(end.step):
+            return ["it should not have raised"]
+        allowed = self.allowed(rank, end.step)
+        if end.error not in allowed:
+            return [f"it should have raised {' or '.join(allowed)}"]
+        wrong = self.wrong_fields(rank, end)
+        if self.fault_s is not None:
+            delay_s = end.ended_s - max(end.began_s, self.fault_s)
+            limit_s = WITHIN_S + (STOPPED_S if self.fault.kind == "stop" else 0)
+            if delay_s > limit_s:
+                wrong.append(f"it took {delay_s:.2f} s")
+            if first and self.fault.kind in ("kill", "exit at once", "close"):
+                self.delays_s.append(delay_s)
+        return wrong
+
+    # -- the rules -----------------------------------------------------------------------------
+
+    def affected(self, group: int) -> bool:
+        """Whether the fault ends a group."""
+        if self.fault.kind == "close":
+            return group in self.fault.closed
+        if self.fault.kind in ("interrupt", "differ", "skip"):
+            return group == self.program.steps[self.fault.step].group
+        return self.fault.rank in self.program.groups[group]
+
+    def may_fail(self, number: int) -> bool:
+        return self.affected(self.program.steps[number].group)
+
+    def must_fail(self, rank: int, number: int) -> bool:
+        """Whether a rank cannot end a step without the culprit, which never comes to it."""
+        step, fault = self.program.steps[number], self.fault
+        if not self.affected(step.group):
+            return False
+        if number < fault.step or (fault.within and number == fault.step):
+            return False
+        moves = step.kind in ("message", "ring")
+        if moves and fault.kind in ("differ", "skip"):
+            return False  # it may have been over before the ranks differed
+        if rank == fault.rank:
+            return fault.kind in ("close", "interrupt", "differ") or number > fault.step
+        if step.kind == "ring":
+            size = len(self.program.groups[step.group])
+            apart = self.place(step.group, rank) - self.place(step.group, fault.rank)
+            return apart % size in (1, size - 1)
+        return fault.rank in self.program.members(step)
+
+    def began_before(self, end: Ended) -> bool:
+        """Whether a step was under way, and may have ended, before its group failed."""
+        step = self.program.steps[end.step]
+        return step.later > 0 or step.peer_later > 0
+
+    def allowed(self, rank: int, number: int) -> tuple[str, ...]:
+        kind, culprit = self.fault.kind, rank == self.fault.rank
+        if kind == "kill" or kind == "exit at once":
+            return ("PeerLost",)
+        if kind in ("exit", "raise"):
+            return ("PeerLost",) if self.fault.drained else ("PeerLost", "GroupAborted")
+        if kind == "close" and culprit:
+            return ("GroupClosed",) if self.fault.drained else ("GroupClosed", "GroupAborted")
+        if kind == "close":
+            return ("PeerLost",) if self.fault.drained else ("PeerLost", "GroupAborted")
+        if kind == "stop":
+            return ("CollectiveTimeout",)
+        if kind == "interrupt":
+            at_it = culprit and number == self.fault.step
+            return ("KeyboardInterrupt",) if at_it else ("GroupAborted",)
+        return ("CollectiveMismatch",)
+
+    def wrong_fields(self, rank: int, end: Ended) -> list[str]:
+        group = self.program.steps[end.step].group
+        culprit, fields = self.place(group, self.fault.rank), end.fields
+        wrong = []
+        if end.error in ("KeyboardInterrupt", "GroupClosed"):
+            return []
+        if fields["rank"] != self.place(group, rank):
+            wrong.append(f"it names {fields['rank']} as this rank")
+        if end.error == "PeerLost" and fields["peer"] != culprit:
+            wrong.append(f"it blames {fields['peer']}, not {culprit}")
+        if end.error == "GroupAborted" and f"rank {culprit} " not in end.text:
+            wrong.append(f"it does not name rank {culprit}")
+        if end.error == "CollectiveTimeout":
+            never_came = fields["call"] > self.calls_of_culprit(group)
+            if never_came and culprit not in fields["missing"]:
+                wrong.append(f"it misses {fields['missing']}, not {culprit}")
+        if end.error == "CollectiveMismatch":
+            size = len(self.program.groups[group])
+            expected = (culprit,) if size > 2 else ()
+            if fields["culprits"] != expected:
+                wrong.append(f"it blames {fields['culprits']}, not {expected}")
+        return wrong
+
+    def calls_of_culprit(self, group: int) -> int:
+        """How many collectives of a group the culprit had begun when it stopped."""
+        last = self.fault.step + self.fault.within
+        begun = [s for s in self.program.steps[:last] if s.group == group]
+        collectives = [s for s in begun if s.kind not in ("message", "ring")]
+        return len(collectives) + (group == 0)  # all meet once at the start
+
+    def place(self, group: int, rank: int) -> int:
+        return self.program.place(group, rank)

@@ -1,0 +1,378 @@
+"""Processes that were started separately meet by a name, and meet again after one has restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono
+from programs import DEADLINE_S, Program, eventually, program
+from ranks import in_a_fork
+from unisono import Communicator, RendezvousError, UnisonoError
+from unisono.comm.rendezvous import by_name, discovery
+from unisono.comm.rendezvous.announcements import StoreExchange
+from unisono.comm.rendezvous.by_name import _FolderExchange
+from unisono.comm.rendezvous.by_parent import start_time
+from unisono.comm.rendezvous.lobby import Lobby, Side
+from unisono.comm.rendezvous.unix_socket import Deadline, Line
+from unisono.comm.shared_memory.communicator import open_with
+
+PROGRAM = """
+    import signal, sys
+    import numpy
+    from unisono import Communicator, PeerLost
+
+    def meet(name, rank, size, turns="1", within_s="30"):
+        rank, size = int(rank), int(size)
+        for turn in range(int(turns)):
+            with Communicator.join(name, rank, size, join_timeout_s=float(within_s)) as comm:
+                ones = numpy.full(1000, rank + 1.0)
+                comm.all_reduce(ones)
+                assert (ones == size * (size + 1) / 2).all()
+                assert comm.global_ranks is None and comm.name == name
+                pair = comm.split([0, 1])
+                assert pair is None or (pair.global_ranks is None and pair.size == 2)
+                print("met", turn, flush=True)
+                comm.barrier()
+
+    def stay(name, rank, size):
+        # meet, wait for ever, and meet again whenever a peer is lost
+        while True:
+            with Communicator.join(name, int(rank), int(size), join_timeout_s=30) as comm:
+                print("met", flush=True)
+                try:
+                    comm.barrier()
+                    print("together", flush=True)
+                    return
+                except PeerLost as lost:
+                    print("lost", lost.peer, flush=True)
+
+    def hold(name, rank, size):
+        with Communicator.join(name, int(rank), int(size), join_timeout_s=30):
+            signal.pause()
+
+    {"meet": meet, "stay": stay, "hold": hold}[sys.argv[1]](*sys.argv[2:])
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def joiner(tmp_path: Path) -> Program:
+    return program(tmp_path, PROGRAM)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    assert not meeting_files()
+
+
+def meeting_files() -> list[Path]:
+    folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
+    return [file for one in folders for file in one.glob(f"*unisono-{os.geteuid()}-join-*")]
+
+
+def ends_well(*processes: subprocess.Popen[str]) -> list[str]:
+    """What they wrote, once all have ended; a failure where one did not end well."""
+    outputs = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, err
+            outputs.append(out)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return outputs
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, process.stderr and process.stderr.read()
+    return line
+
+
+def test_separately_started_processes_meet_by_a_name(joiner: Program, name: str) -> None:
+    ends_well(*(joiner.start("meet", name, str(rank), "3") for rank in (2, 0, 1)))
+
+
+def test_the_same_name_serves_again_and_again(joiner: Program, name: str) -> None:
+    outputs = ends_well(*(joiner.start("meet", name, str(rank), "2", "5") for rank in range(2)))
+    assert outputs == ["".join(f"met {turn}\n" for turn in range(5))] * 2
+
+
+def test_two_names_at_once_do_not_mix(joiner: Program, name: str) -> None:
+    ends_well(
+        *(joiner.start("meet", name + end, str(rank), "2") for rank in (0, 1) for end in ("", "b"))
+    )
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_process_that_restarts_meets_the_others_again(
+    joiner: Program, name: str, dies: int
+) -> None:
+    with joiner.start("stay", name, str(1 - dies), "2") as stays:
+        with joiner.start("hold", name, str(dies), "2") as other:
+            assert read_line(stays) == "met"
+            other.send_signal(signal.SIGKILL)
+        assert read_line(stays) == f"lost {dies}"
+        with joiner.start("stay", name, str(dies), "2") as last:
+            assert ends_well(stays, last) == ["met\ntogether\n"] * 2
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_whoever_dies_while_it_waits_may_come_back(joiner: Program, name: str, dies: int) -> None:
+    """Of three, one is missing; another is killed while it waits, and comes back."""
+    stays = joiner.start("meet", name, str(1 - dies), "3")
+    with joiner.start("meet", name, str(dies), "3") as waits:
+        assert eventually(lambda: _is_in_poll(waits.pid) and _is_in_poll(stays.pid))
+        waits.send_signal(signal.SIGKILL)
+    ends_well(
+        stays, joiner.start("meet", name, str(dies), "3"), joiner.start("meet", name, "2", "3")
+    )
+
+
+def _is_in_poll(pid: int) -> bool:
+    """Whether a process holds its seat and its door: it has begun to wait."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(descriptor))
+        except OSError:
+            return False
+    return sum(link.startswith("socket:") for link in links) >= 2
+
+
+def test_different_sizes_are_refused_on_both_sides(joiner: Program, name: str) -> None:
+    three = joiner.start("meet", name, "1", "3")
+    with pytest.raises(RendezvousError, match="thinks the group has 3 ranks, not 2"):
+        Communicator.join(name, 0, 2, join_timeout_s=30)
+    _, err = three.communicate(timeout=DEADLINE_S)
+    assert three.returncode == 1
+    assert "thinks the group has 3 ranks, not 2" in err
+
+
+def test_a_second_process_of_one_rank_is_told_so(joiner: Program, name: str) -> None:
+    with joiner.start("meet", name, "1", "2") as first:
+        assert eventually(lambda: _is_in_poll(first.pid))
+        with pytest.raises(RendezvousError, match=f"another process joins '{name}' as rank 1"):
+            Communicator.join(name, 1, 2)
+        ends_well(first, joiner.start("meet", name, "0", "2"))
+
+
+def test_who_does_not_come_is_named(name: str) -> None:
+    with pytest.raises(RendezvousError, match=r"rank\(s\) 1, 2 of 3 did not come within 0.2 s"):
+        Communicator.join(name, 0, 3, join_timeout_s=0.2)
+    with pytest.raises(RendezvousError, match=r"rank 0 did not come within 0.2 s"):
+        Communicator.join(name, 2, 3, join_timeout_s=0.2)
+
+
+def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
+    joiner: Program, name: str
+) -> None:
+    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    exchange = _FolderExchange(f"unisono-{os.geteuid()}-join-{short}")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
+    assert start_time(os.getpid()) != "1"
+    exchange.announce(0, word)
+    follower = joiner.start("meet", name, "1", "2")
+    assert eventually(lambda: _is_in_poll(follower.pid))
+    ends_well(follower, joiner.start("meet", name, "0", "2"))
+
+
+@pytest.mark.ranks(2)
+def test_ranks_meet_in_a_torch_store_by_name(shared_tmp_path: Path) -> None:
+    rank = int(os.environ["UNISONO_RANK"])
+    store = dist.FileStore(str(shared_tmp_path / "store"), 2)
+    for name in ("a", "b", "a"):
+        with Communicator.join(name, rank, 2, store) as comm:
+            assert (comm.rank, comm.size) == (rank, 2)
+            comm.broadcast(tensor := torch.full((3,), rank))
+            assert tensor.tolist() == [0, 0, 0]
+            comm.barrier()
+
+
+def test_what_makes_no_sense_is_refused_at_once() -> None:
+    for bad in ((1, 1), (-1, 2), (0, 0), (2, 2)):
+        with pytest.raises(ValueError, match=re.escape(f"rank {bad[0]} does not lie in a group")):
+            Communicator.join("x", *bad)
+    for name in ("", "a\0b", "\ud800", 7):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r} is no name to meet by")):
+            Communicator.join(name, 0, 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
+        Communicator.join("x", "0", 2)  # type: ignore[arg-type]
+
+
+def test_any_other_text_is_a_name(joiner: Program, name: str) -> None:
+    odd = f"/{name}/../*" + "\U0001f41d" * 3000
+    ends_well(*(joiner.start("meet", odd, str(rank), "2") for rank in range(2)))
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+def path_of(name: str) -> Path:
+    """Where those meet who have no folder of their own."""
+    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return Path(f"/tmp/unisono-{os.geteuid()}-join-{short}")
+
+
+@pytest.fixture
+def no_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_name, "is_private", lambda folder: False)
+
+
+@pytest.mark.usefixtures("no_own_folder")
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "socket"])
+def test_what_stands_in_the_way_is_named_at_once(name: str, kind: str) -> None:
+    path = path_of(name)
+    {"FIFO": os.mkfifo, "directory": os.mkdir, "socket": bind}[kind](path)
+    begin_s = time.monotonic()
+    try:
+        with pytest.raises(RendezvousError, match=f"a {kind} of user {os.geteuid()}"):
+            Communicator.join(name, 1, 2, join_timeout_s=5)
+        if kind == "directory":  # nothing else can hold rank 0 up
+            with pytest.raises(RendezvousError, match="a directory of user"):
+                Communicator.join(name, 0, 2, join_timeout_s=5)
+        assert time.monotonic() - begin_s < 4
+    finally:
+        path.rmdir() if kind == "directory" else path.unlink(missing_ok=True)
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(path))
+
+
+@pytest.mark.usefixtures("no_own_folder")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_strangers_fifo_is_named_by_its_owner(name: str) -> None:
+    """By a rank of a user who is not root, in a folder where nobody removes others' files."""
+    path = Path(str(path_of(name)).replace("unisono-0-", "unisono-65534-"))
+    os.mkfifo(path, 0o666)
+    os.chmod(path, 0o666)
+    try:
+        assert "a FIFO of user 0" in in_a_fork(lambda: join_as_nobody(name, 0))
+        assert "a FIFO of user 0" in in_a_fork(lambda: join_as_nobody(name, 1))
+    finally:
+        path.unlink()
+
+
+def join_as_nobody(name: str, rank: int) -> str:
+    os.setuid(65534)
+    try:
+        Communicator.join(name, rank, 2, join_timeout_s=5)
+    except RendezvousError as error:
+        return str(error)
+    return "joined"
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_squatted_name_is_no_rank_of_ours(name: str, listens: bool) -> None:
+    address = f"\0{path_of(name).name}-1".encode()
+
+    def squat() -> str:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.bind(address)
+            if listens:
+                stranger.listen()
+            os.write(ready, b".")
+            return str(os.read(over, 1))
+
+    begun, ready = os.pipe()
+    over, end = os.pipe()
+    thread = threading.Thread(target=in_a_fork, args=(squat,))
+    thread.start()
+    try:
+        os.read(begun, 1)
+        with pytest.raises(RendezvousError, match="is taken by another user's process or by no"):
+            Communicator.join(name, 1, 2, join_timeout_s=5)
+    finally:
+        os.write(end, b".")
+        thread.join()
+        for descriptor in (begun, ready, over, end):
+            os.close(descriptor)
+
+
+def test_a_full_queue_at_the_door_is_waited_for(
+    joiner: Program, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many strangers call that nobody else is let in until they are gone."""
+    store = dist.HashStore()
+    exchange = StoreExchange(store, f"unisono/join/{name}")
+    calls = []
+    with Lobby() as full:
+        me = discovery.about_me(full.address)
+        exchange.announce(0, me)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                calls.append(Line.connect(full.address))
+        with pytest.raises(RendezvousError, match="queue at its door is full"):
+            Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
+        side = Side("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
+        with Lobby() as other, pytest.raises(RendezvousError, match="queue at its door is full"):
+            other.meet_at(full.address, side)
+        follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
+        follower.start()
+        for call in calls:
+            call.close()
+        leader = Side(name, 0, 2, Deadline(20), open_with(20.0))
+        place = full.meet_by(exchange, leader)
+        follower.join()
+        place.group.close()
+
+
+# -- what the dead leave ---------------------------------------------------------------------------
+
+
+def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -> None:
+    """By a rank that waits for it, or by the next rank 0 of any name."""
+    for other in ("", "-other"):
+        with joiner.start("meet", name, "0", "2") as leader:
+            assert eventually(lambda: bool(meeting_files()))
+            leader.send_signal(signal.SIGKILL)
+        assert meeting_files()
+        rank = 0 if other else 1
+        with pytest.raises(RendezvousError, match=r"did not come within 0\.3 s"):
+            Communicator.join(name + other, rank, 2, join_timeout_s=0.3)
+        assert not meeting_files()
+
+
+def test_a_word_that_is_taken_away_by_mistake_comes_back(joiner: Program, name: str) -> None:
+    with joiner.start("meet", name, "0", "2") as leader:
+        assert eventually(lambda: bool(meeting_files()))
+        meeting_files()[0].unlink()
+        assert eventually(lambda: bool(meeting_files()))
+        ends_well(leader, joiner.start("meet", name, "1", "2"))
+
+
+def test_alone_is_a_group_too() -> None:
+    with Communicator.join("alone", 0, 1) as comm:
+        assert (comm.rank, comm.size, comm.global_ranks) == (0, 1, None)
+    with pytest.raises(UnisonoError):
+        comm.barrier()
+    assert not unisono.is_distributed()

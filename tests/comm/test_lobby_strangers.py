@@ -1,0 +1,81 @@
+"""Strangers at a lobby's door who know more than noise, and what they leave with its owner."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from fault_play import possessions
+from ranks import RankPool, attempt, connect
+from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous.lobby import FileExchange
+
+
+def address_of_rank_0(path: str) -> bytes:
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if (word := FileExchange(path).look_up(0)) is not None:
+            return b"\0" + str(word["address"]).encode()
+        time.sleep(0.005)
+    raise AssertionError("rank 0 has not announced itself")
+
+
+def hello(key: str, rank: int) -> bytes:
+    message = discovery.about_me("unisono-" + "0" * 32) | {"key": key, "rank": rank, "size": 2}
+    data = json.dumps(message).encode()
+    return struct.pack("<I", len(data)) + data
+
+
+STRANGERS = {
+    "a guess at the group's name": (1, hello("wor1d", 1), 1),
+    "a hundred guesses": (100, hello("world/0,1/1", 1), 0),
+    "garbage with descriptors": (20, b"\xff" * 100, 8),
+    "half a message with descriptors": (20, hello("world", 1)[:30], 8),
+    "a message of four gigabytes": (5, struct.pack("<I", 0xFFFFFFFF) + b"x" * 4096, 2),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_strangers_leave_nothing_with_the_owner(fresh_pool: RankPool, who: str) -> None:
+    fresh_pool.run(a_stranger_knocks, 3, who, make="alone", deadline_s=20)
+
+
+def hung_up(line: socket.socket) -> bool:
+    """Whether the owner hangs up without a word, at the latest when its world ends."""
+    line.settimeout(15)
+    try:
+        return line.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def a_stranger_knocks(rank: int, size: int, path: str, who: str) -> None:
+    """Ranks 0 and 1 meet once the third, which is no member, has said all it has to say."""
+    before = possessions()
+    said = Path(f"{path}-said")
+    if rank == 2:
+        times, words, descriptors = STRANGERS[who]
+        lines = []
+        for _ in range(times):
+            line = socket.socket(socket.AF_UNIX)
+            line.connect(address_of_rank_0(path))
+            attempt(socket.send_fds, line, [words], [0] * descriptors)
+            lines.append(line)
+        said.touch()
+        for line in lines:
+            with line:
+                assert hung_up(line)
+        return
+    if rank == 1:
+        end = time.monotonic() + 10
+        while not said.exists() and time.monotonic() < end:
+            time.sleep(0.005)
+    with connect(path, rank, 2) as comm:
+        comm.barrier()
+    assert possessions() == before
+    assert said.exists()

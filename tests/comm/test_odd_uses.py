@@ -1,0 +1,196 @@
+"""Uses that nobody plans and somebody meets: aliases, signals, forks and threads in odd places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ranks import RankPool, attempt, in_a_fork
+from unisono.comm.base import Communicator
+from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.errors import GroupAborted, RendezvousError
+
+
+@pytest.mark.ranks([2, 3])
+def test_one_tensor_on_both_sides_is_refused_where_the_sides_differ(comm: Communicator) -> None:
+    for call in (comm.all_gather, comm.reduce_scatter):
+        tensor = torch.arange(6.0)
+        assert isinstance(attempt(call, tensor, tensor), (TypeError, ValueError))
+        assert torch.equal(tensor, torch.arange(6.0))
+    tensor = torch.arange(6.0)
+    output = tensor if comm.rank == 0 else None
+    error = attempt(comm.gather, output, tensor)
+    assert error is not None
+    assert torch.equal(tensor, torch.arange(6.0))
+
+
+@pytest.mark.ranks(2)
+def test_the_tensors_of_a_coalesced_call_fit_pair_by_pair(comm: Communicator) -> None:
+    wide = [torch.zeros(4), torch.zeros(8)]
+    narrow = [torch.ones(4), torch.ones(2)]  # together they fit, one by one they do not
+    assert isinstance(attempt(comm.all_gather, wide, narrow), ValueError)
+    assert isinstance(attempt(comm.reduce_scatter, narrow, wide), ValueError)
+    assert all(tensor.eq(0).all() for tensor in wide)
+    comm.barrier()
+
+
+class Made(list[Any]):
+    """A list whose items live only while somebody holds them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.full((3000,), 7.0)
+
+
+@pytest.mark.ranks([1, 2, 3])
+def test_a_list_whose_tensors_share_memory_is_not_reduced(comm: Communicator) -> None:
+    """Each would be reduced into the other: wrong numbers, and others on every rank."""
+    row, square = torch.full((6,), 1.0 + comm.rank), torch.ones(3, 3)
+    overlapping = [[row, row], [square, row, square]]
+    overlapping += [[row[2:], row[:4]], [square, square[:, 1]], [square[:, 0], square[0]]]
+    for tensors in overlapping:
+        for async_op in (False, True):
+            with pytest.raises(ValueError, match="share memory"):
+                comm.all_reduce(tensors, async_op=async_op)
+    assert row.tolist() == [1.0 + comm.rank] * 6
+    many = [torch.full((2,), float(number)) for number in range(50)]
+    comm.all_reduce([square[:, 0], square[:, 2], row[3:], row[:3], row[:0], row[:0], *many[::-1]])
+    total = comm.size * (comm.size + 1) / 2
+    assert row.tolist() == [total] * 6
+    assert square.tolist() == [[comm.size, 1.0, comm.size]] * 3
+    assert [one.tolist() for one in many] == [[comm.size * n] * 2 for n in range(50)]
+
+
+@pytest.mark.ranks(2)
+def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> None:
+    for _ in range(20):
+        outputs = [torch.zeros(3000) for _ in range(comm.size)]
+        comm.all_to_all(outputs, Made([0] * comm.size))
+        assert all(output.eq(7).all() for output in outputs)
+
+
+def test_ctrl_c_on_every_rank_at_once(fresh_pool: RankPool) -> None:
+    for _ in range(5):
+        fresh_pool.run(all_are_interrupted, 3, make="alone")
+
+
+def all_are_interrupted(rank: int, size: int, path: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    # nobody can finish: each waits in a group with somebody who is elsewhere
+    pairs = [comm.split([0, 1]), comm.split([1, 2]), comm.split([2, 0])]
+    mine = pairs[rank]
+    assert mine is not None
+    comm.barrier()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    error = attempt(mine.barrier)
+    assert isinstance(error, (KeyboardInterrupt, GroupAborted)), error
+    attempt(time.sleep, 0.4)  # an interrupt may still be on its way
+    for pair in pairs:
+        if pair is not None:
+            pair.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_call_from_a_signal_handler_does_not_wait_for_itself(comm: Communicator) -> None:
+    said: list[BaseException | None] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: said.append(attempt(comm.barrier)))
+    if comm.rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    else:
+        time.sleep(0.6)
+    comm.barrier()
+    signal.signal(signal.SIGUSR1, before)
+    if comm.rank == 0:
+        assert len(said) == 1
+        assert isinstance(said[0], RuntimeError)
+        assert "already" in str(said[0])
+
+
+@pytest.mark.ranks(2)
+def test_a_work_is_not_waited_for_in_a_forked_child(comm: Communicator) -> None:
+    tensor = torch.ones(10)
+    if comm.rank == 0:
+        work = comm.all_reduce(tensor, async_op=True)
+        assert work is not None
+        assert in_a_fork(work.wait) == "GroupClosed"
+        comm.broadcast(torch.ones(1), 0, async_op=True)
+        work.wait()
+    else:
+        time.sleep(0.4)
+        comm.all_reduce(tensor)
+        comm.broadcast(torch.ones(1), 0)
+    assert tensor.eq(2).all()
+
+
+def test_children_forked_around_a_death_can_make_groups(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(fork_around_a_death, 2, make="alone")
+    assert outcomes[0].value == "done"
+
+
+def fork_around_a_death(rank: int, size: int, path: str) -> str:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for step in range(15):
+        said = in_a_fork(lambda step=step: alone_in_a_new_world(f"{path}-{step}"))  # type: ignore[misc]
+        assert said == "True", said
+    comm.close()
+    return "done"
+
+
+def alone_in_a_new_world(path: str) -> bool:
+    error = attempt(NativeCommunicator.connect, FileExchange(path), 0, 2, join_timeout_s=0.05)
+    return isinstance(error, RendezvousError)
+
+
+@pytest.mark.ranks(3)
+def test_threads_may_split_one_world_at_the_same_time(comm: Communicator) -> None:
+    members = [[0, 1, 2], [0, 2, 1], [1, 0, 2]]
+    made: dict[int, float] = {}
+
+    def split(which: int) -> None:
+        for _ in range(5):
+            group = comm.split(members[which])
+            assert group is not None
+            tensor = torch.ones(4)
+            group.all_reduce(tensor)
+            made[which] = made.get(which, 0.0) + float(tensor[0])
+            group.close()
+
+    threads = [threading.Thread(target=split, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert made == {0: 15.0, 1: 15.0, 2: 15.0}
+
+
+def test_a_leader_that_died_is_not_waited_for(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(the_leader_dies, 2, make="alone")
+    assert outcomes[1].value < 2.0
+
+
+def the_leader_dies(rank: int, size: int, path: str) -> float:
+    comm = NativeCommunicator.connect(FileExchange(path), rank, size, timeout_s=20)
+    comm.barrier()
+    if rank == 0:
+        if os.fork() == 0:  # a child that lives on must not keep the door open
+            time.sleep(3)
+            os._exit(0)
+        Path(f"{path}-dead").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not Path(f"{path}-dead").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    start = time.monotonic()
+    assert isinstance(attempt(comm.split, [0, 1]), RendezvousError)
+    return time.monotonic() - start

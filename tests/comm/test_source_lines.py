@@ -1,0 +1,186 @@
+"""Reports say where: the source line of every rank's call, and where a missing rank is."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ranks import attempt
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.records import read_process
+from unisono.comm.solo import SoloCommunicator
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DeadlockError,
+    GroupAborted,
+    GroupClosed,
+)
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """Where in a function of this file the line with this text is, as a report writes it."""
+    lines, first = inspect.getsourcelines(function)
+    offset = next(index for index, line in enumerate(lines) if text in line)
+    return f"test_source_lines.py:{first + offset} in {function.__name__}"
+
+
+@pytest.mark.ranks(3)
+def test_a_mismatch_shows_each_rank_s_line(comm: Communicator) -> None:
+    with pytest.raises(CollectiveMismatch) as caught:
+        call_from_three_lines(comm)
+    error = caught.value
+    expected = [
+        line_of(call_from_three_lines, "# blocking"),
+        line_of(call_from_three_lines, "# another size"),
+        line_of(call_from_three_lines, "# async"),
+    ]
+    assert [str(site).rpartition("/")[2] for site in error.sites] == expected
+    assert all(place in str(error) for place in expected)
+    assert error.culprits == (1,)
+    assert str(comm.errored) == str(error)
+
+
+def call_from_three_lines(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.all_reduce(torch.ones(4))  # blocking
+    elif comm.rank == 1:
+        comm.all_reduce(torch.ones(5))  # another size
+    else:
+        work = comm.all_reduce(torch.ones(4), async_op=True)  # async
+        assert work is not None
+        work.wait()
+
+
+@pytest.mark.ranks(2)
+def test_a_work_that_nobody_waits_for_tells_its_line_too(comm: Communicator) -> None:
+    if comm.rank == 0:
+        begin_and_compute(comm)
+    else:
+        error = attempt(comm.all_reduce, torch.ones(1))
+        assert line_of(begin_and_compute, "# submitted") in str(error)
+
+
+def begin_and_compute(comm: Communicator) -> None:
+    work = comm.barrier(async_op=True)  # submitted
+    time.sleep(1.0)  # computes while the other rank finds the fault
+    assert work is not None
+    assert isinstance(work.exception(), CollectiveMismatch)
+
+
+@pytest.mark.ranks(3)
+def test_a_refused_argument_shows_its_line(comm: Communicator) -> None:
+    if comm.rank == 1:
+        with pytest.raises(ValueError, match="root 9"):
+            name_a_root_that_is_none(comm)
+    else:
+        report = str(attempt(comm.broadcast, torch.ones(3)))
+        assert line_of(name_a_root_that_is_none, "root=9") in report
+        assert "refused" in report
+
+
+def name_a_root_that_is_none(comm: Communicator) -> None:
+    comm.broadcast(torch.ones(3), root=9)
+
+
+@pytest.mark.ranks(3)
+def test_a_timeout_says_where_the_missing_are(comm: Communicator) -> None:
+    comm.timeout_s = 1.5
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(comm.size)]
+    comm.all_gather(pids, torch.tensor([os.getpid()]))
+    if comm.rank == 1:
+        dawdle(2.5)
+        os.kill(int(pids[2]), signal.SIGCONT)
+    elif comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        error = attempt(comm.all_reduce, torch.ones(4))
+        assert isinstance(error, CollectiveTimeout), error
+        assert (error.arrived, error.missing) == ((0,), (1, 2))
+        assert line_of(dawdle, "# here it stays") in str(error)
+        assert f"rank 2 (pid {int(pids[2])}) is stopped and did not answer" in str(error)
+
+
+def dawdle(seconds: float) -> None:
+    time.sleep(seconds)  # here it stays
+
+
+@pytest.mark.ranks(2)
+def test_a_message_in_vain_says_where_the_peer_is(comm: Communicator) -> None:
+    comm.timeout_s = 1.0
+    if comm.rank == 1:
+        dawdle(2.0)
+    else:
+        error = attempt(comm.recv, torch.ones(2), 1)
+        assert line_of(dawdle, "# here it stays") in str(error)
+
+
+@pytest.mark.ranks(3)
+def test_a_deadlock_shows_the_lines(comm: Communicator) -> None:
+    with pytest.raises(DeadlockError) as caught:
+        send_in_a_circle(comm)
+    assert str(caught.value).count(line_of(send_in_a_circle, "# everybody sends")) == 3
+
+
+def send_in_a_circle(comm: Communicator) -> None:
+    comm.send(torch.ones(2), (comm.rank + 1) % comm.size)  # everybody sends
+
+
+@pytest.mark.ranks([2, 3])
+def test_abort_ends_every_wait_and_says_why(comm: Communicator) -> None:
+    assert comm.errored is None
+    comm.barrier()
+    if comm.rank == 1:
+        threading.Timer(0.1, comm.abort, ["the loss is not a number"]).start()
+    error = attempt(comm.recv, torch.ones(1), (comm.rank + 1) % comm.size)
+    assert isinstance(error, GroupAborted), error
+    assert str(error) == f"rank 1 ended group {comm.name} at call #1: the loss is not a number"
+    assert error.peer == 1
+    assert str(comm.errored) == str(attempt(comm.barrier)) == str(error)
+
+
+def test_a_group_of_one_can_be_aborted_too() -> None:
+    comm = SoloCommunicator()
+    assert comm.errored is None
+    comm.abort("enough")
+    error = attempt(comm.barrier)
+    assert isinstance(error, GroupAborted)
+    assert str(error) == str(comm.errored) == "rank 0 ended group world: enough"
+    comm.close()
+    assert isinstance(attempt(comm.barrier), GroupClosed)
+
+
+@pytest.mark.ranks(2)
+def test_a_closed_group_says_so(comm: Communicator) -> None:
+    group = comm.split([0, 1])
+    assert group is not None
+    group.barrier()
+    group.close()
+    assert isinstance(group.errored, GroupClosed)
+
+
+@pytest.mark.ranks(2)
+def test_all_sites_are_kept_on_request(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With UNISONO_SITES=1 a rank that is stuck in a blocking call has told its line before."""
+    monkeypatch.setenv("UNISONO_SITES", "1")
+    group = comm.split([0, 1])
+    assert group is not None
+    reduce_and_tell(group)
+    group.barrier()
+    (told,) = [one for one in read_process(os.getpid()) if one.name == group.name]
+    for one in told.ranks:
+        assert str(one.records[0].site).endswith(line_of(reduce_and_tell, "# kept"))
+    comm.barrier()
+    group.close()
+
+
+def reduce_and_tell(comm: Communicator) -> None:
+    comm.all_reduce(torch.ones(2))  # kept

@@ -1,0 +1,252 @@
+"""Ranks that wait for others at the start say for whom, and give up when they were told to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono
+from programs import DEADLINE_S, Program, program
+from ranks import RankPool, attempt
+from unisono import Communicator, RendezvousError
+from unisono.comm.rendezvous import waiting
+from unisono.comm.rendezvous.lobby import StoreExchange
+from unisono.comm.rendezvous.waiting import meeting_timeout_s, name_ranks
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{uuid.uuid4()}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+WAYS = {
+    "setup": lambda name: unisono.setup(0, 2, timeout_s=1),
+    "init": lambda name: unisono.init(timeout_s=1),
+    "unisono": lambda name: unisono.init("unisono", timeout_s=1),
+    "gloo": lambda name: unisono.init("gloo", timeout_s=1),
+    "join": lambda name: Communicator.join(name, 0, 2, timeout_s=1),
+    "join_timeout_s": lambda name: Communicator.join(name, 0, 2, timeout_s=600, join_timeout_s=1),
+}
+
+
+def test_a_timeout_bounds_the_meeting_too(fresh_pool: RankPool, name: str) -> None:
+    ports = [free_port() for _ in WAYS]
+    errors = fresh_pool.run(come_alone, len(WAYS), name, ports, make="alone", deadline_s=25)
+    for how, error in zip(WAYS, errors, strict=True):
+        assert isinstance(error, RendezvousError), (how, error)
+        missing = "rank 0 did not come in time" if how == "gloo" else "did not come within 1 s"
+        assert missing in str(error), (how, error)
+
+
+def come_alone(
+    number: int, size: int, path: str, name: str, ports: list[int]
+) -> BaseException | None:
+    """Every process waits in another way for one that never comes."""
+    how = list(WAYS)[number]
+    if how in ("init", "unisono", "gloo"):
+        os.environ.update(torchrun_variables(int(how == "gloo"), 2, ports[number]))
+    return attempt(WAYS[how], f"{name}-{how}")
+
+
+def test_the_default_stays_where_nobody_has_said_anything() -> None:
+    assert meeting_timeout_s(None) == 300
+    assert meeting_timeout_s(4.0) == 4
+    assert meeting_timeout_s(4.0, 7.0) == 7
+    assert meeting_timeout_s(None, 7.0) == 7
+
+
+JOIN = """
+    import sys
+    from unisono import Communicator
+    with Communicator.join(sys.argv[1], int(sys.argv[2]), 3, timeout_s=50) as comm:
+        comm.barrier()
+"""
+
+
+def read_error_line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+@pytest.fixture
+def joiner(tmp_path: Path) -> Program:
+    return program(tmp_path, JOIN)
+
+
+def test_whoever_waits_for_five_seconds_says_for_whom(joiner: Program, name: str) -> None:
+    """The one that comes late comes once the others have said that they wait."""
+    begin_s = time.monotonic()
+    early = [joiner.start(name, "0"), joiner.start(name, "1")]
+    lines = [read_error_line(process) for process in early]
+    assert time.monotonic() - begin_s >= waiting.QUIET_S
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"unisono: rank {rank} waits for rank 2: 2 of 3 are here"), line
+    for process in (*early, joiner.start(name, "2")):
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, err) == (0, ""), "said once"
+
+
+def test_nobody_says_anything_where_all_come_soon(joiner: Program, name: str) -> None:
+    processes = [joiner.start(name, str(rank)) for rank in range(3)]
+    for process in processes:
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, waits: int) -> None:
+    process = joiner.start(name, str(waits))
+    with process:
+        assert eventually_listens(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert "KeyboardInterrupt" in err
+    assert not list(Path("/tmp").glob("*unisono-*-join-*"))
+
+
+def eventually_listens(pid: int) -> bool:
+    """Whether a process comes to have its two sockets: a seat and a door."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        folder = Path(f"/proc/{pid}/fd")
+        links = [str(link.readlink()) for link in folder.iterdir() if link.is_symlink()]
+        if sum(link.startswith("socket:") for link in links) >= 2:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_in_a_store_all_ranks_know_who_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks 1, 2 and 5 of 8 wait without rank 0, then with it."""
+    monkeypatch.setattr(waiting, "QUIET_S", 0.3)
+    store = dist.HashStore()
+    errors: dict[int, BaseException | None] = {}
+
+    def come(rank: int, within_s: float) -> None:
+        exchange = StoreExchange(store)
+        errors[rank] = attempt(
+            NativeCommunicator.connect, exchange, rank, 8, join_timeout_s=within_s
+        )
+
+    for ranks, missing in (((1, 2, 5), "0, 3-4 and 6-7"), ((0, 1, 2, 5), "3-4 and 6-7")):
+        caplog.clear()
+        threads = [threading.Thread(target=come, args=(rank, 1.0)) for rank in ranks]
+        with caplog.at_level(logging.WARNING, "unisono"):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        expected = {
+            f"unisono: rank {rank} waits for ranks {missing}: {len(ranks)} of 8 are here"
+            for rank in ranks
+        }
+        assert {record.getMessage().partition(" (")[0] for record in caplog.records} == expected
+        assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
+        for rank in ranks:
+            StoreExchange(store).clear(rank)
+
+
+def test_many_ranks_are_abbreviated() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([1, 2, 3]) == "ranks 1-3"
+    assert name_ranks([0, 4, 5, 9]) == "ranks 0, 4-5 and 9"
+    assert name_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10 and 14 more"
+
+
+def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:
+    ((_, text),) = [line for line in pool.run(split_late, 2) if line]
+    assert text.startswith("unisono: rank 0 waits for rank 1: 1 of 2 are here (group world/[0,1]")
+
+
+def split_late(comm: Communicator) -> tuple[str, str] | None:
+    if comm.rank == 0:
+        waiting.QUIET_S = 0.2
+        records: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = records.append  # type: ignore[method-assign,assignment]
+        logging.getLogger("unisono").addHandler(handler)
+        threading.Thread(target=free_when, args=(records, comm)).start()
+    else:
+        comm.recv(torch.zeros(1), 0)
+    group = comm.split([0, 1])
+    assert group is not None
+    group.close()
+    if comm.rank == 0:
+        waiting.QUIET_S = 5.0
+        logging.getLogger("unisono").removeHandler(handler)
+        return records[0].levelname, records[0].getMessage()
+    return None
+
+
+def free_when(records: list[logging.LogRecord], comm: Communicator) -> None:
+    """Let rank 1 go on once rank 0 has said that it waits."""
+    while not records:
+        time.sleep(0.01)
+    comm.send(torch.ones(1), 1)
+
+
+def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
+    """Rank 0 hosts the store, and ends while rank 1 waits for rank 2 in it."""
+    _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), make="alone")
+    assert isinstance(waited.value, RendezvousError), waited
+    assert "torch Store by which the ranks meet does not answer" in str(waited.value)
+
+
+def lose_the_host(rank: int, size: int, path: str, port: int) -> BaseException | None:
+    os.environ.update(torchrun_variables(rank, 3, port))
+    waiting.QUIET_S = 0.3
+    handler = logging.Handler()
+    logging.getLogger("unisono").addHandler(handler)
+    if rank == 1:
+        handler.emit = lambda record: Path(path).touch()  # type: ignore[method-assign]
+    else:
+        threading.Thread(target=end_when_it_exists, args=(path,)).start()
+    return attempt(unisono.init, timeout_s=20)
+
+
+def end_when_it_exists(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def test_infinite_patience_is_patience(tmp_path: Path) -> None:
+    """A limit that is no number of seconds for a socket is one for us."""
+    errors: list[BaseException | None] = []
+
+    def come(rank: int) -> None:
+        name = f"{tmp_path}"
+        errors.append(attempt(lambda: Communicator.join(name, rank, 2, timeout_s=float("inf"))))
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert errors == [None, None]
+    assert not unisono.is_distributed()

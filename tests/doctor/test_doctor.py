@@ -1,0 +1,322 @@
+"""`unisono doctor`: the machine, the variables, the self-test on real ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from programs import plain_environment
+from unisono.cli import main
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.doctor import machine, ranks, software, variables
+from unisono.doctor.findings import Finding, Level
+from unisono.doctor.selftest.results import SelfTest
+from unisono.torch_backend import versions
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_topic(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {one.topic: one for one in findings}
+
+
+def doctor(*args: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", "doctor", *args],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# -- this machine ----------------------------------------------------------------------------------
+
+
+def test_a_machine_that_runs_these_tests_has_nothing_red() -> None:
+    found = [*software.findings(), *machine.findings(2)]
+    assert {one.topic for one in found} >= {
+        "python", "torch", "unisono", "engine", "gpu", "kernel", "memory", "/dev/shm",
+        "open files", "locked memory", "cores", "load", "threads", "loopback",
+    }  # fmt: skip
+    assert not [one for one in found if one.level is Level.FAIL]
+    for one in found:
+        assert bool(one.advice) == (one.level is not Level.OK), one
+        assert not one.advice or one.advice.endswith((".", "?"))
+
+
+def test_more_ranks_than_memory_is_red_and_more_than_cores_yellow() -> None:
+    found = by_topic(machine.findings(1_000_000))
+    assert found["memory"].level is Level.FAIL
+    assert found["cores"].level is Level.WARN
+
+
+def test_few_open_files_are_yellow() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    try:
+        found = by_topic(machine.findings(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found["open files"].level is Level.WARN
+    assert "ulimit -n 256" in found["open files"].advice
+
+
+@pytest.mark.parametrize(
+    ("threads", "level"), [("1", Level.OK), ("4096", Level.WARN), ("many", Level.WARN)]
+)
+def test_threads_against_cores(monkeypatch: pytest.MonkeyPatch, threads: str, level: Level) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert by_topic(machine.findings(2))["threads"].level is level
+
+
+def test_a_busy_machine_is_yellow() -> None:
+    cores = os.sched_getaffinity(0)
+    with contextlib.ExitStack() as stack:
+        for _ in cores:
+            burner = subprocess.Popen(
+                [sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+                stdout=subprocess.PIPE,
+            )
+            stack.enter_context(burner)
+            stack.callback(burner.kill)
+            assert burner.stdout is not None
+            burner.stdout.readline()
+        load = by_topic(machine.findings(len(cores)))["load"]
+    assert load.level is Level.WARN
+    assert "noisy" in load.advice
+
+
+def test_time_that_cores_have_worked() -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    stat = (
+        f"cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 {hertz} 0 0 7 7 0 0 0 0 0\ncpu1 0 0 0 5 5 0 0 {hertz} 0 0"
+    )
+    assert machine.busy_seconds(stat, [0]) == 1
+    assert machine.busy_seconds(stat, [0, 1]) == 2
+    assert machine.busy_seconds(stat, [2]) == 0
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert versions.is_too_old("2.9.1")
+    assert not versions.is_too_old("2.13.0+cpu")
+    assert not versions.is_untried("2.15.3+cu132")
+    assert versions.is_untried("2.16.0a0+git1234")
+    assert versions.is_untried("3.0.0")
+
+
+def test_the_pinned_torch_was_tried() -> None:
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert not versions.is_too_old(pinned[1])
+    assert not versions.is_untried(pinned[1])
+
+
+def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    found = by_topic(software.findings())["torch"]
+    assert found.level is Level.WARN
+    assert "torch 2.99.0" in found.text
+    assert f"up to {versions.written(versions.NEWEST_TRIED_TORCH)}" in found.text
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+def test_every_variable_that_the_package_reads_is_known() -> None:
+    texts = [path.read_text() for path in (ROOT / "src/unisono").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'"(UNISONO_[A-Z_]*[A-Z])"', text)}
+    assert "UNISONO_RANK" in named
+    assert named <= set(variables.KNOWN)
+
+
+def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
+    import torch
+
+    folder = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+    headers = "".join(path.read_text() for path in folder.glob("*.hpp"))
+    ours = [one for one in variables.TORCH if one.name.startswith(("TORCH_NCCL", "TORCH_FR"))]
+    elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read in a source file, not in a header
+    if versions.torch_version(torch.__version__) >= (2, 15):
+        elsewhere.add("TORCH_NCCL_AVOID_RECORD_STREAMS")  # no more
+    for one in ours:
+        assert one.name in headers or one.name in elsewhere
+    for one in variables.TORCH:
+        assert not one.renamed or f'"{one.name}"' in headers
+
+
+def test_mistakes_in_variables_are_yellow() -> None:
+    found = by_topic(
+        variables.findings(
+            {
+                "UNISONO_EAGER_SENDS": "1",
+                "NCCL_BLOCKING_WAIT": "1",
+                "NCCL_DEBUG": "LOUD",
+                "NCCL_P2P_DISABLE": "1",
+                "TORCH_DISTRIBUTED_DEBUG": "detail",
+                "NCCL_ALGO": "Tree",
+                "NCCL_SOMETHING_NEW": "1",
+            }
+        )
+    )
+    assert found["UNISONO_EAGER_SENDS"].advice == "Did you mean UNISONO_EAGER_SEND?"
+    assert found["NCCL_BLOCKING_WAIT"].advice == "Set TORCH_NCCL_BLOCKING_WAIT instead."
+    assert found["NCCL_DEBUG"].advice == "Set it to one of VERSION, WARN, INFO, TRACE."
+    assert set(found) == {
+        "UNISONO_EAGER_SENDS", "NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "NCCL_P2P_DISABLE"
+    }  # fmt: skip
+
+
+def test_texts_that_mean_nothing_to_unisono_are_yellow() -> None:
+    found = by_topic(
+        variables.findings(
+            {
+                "UNISONO_BACKEND": "glooo",
+                "UNISONO_WATCH_HANG_S": "abc",
+                "UNISONO_ALGO": "rnig",
+                "UNISONO_WATHC": "1",
+                "UNISONO_SITES": "1",
+                "UNISONO_EAGER_SEND": "",
+                "UNISONO_CHECK": "off",
+            }
+        )
+    )
+    assert found["UNISONO_BACKEND"].text.endswith("did you mean gloo?")
+    assert found["UNISONO_WATCH_HANG_S"].text == "=abc means nothing"
+    assert found["UNISONO_WATCH_HANG_S"].advice == "It must be a number of seconds above 0."
+    assert found["UNISONO_WATHC"].advice == "Did you mean UNISONO_WATCH?"
+    assert set(found) == {
+        "UNISONO_BACKEND", "UNISONO_WATCH_HANG_S", "UNISONO_WATHC", "UNISONO_ALGO"
+    }  # fmt: skip
+
+
+def test_variables_of_nccl_are_for_machines_with_a_gpu() -> None:
+    set_here = {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "LOUD", "GLOO_SOCKET_IFNAME": "lo"}
+    assert [one.topic for one in variables.findings(set_here, gpus=True)] == [
+        "NCCL_DEBUG", "NCCL_P2P_DISABLE"
+    ]  # fmt: skip
+    assert list(variables.findings(set_here, gpus=False)) == []
+    names = {variable.name for variable, _ in variables.shown({"NCCL_IB_HCA": "mlx5"}, gpus=False)}
+    assert "NCCL_IB_HCA" in names  # it is set
+    assert "NCCL_ALGO" not in names
+    assert "GLOO_SOCKET_IFNAME" in names
+
+
+def test_variables_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
+    few = {one.name: value for one, value in variables.shown({"NCCL_IB_HCA": "mlx5_0"})}
+    assert few["NCCL_IB_HCA"] == "mlx5_0"
+    assert few["NCCL_DEBUG"] is None
+    assert "NCCL_BUFFSIZE" not in few
+    done = CliRunner().invoke(main, ["doctor", "--variables"])
+    assert done.exit_code == 0
+    for name in variables.KNOWN:
+        assert name in done.output
+    assert re.search(r"NCCL_IB_HCA\s+mlx5_0\s", done.output)
+
+
+def test_the_document_has_the_table_that_the_command_prints() -> None:
+    done = CliRunner().invoke(main, ["doctor", "--variables", "--markdown"])
+    assert done.exit_code == 0
+    assert done.output.count("\n") == len(variables.KNOWN) + 2
+    assert done.output in (ROOT / "docs/doctor.md").read_text()
+
+
+def test_markdown_alone_is_misuse() -> None:
+    assert CliRunner().invoke(main, ["doctor", "--markdown"]).exit_code == 2
+
+
+# -- the self-test on ranks ------------------------------------------------------------------------
+
+
+def test_the_command_is_green_here_and_reads_well() -> None:
+    code, out, err = doctor("--backends", "unisono")
+    assert code == 0, out + err
+    assert err == ""
+    assert re.search(r"^ok +all_to_all +[0-9.]+ us", out, re.M)
+    assert "FAIL" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    done = CliRunner().invoke(main, ["doctor", "--json", "--backends", "gloo,nonsense"])
+    said = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert said["ok"] is False
+    assert said["variables"]["NCCL_DEBUG"] == "WARN"
+    assert {one["topic"] for one in said["findings"]} >= {"python", "kernel", "memory"}
+    good, bad = said["backends"]
+    assert (good["backend"], good["ok"], good["tested"]) == ("gloo", True, True), good
+    assert all(check["ok"] and check["microseconds"] > 0 for check in good["checks"])
+    assert not bad["ok"]
+    assert bad["problem"].startswith("torch has no backend nonsense here, only ")
+
+
+def test_without_backends_no_rank_is_started() -> None:
+    said = CliRunner().invoke(main, ["doctor", "--backends", ""])
+    assert said.exit_code == 0
+    assert "self-test" not in said.output
+
+
+def test_a_wrong_result_is_red_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_run", run_with_a_fault)
+    said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
+    assert said.exit_code == 1
+    assert re.search(r"^FAIL +broadcast .*rank 0: element 999 is", said.output, re.M)
+    assert re.search(r"^ok +all_to_all ", said.output, re.M)
+    assert said.output.endswith("not well: self-test of unisono\n")
+
+
+def run_with_a_fault(backend: str, folder: str) -> SelfTest | str:
+    """Run by every rank: rank 0 spoils what it receives in a broadcast."""
+    sound = NativeCommunicator.broadcast
+
+    def spoiled(self: NativeCommunicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
+        result = sound(self, tensor, *args, **keywords)
+        if self.rank == 0:
+            tensor[-1] += 1
+        return result
+
+    NativeCommunicator.broadcast = spoiled  # type: ignore[method-assign]
+    return REAL_RUN(backend, folder)
+
+
+REAL_RUN = ranks._run
+
+
+def test_more_gpus_than_there_are_is_one_sentence() -> None:
+    tested = ranks.try_backend("nccl", 64)
+    assert not tested.ok
+    assert tested.problem.startswith(("torch has no backend nccl", "nccl wants a GPU for each"))
+
+
+def test_help_imports_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+PROBE = """
+import sys
+from click.testing import CliRunner
+from unisono.cli import main
+for args in (["--help"], ["doctor", "--help"], ["demo", "--help"]):
+    assert CliRunner().invoke(main, args).exit_code == 0
+print([name for name in ("torch", "numpy", "unisono.doctor.command") if name in sys.modules])
+"""

@@ -1,0 +1,182 @@
+"""`unisono plan`, and the drawings that it makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from unisono.cli import main
+from unisono.plan import COLLECTIVES, Schedule, catalog, find
+from unisono.plan.chart import crossovers, save_chart, text_chart
+from unisono.plan.choose import rank_sizes
+from unisono.plan.draw import table_rows, to_svg, trees
+from unisono.plan.topology import PRESETS
+
+
+def plan(*arguments: object) -> Result:
+    words = ["plan", *map(str, arguments)]
+    return CliRunner().invoke(main, words, env={"COLUMNS": "100"}, catch_exceptions=False)
+
+
+def test_algorithms_are_ranked() -> None:
+    result = plan("all_reduce", "-n", 64, "--nodes", 8, "--size", "64M", "--topology", "h100")
+    assert result.exit_code == 0
+    assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
+    places = [line.split("│")[2].strip() for line in result.output.splitlines() if "│" in line]
+    assert places[0] == "hierarchical"
+    assert {name.split()[0] for name in places} == {e.name for e in catalog("all_reduce")}
+    assert "bandwidth-bound" in result.output
+    assert "SHARP" in result.output
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_planned(collective: str) -> None:
+    for ranks in (1, 5, 16):
+        assert plan(collective, "-n", ranks, "--size", "1K", "--topology", "a100").exit_code == 0
+
+
+def test_sizes_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = plan("all_reduce", "-n", 16, "--sizes", "8:1G", "-o", tmp_path / "chart.svg")
+    assert result.exit_code == 0
+    assert "a recursive_doubling" in result.output
+    assert "1G: hierarchical" in result.output
+    svg = (tmp_path / "chart.svg").read_text()
+    assert "hierarchical" in svg
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert plan("all_reduce", "-n", 16, "--sizes", "8:1K", "-o", tmp_path / "c.png").exit_code == 0
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("one.svg", "two.svg"):
+        save_chart(tmp_path / name, [8, 64], {"ring": [1e-6, 2e-6]}, "the same every time")
+    assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
+    with pytest.raises(ValueError, match=r"a \.png or \.svg file, not c\.pdf"):
+        save_chart(tmp_path / "c.pdf", [1, 2], {"a": [1, 2]}, "")
+
+
+def test_where_algorithms_cross() -> None:
+    rankings = rank_sizes("all_reduce", 64, (8, 1 << 10, 1 << 30), PRESETS["h100"])
+    assert crossovers(rankings) == [
+        (8, 1 << 10, "recursive_doubling"),
+        (1 << 30, 1 << 30, "hierarchical"),
+    ]
+    lines = text_chart((1, 4), {"up": (1.0, 2.0), "down": (2.0, 1.0)}, width=9, height=5)
+    rows = [line.split("|")[1] for line in lines.splitlines()[:5]]
+    assert rows[0].startswith("b")
+    assert rows[0].endswith("a")
+    assert rows[2].strip() == "*" * len(rows[2].strip())
+    assert rows[4].startswith("a")
+    assert rows[4].endswith("b")
+
+
+def test_a_schedule_is_shown(tmp_path: Path) -> None:
+    result = plan("show", "double_tree", "-n", 8, "-o", tmp_path / "double_tree.svg")
+    assert result.exit_code == 0
+    assert "all_reduce by double_tree: 8 ranks, 2 chunks, 6 steps; verified" in result.output
+    assert "+<0 c1" in result.output
+    assert (tmp_path / "double_tree.svg").exists()
+    wide = plan("show", "ring", "-n", 16)
+    assert "15 +> 0 c14" in wide.output.replace("\n", " ")
+    other = plan("show", "binomial", "--collective", "reduce", "-n", 5, "--root", 3, "--json")
+    assert Schedule.from_json(other.output) == find("reduce", "binomial").schedule(5, root=3)
+    assert json.loads(other.output)["root"] == 3
+
+
+def test_the_table() -> None:
+    result = plan("--table", "-n", 8)
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["ring", "14", "1.75", "14", "14", "1.75", "0.875"] in rows
+    assert sum(row[:1] == ["bruck"] or row[1:2] == ["bruck"] for row in rows) == 3
+    assert plan("--table", "-n", 7, "all_reduce").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("all_reduce -n 0", "-n must be at least 1, not 0"),
+        ("show ring -n -3", "-n must be at least 1, not -3"),
+        ("show circle", "there is no algorithm 'circle': "),
+        ("show", "say which algorithm: "),
+        ("all_reduce --size 64Q", "'64Q' is not a size: sizes are written like 8, 64K"),
+        ("all_reduce --sizes 1G:8", "write the smaller one first"),
+        ("all_reduce --sizes 8", "--sizes needs a range"),
+        ("all_reduce --topology moon", "there is no topology 'moon': h100, a100, summit"),
+        ("all_reduce -n 8 --nodes 3", "8 ranks do not fill 3 nodes evenly"),
+        ("all_reduce -n 8 --nodes 0", "8 ranks do not fill 0 nodes evenly"),
+        ("", "say what to plan: all_reduce, "),
+        ("shout", "cannot plan 'shout': all_reduce, "),
+        ("all_reduce ring", "to see ring, write: unisono plan show ring"),
+        ("--table shout", "there is no collective 'shout', only all_reduce"),
+        ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),
+        ("show ring -o nowhere/ring.svg", "the folder of nowhere/ring.svg does not exist"),
+        ("show chain --pieces 0", "at least one piece, not 0"),
+        ("show binomial --root 9", "root 9 is not among 8 ranks"),
+        ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = plan(*arguments.split())
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bad_topology_file_gets_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("node_size = 2\ninside_latency_s = 0\ninside_bytes_per_s = -5e9\n")
+    result = plan("all_reduce", "--topology", path)
+    assert result.exit_code == 2
+    assert "inside_bytes_per_s of topology 'bad' must be more than 0, not -5" in result.stderr
+
+
+@pytest.mark.parametrize("entry", catalog(), ids=lambda e: f"{e.collective}-{e.name}")
+def test_every_schedule_is_drawn(entry) -> None:
+    for ranks in (1, 2, 3, 8, 16):
+        schedule = entry.schedule(ranks)
+        rows = table_rows(schedule)
+        transfers = sum(len(step) for step in schedule.steps)
+        assert sum(cell.count("<") for row in rows for cell in row) == transfers
+        assert sum(cell.count(">") for row in rows for cell in row) == transfers
+        picture = ElementTree.fromstring(to_svg(schedule))
+        heads = [shape for shape in picture.iter() if shape.tag.endswith("polygon")]
+        assert len(heads) == transfers
+        width = float(picture.attrib["width"])
+        for shape in picture.iter():
+            for name in ("x1", "x2", "cx"):
+                assert 0 <= float(shape.attrib.get(name, 0)) <= width
+
+
+def test_trees_are_found() -> None:
+    (first, second) = trees(find("all_reduce", "double_tree").schedule(8, pieces=2))
+    assert first == ([0, 1], {1: 2, 2: 4, 3: 2, 4: 0, 5: 6, 6: 4, 7: 6})
+    assert second[0] == [2, 3]
+    assert trees(find("reduce", "binomial").schedule(4)) == [([0], {1: 0, 2: 0, 3: 2})]
+    assert trees(find("all_reduce", "ring").schedule(4)) == []
+    assert trees(find("all_reduce", "recursive_doubling").schedule(4)) == []
+
+
+def test_planning_needs_neither_torch_nor_the_engine() -> None:
+    program = (
+        "import sys; from unisono.cli import main; assert 'numpy' not in sys.modules; "
+        "main(['plan', 'all_reduce', '-n', '4'], standalone_mode=False); "
+        "assert not {'torch', 'unisono._native', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_example_runs() -> None:
+    program = Path(__file__).resolve().parents[2] / "examples" / "own_algorithm.py"
+    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True)
+    assert "all_reduce by star: 4 ranks, 1 chunk, 2 steps" in done.stdout
+    assert "without rank 3: chunk 0 of rank 0 lacks what rank 3 contributed (step 0)" in done.stdout
+    assert "star " in done.stdout

@@ -1,0 +1,263 @@
+"""Programs of torch in which a rank fails: the others raise our exceptions, wherever they wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+from ranks import RankPool, attempt
+from unisono.comm.shared_memory.records import read_process
+from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
+
+ranks.preload("torch._dynamo")  # DDP imports it, which takes seconds
+WITHIN_S = 0.5  # measured: 0.03 to 0.08 s; the rest is for a busy machine
+
+
+def ddp(model: torch.nn.Module, **options: Any) -> Any:
+    return DistributedDataParallel(model, bucket_cap_mb=0.01, **options)
+
+
+def static(model: torch.nn.Module) -> Any:
+    return ddp(model, static_graph=True)
+
+
+def with_fp16(model: torch.nn.Module) -> Any:
+    wrapped = ddp(model)
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return wrapped
+
+
+def with_power_sgd(model: torch.nn.Module) -> Any:
+    wrapped = ddp(model)
+    state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
+def fsdp(model: Any) -> Any:
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+Wrap = Callable[[torch.nn.Module], Any]
+WRAPS = [ddp, static, with_fp16, with_power_sgd, fsdp]
+
+
+def warm(wrap: Wrap, steps: int = 3) -> tuple[Any, Any]:
+    """A model of six layers, and itself wrapped, after some steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+    wrapped = wrap(model)
+    for _ in range(steps):
+        loss(wrapped).backward()
+    return model, wrapped
+
+
+def loss(model: Any) -> torch.Tensor:
+    total: torch.Tensor = model(torch.ones(2, 64, requires_grad=True)).sum()
+    return total
+
+
+def in_the_middle(model: Any, fault: Callable[[], Any]) -> None:
+    """Let this rank do something when backward has come to its fourth layer."""
+    model[3].register_full_backward_hook(lambda *_: fault() and None)
+
+
+# -- a rank dies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize("steps", [0, 3], ids=["in the first step", "in a later step"])
+def test_backward_raises_when_a_rank_dies(fresh_pool: RankPool, wrap: Wrap, steps: int) -> None:
+    *survivors, dead = fresh_pool.outcomes(die_in_backward, 3, wrap, steps, make="alone")
+    assert dead.error == "the process ended with -9"
+    for survivor in survivors:
+        assert survivor.error is None, survivor.error
+        kind, peer, took_s = survivor.value
+        assert (kind, peer) == ("PeerLost", 2)
+        assert took_s < WITHIN_S
+
+
+def die_in_backward(
+    rank: int, size: int, path: str, wrap: Wrap, steps: int
+) -> tuple[str, int, float]:
+    store = dist.FileStore(f"{path}-store", size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
+    model, wrapped = warm(wrap, steps)
+    moment = Path(f"{path}-died")
+
+    def die() -> None:
+        moment.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 2:
+        in_the_middle(model, die)
+    error = attempt(loss(wrapped).backward)
+    took_s = time.monotonic() - float(moment.read_text())
+    assert isinstance(error, PeerLost), error
+    dist.destroy_process_group()
+    return type(error).__name__, error.peer, took_s
+
+
+# -- a rank does something else --------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+def test_backward_raises_when_a_rank_calls_something_else(process_group: Any, wrap: Wrap) -> None:
+    model, wrapped = warm(wrap)
+    if dist.get_rank() == 1:
+        in_the_middle(model, lambda: dist.broadcast(torch.ones(3), 0))
+    with pytest.raises(CollectiveMismatch, match="rank 1: broadcast of float32, 3 elements"):
+        loss(wrapped).backward()
+    with pytest.raises(CollectiveMismatch):
+        dist.barrier()
+
+
+# -- a rank does not come --------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrap", [ddp, with_power_sgd, fsdp], ids=lambda wrap: wrap.__name__)
+def test_backward_raises_when_a_rank_does_not_come(
+    process_group: Any, wrap: Wrap, shared_tmp_path: Path
+) -> None:
+    model, wrapped = warm(wrap)
+    process_group.set_timeout(timedelta(seconds=0.3))
+    over = shared_tmp_path / "over"
+    if dist.get_rank() == 1:
+        in_the_middle(model, lambda: await_file(over))
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match="rank 1") as raised:
+        loss(wrapped).backward()
+    if dist.get_rank() == 0:
+        assert raised.value.missing == (1,)
+        assert time.monotonic() - start < 0.3 + WITHIN_S + 0.5  # half a second for rank 1's answer
+        over.touch()
+
+
+def await_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.005)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
+    process_group: Any, wrap: Wrap
+) -> None:
+    model, wrapped = warm(wrap)
+    pids: list[Any] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    if dist.get_rank() == 1:
+        in_the_middle(model, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        with pytest.raises(GroupAborted):
+            loss(wrapped).backward()
+        return
+    try:
+        with interrupted_while_waiting() as moment, pytest.raises(KeyboardInterrupt):
+            loss(wrapped).backward()
+        assert time.monotonic() - moment[0] < WITHIN_S
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+
+
+@contextmanager
+def interrupted_while_waiting() -> Iterator[list[float]]:
+    """Press Ctrl-C once this rank's latest call waits for its peers and goes on waiting."""
+    moment: list[float] = []
+
+    def press() -> None:
+        seen = -1
+        while True:
+            (group,) = read_process(os.getpid())
+            (mine,) = (rank for rank in group.ranks if rank.pid == os.getpid())
+            waiting = [record.number for record in mine.records if record.state == "waiting"]
+            if waiting and waiting[-1] == seen:
+                break
+            seen = waiting[-1] if waiting else -1
+            time.sleep(0.1)
+        moment.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        yield moment
+    finally:
+        presser.join()
+        signal.signal(signal.SIGINT, before)
+
+
+# -- works and their Futures -----------------------------------------------------------------------
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "wait": lambda work: work.wait(),
+    "a Future": lambda work: work.get_future().wait(),
+    "what comes then": lambda work: work.get_future().then(lambda done: done.value()).wait(),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wait", WAITS)
+def test_waiting_raises_when_a_rank_calls_something_else(process_group: Any, wait: str) -> None:
+    with pytest.raises(CollectiveMismatch):
+        WAITS[wait](dist.all_reduce(torch.ones(1 + dist.get_rank()), async_op=True))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wait", WAITS)
+def test_waiting_raises_when_a_rank_leaves(process_group: Any, wait: str) -> None:
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        return
+    with pytest.raises(PeerLost):
+        WAITS[wait](dist.all_reduce(torch.ones(1), async_op=True))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wait", WAITS)
+def test_waiting_raises_when_a_rank_does_not_come(
+    process_group: Any, wait: str, shared_tmp_path: Path
+) -> None:
+    over = shared_tmp_path / "over"
+    brief = dist.new_group(timeout=timedelta(seconds=0.2))
+    if dist.get_rank() == 1:
+        await_file(over)
+        return
+    with pytest.raises(CollectiveTimeout, match="rank 1"):
+        WAITS[wait](dist.all_reduce(torch.ones(1), group=brief, async_op=True))
+    over.touch()
+
+
+@pytest.mark.ranks(2)
+def test_an_exception_of_a_hook_comes_out_of_backward(process_group: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    wrapped = DistributedDataParallel(model)
+
+    def fail(_: Any) -> torch.Tensor:
+        raise LookupError("in a hook")
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch looks at the annotations
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(fail)
+
+    wrapped.register_comm_hook(None, hook)
+    with pytest.raises(LookupError, match="in a hook"):
+        wrapped(torch.ones(1, 2)).sum().backward()

@@ -1,0 +1,300 @@
+"""DistributedDataParallel on "unisono": what many ranks learn is what one process would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono.comm.shared_memory.records import read_process
+
+pytestmark = pytest.mark.ranks(2)
+
+STEPS = 4
+BATCH = 12  # divides by 2, 3 and 4 ranks
+PLAIN: dict[str, Any] = {}
+MANY_BUCKETS = {"bucket_cap_mb": 0.0005}
+
+
+class Net(torch.nn.Module):
+    """A small net; with `lazy` one of its layers takes part only in some steps."""
+
+    def __init__(self, lazy: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first = torch.nn.Linear(6, 16, dtype=torch.float64)
+        self.second = torch.nn.Linear(16, 16, dtype=torch.float64)
+        self.sometimes = torch.nn.Linear(16, 16, dtype=torch.float64)
+        self.last = torch.nn.Linear(16, 3, dtype=torch.float64)
+        self.lazy = lazy
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(self.first(inputs).tanh()).tanh()
+        self.calls += 1
+        if not self.lazy or self.calls % 2:
+            hidden = self.sometimes(hidden).tanh()
+        output: torch.Tensor = self.last(hidden)
+        return output
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The whole batches of every step, the same on all ranks."""
+    generator = torch.Generator().manual_seed(11)
+    shapes = ((BATCH, 6), (BATCH, 3))
+    return [
+        tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        for _ in range(STEPS)
+    ]  # type: ignore[return-value]
+
+
+def mine(batch: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a batch."""
+    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any) -> None:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def learned_alone(lazy: bool = False) -> list[torch.Tensor]:
+    """What one process learns from the whole batches."""
+    model = Net(lazy)
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        step(model, optimizer, inputs, targets)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_the_same_everywhere(parameters: list[torch.Tensor]) -> None:
+    """Bit by bit."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, flat)
+    assert all(torch.equal(flat, theirs) for theirs in everyone)
+
+
+def assert_learned(model: torch.nn.Module, expected: list[torch.Tensor], **tolerance: Any) -> None:
+    parameters = list(model.parameters())
+    assert_the_same_everywhere(parameters)
+    torch.testing.assert_close(parameters, expected, **tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PLAIN,
+        MANY_BUCKETS,
+        {"static_graph": True},
+        {"static_graph": True, **MANY_BUCKETS},
+        {"gradient_as_bucket_view": True, **MANY_BUCKETS},
+        {"find_unused_parameters": True, **MANY_BUCKETS},
+    ],
+    ids=lambda options: ", ".join(options) or "plain",
+)
+@pytest.mark.ranks([2, 3])
+def test_ranks_learn_what_one_process_learns(process_group: Any, options: dict[str, Any]) -> None:
+    model = Net()
+    wrapped = DistributedDataParallel(model, **options)
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+    assert_learned(model, learned_alone())
+
+
+def test_parameters_that_a_step_does_not_use(process_group: Any) -> None:
+    model = Net(lazy=True)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True, **MANY_BUCKETS)
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+    assert_learned(model, learned_alone(lazy=True))
+
+
+def test_a_parameter_that_only_one_rank_uses(process_group: Any) -> None:
+    model = Net(lazy=True)
+    model.calls = dist.get_rank()  # one step apart
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    wrapped(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+    assert model.sometimes.weight.grad is not None
+    assert_the_same_everywhere([model.sometimes.weight.grad])
+    assert model.sometimes.weight.grad.abs().sum() > 0
+
+
+def test_no_sync_gathers_gradients_first(process_group: Any) -> None:
+    """Two halves of a batch, of which only the second is followed by a reduction."""
+    model = Net()
+    wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        for half, quiet in ((0, True), (1, False)):
+            with wrapped.no_sync() if quiet else contextlib.nullcontext():
+                output = wrapped(mine(inputs).chunk(2)[half])
+                wanted = mine(targets).chunk(2)[half]
+                (torch.nn.functional.mse_loss(output, wanted) / 2).backward()
+        optimizer.step()
+    assert_learned(model, learned_alone())
+
+
+@pytest.mark.ranks([1, 3])
+def test_join_lets_ranks_run_out_of_inputs(process_group: Any) -> None:
+    """Rank r has r + 1 inputs; a step is the average over those that still have one."""
+    world = range(dist.get_world_size())
+    data = [(inputs[:1], targets[:1]) for inputs, targets in batches()]
+    model = Net()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wrapped.join(divide_by_initial_world_size=False):
+        for inputs, targets in data[: dist.get_rank() + 1]:
+            step(wrapped, optimizer, inputs + dist.get_rank(), targets)
+    alone = Net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for number, (inputs, targets) in enumerate(data[: len(world)]):
+        left = [rank for rank in world if rank >= number]
+        everyones = torch.cat([inputs + rank for rank in left])
+        step(alone, optimizer, everyones, targets.repeat(len(left), 1))
+    assert_learned(model, [parameter.detach() for parameter in alone.parameters()])
+
+
+Register = Callable[[Any], None]
+HOOKS: dict[str, tuple[Register, float]] = {
+    "allreduce": (lambda ddp: ddp.register_comm_hook(None, default_hooks.allreduce_hook), 1e-12),
+    "fp16": (lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook), 2e-2),
+    "fp16 and allreduce": (
+        lambda ddp: ddp.register_comm_hook(
+            None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+        ),
+        2e-2,
+    ),
+    "built-in allreduce": (
+        lambda ddp: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+        1e-12,
+    ),
+    "PowerSGD": (
+        lambda ddp: ddp.register_comm_hook(full_rank(), powerSGD_hook.powerSGD_hook),
+        1e-6,
+    ),
+}
+
+
+def full_rank() -> powerSGD_hook.PowerSGDState:
+    """So many directions that nothing is lost: the result is that without compression."""
+    return powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.01
+    )
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_communication_hooks(process_group: Any, name: str) -> None:
+    register, tolerance = HOOKS[name]
+    model = Net()
+    wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
+    register(wrapped)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+    alone = Net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for inputs, targets in batches():
+        step(alone, optimizer, inputs, targets)
+    expected = [parameter.detach() for parameter in alone.parameters()]
+    assert_learned(model, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a torch with CUDA allows them")
+def test_hooks_that_torch_allows_on_nccl_alone_are_refused_by_torch(process_group: Any) -> None:
+    wrapped = DistributedDataParallel(Net())
+    with pytest.raises(TypeError, match="BF16"):
+        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+
+class Words(torch.nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(20, 4, sparse=sparse, dtype=torch.float64)
+        self.last = torch.nn.Linear(4, 1, dtype=torch.float64)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(self.table(words))
+        return output
+
+
+def test_sparse_gradients(process_group: Any) -> None:
+    words = torch.arange(BATCH).remainder(7) * 2  # ranks share some rows, and leave others out
+    model = Words(sparse=True)
+    wrapped = DistributedDataParallel(model)
+    alone = Words(sparse=False)
+    for net, inputs in ((wrapped, mine(words)), (alone, words)):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            net(inputs).square().mean().backward()
+            optimizer.step()
+    assert model.table.weight.grad is not None
+    assert model.table.weight.grad.is_sparse
+    assert_learned(model, [parameter.detach() for parameter in alone.parameters()])
+
+
+def test_buffers_are_those_of_rank_0(process_group: Any) -> None:
+    model = torch.nn.BatchNorm1d(3)
+    wrapped = DistributedDataParallel(model)
+    for _ in range(2):
+        wrapped(torch.randn(8, 3) + dist.get_rank())
+    wrapped.eval()
+    wrapped._sync_buffers()
+    assert model.running_mean is not None
+    assert_the_same_everywhere([model.running_mean])
+    assert model.running_mean.abs().max() < 1
+
+
+def test_buckets_are_reduced_while_backward_runs(process_group: Any) -> None:
+    """When the gradient comes to the first layer, those of the last are on their way."""
+    model = Net()
+    wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
+    inputs = torch.ones(2, 6, dtype=torch.float64)
+    wrapped(inputs).sum().backward()  # buckets are made anew after the first step
+    begun: list[int] = []
+    model.first.register_full_backward_pre_hook(lambda *_: begun.append(len(reductions())))
+    before = len(reductions())
+    wrapped(inputs).sum().backward()
+    ended_s = time.monotonic()
+    (during,) = begun
+    assert before < during < len(reductions())
+    early = reductions()[before:during]
+    assert all(record.arrived_s < ended_s for record in early)
+
+
+def reductions() -> list[Any]:
+    """The records of this rank's all_reduce calls."""
+    (group,) = read_process(os.getpid())
+    (rank,) = (one for one in group.ranks if one.pid == os.getpid())
+    return [record for record in rank.records if record.operation == "all_reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, timeout_s=400)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled(process_group: Any) -> None:
+    model = Net()
+    wrapped = torch.compile(DistributedDataParallel(model))
+    optimizer = adam(model)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+    assert_learned(model, learned_alone())

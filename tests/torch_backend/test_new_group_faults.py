@@ -1,0 +1,200 @@
+"""A rank dies before or while `dist.new_group` makes a group: the others learn it at once."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from ranks import Outcome, RankPool, attempt
+from torch_names import all_gather_single
+from unisono.comm.rendezvous.lobby import Lobby, StoreExchange
+from unisono.comm.rendezvous.unix_socket import Line
+from unisono.errors import CollectiveMismatch, PeerLost
+from unisono.torch_backend import creation
+
+WITHIN_S = 1.5  # measured: 0.25 s; the rest is for a busy machine
+
+
+def start(rank: int, size: int, path: str) -> None:
+    store = dist.FileStore(f"{path}-store", size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
+
+
+def die(path: str) -> None:
+    Path(f"{path}-died").write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lost(path: str, make: Callable[[], Any]) -> tuple[str, int, float, str]:
+    """What `make` raised, and how long after the death."""
+    error = attempt(make)
+    took_s = time.monotonic() - float(Path(f"{path}-died").read_text())
+    dist.destroy_process_group()
+    assert isinstance(error, PeerLost), repr(error)
+    return type(error).__name__, error.peer, took_s, str(error)
+
+
+def check(outcomes: list[Outcome], victim: int, doing: str = "new_group([0, 1, 2])") -> None:
+    assert outcomes.pop(victim).error == "the process ended with -9"
+    for survivor in outcomes:
+        assert survivor.error is None, survivor.error
+        kind, peer, took_s, text = survivor.value
+        assert (kind, peer) == ("PeerLost", victim)
+        assert f"this rank was in {doing}" in text
+        assert took_s < WITHIN_S
+
+
+def everybody() -> None:
+    dist.new_group()
+
+
+# -- after a death ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_group_with_a_dead_rank(fresh_pool: RankPool, victim: int) -> None:
+    check(fresh_pool.outcomes(die_before, 3, victim, make="alone"), victim)
+
+
+def die_before(rank: int, size: int, path: str, victim: int) -> Any:
+    start(rank, size, path)
+    if rank == victim:
+        die(path)
+    return lost(path, everybody)
+
+
+def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
+    *survivors, dead = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, make="alone")
+    assert dead.error == "the process ended with -9"
+    for survivor in survivors:  # rank 0 is in no row or column with it, but with those who are
+        assert survivor.error is None, survivor.error
+        kind, peer, took_s, _ = survivor.value
+        assert (kind, peer) == ("PeerLost", 3)
+        assert took_s < creation._LATECOMERS_S + WITHIN_S
+
+
+def mesh_with_a_dead_rank(rank: int, size: int, path: str) -> Any:
+    start(rank, size, path)
+    if rank == 3:
+        die(path)
+    return lost(path, lambda: init_device_mesh("cpu", (2, 2)))
+
+
+def test_a_group_of_the_survivors(fresh_pool: RankPool) -> None:
+    *survivors, dead = fresh_pool.outcomes(go_on_without, 3, make="alone")
+    assert dead.error == "the process ended with -9"
+    assert [survivor.value for survivor in survivors] == [3.0, 3.0], survivors
+
+
+def go_on_without(rank: int, size: int, path: str) -> float:
+    start(rank, size, path)
+    if rank == 2:
+        die(path)
+    assert isinstance(attempt(dist.barrier), PeerLost)
+    if rank == 1:
+        time.sleep(0.5)  # longer than a leader looks away
+    group = dist.new_group([0, 1], use_local_synchronization=True)
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor, group=group)
+    dist.destroy_process_group()
+    return float(tensor)
+
+
+# -- during the meeting ----------------------------------------------------------------------------
+
+
+def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
+    """Let this process die when it comes to a method, or has left it."""
+    original = getattr(owner, name)
+
+    def method(*args: Any, **named: Any) -> Any:
+        if after:
+            original(*args, **named)
+        die(path)
+
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+    setattr(owner, name, staticmethod(method) if is_static else method)
+
+
+POINTS = {
+    "before it announces itself": (StoreExchange, "announce", False),
+    "announced": (StoreExchange, "announce", True),
+    "connected": (Line, "connect", True),
+    "the segment is there": (Lobby, "_hand_over", True),
+    "told of the segment": (Line, "receive", True),
+}
+
+
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [
+        (0, "before it announces itself"),
+        (0, "announced"),
+        (0, "the segment is there"),
+        (2, "before it announces itself"),
+        (2, "announced"),
+        (2, "connected"),
+        (2, "told of the segment"),
+    ],
+)
+def test_a_rank_dies_in_the_meeting(fresh_pool: RankPool, victim: int, point: str) -> None:
+    check(fresh_pool.outcomes(die_in_the_meeting, 3, victim, point, make="alone"), victim)
+
+
+def die_in_the_meeting(rank: int, size: int, path: str, victim: int, point: str) -> Any:
+    start(rank, size, path)
+    if rank == victim:
+        owner, name, after = POINTS[point]
+        dies_in(owner, name, path, after)
+    return lost(path, everybody)
+
+
+def test_the_store_dies_with_rank_0(fresh_pool: RankPool) -> None:
+    check(fresh_pool.outcomes(die_with_the_store, 3, make="alone"), 0)
+
+
+def die_with_the_store(rank: int, size: int, path: str) -> Any:
+    port = Path(f"{path}-port")
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, size, True, wait_for_workers=False)
+        port.with_suffix(".draft").write_text(str(store.port))
+        port.with_suffix(".draft").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.005)
+        store = dist.TCPStore("localhost", int(port.read_text()), size, False)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
+    all_gather_single(torch.zeros(size), torch.zeros(1))
+    if rank == 0:
+        die(path)
+    return lost(path, everybody)
+
+
+# -- a world that has ended for another reason -----------------------------------------------------
+
+
+def test_a_member_that_left_after_a_mismatch(fresh_pool: RankPool) -> None:
+    first, left = fresh_pool.outcomes(leave_after_a_mismatch, 2, make="alone")
+    assert left.error == "the process ended with 7"
+    assert first.value == "CollectiveMismatch", first.error
+
+
+def leave_after_a_mismatch(rank: int, size: int, path: str) -> str:
+    start(rank, size, path)
+    assert isinstance(attempt(dist.all_reduce, torch.ones(rank + 1)), CollectiveMismatch)
+    if rank == 1:
+        os._exit(7)
+    creation._LATECOMERS_S = 0.3  # type: ignore[misc]
+    error = attempt(everybody)
+    dist.destroy_process_group()
+    return type(error).__name__

@@ -1,0 +1,51 @@
+"""The driver of torch's own suite: what is known is kept, the rest is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parents[1]
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
+    """Run a few tests on unisono; what is known afterwards."""
+    command = [sys.executable, "-m", "torch_suite", "--backend", "unisono", "--ranks", "3"]
+    subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(HERE)},
+        check=True,
+        timeout=120,
+        stdout=subprocess.DEVNULL,
+    )
+    (path,) = folder.glob("build/conformance/*/unisono-3.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    known = run(tmp_path, "--only", "test_get_rank")
+    names = ["test_get_rank", "test_get_rank_size_group", "test_get_rank_size_full_group"]
+    assert [(one["test"], one["status"]) for one in known] == [(name, "passed") for name in names]
+    (path,) = tmp_path.glob("build/conformance/*/unisono-3.jsonl")
+    path.write_bytes(path.read_bytes()[:-10])
+    again = run(tmp_path, "--only", "test_get_rank")
+    assert again[:2] == known[:2]  # kept, not run again: the seconds are the same
+    assert [one["test"] for one in again] == names
+    assert again[2]["status"] == "passed"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="these tests can run here")
+def test_what_needs_a_gpu_is_skipped_without_ranks(tmp_path: Path) -> None:
+    known = run(tmp_path, "--only", "test_ddp_native_mixed_precision")
+    assert known
+    assert {(one["status"], one["reason"], one["seconds"]) for one in known} == {
+        ("skipped", "Need at least 2 CUDA devices", 0.0)
+    }

@@ -1,0 +1,174 @@
+"""examples/parallel_gpt: in every layout its losses are those of one process."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unisono import ProcessGroupManager
+from unisono.comm.base import Communicator
+from unisono.comm.solo import SoloCommunicator
+
+FOLDER = Path(__file__).parents[2] / "examples" / "parallel_gpt"
+MODULES = ("layers", "model", "pipeline", "train")
+TINY = {
+    "width": 16,
+    "layers": 4,
+    "heads": 4,
+    "positions": 8,
+    "batch": 8,
+    "micro_batches": 2,
+    "learning_rate": 1e-2,
+    "warm_up": 1,
+}
+STEPS = 3
+REPRESENTATIVE = [
+    {},
+    {"tp": 2},
+    {"cp": 2},
+    {"pp": 2},
+    {"dp": 2},
+    {"tp": 2, "cp": 2},
+    {"pp": 2, "dp": 2},
+    {"cp": 2, "dp": 2},
+    {"pp": 4},
+    {"tp": 2, "cp": 2, "pp": 2},
+]
+ALL = [
+    layout
+    for sizes in itertools.product((1, 2, 4), repeat=4)
+    for layout in [dict(zip(("tp", "cp", "pp", "dp"), sizes, strict=True))]
+    if sizes[0] * sizes[1] * sizes[2] * sizes[3] in (4, 8)
+]
+
+
+@pytest.fixture
+def example() -> Iterator[Any]:
+    """The example's modules, which import each other by their bare names, as a script's do."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("train")
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+def ranks_of(layout: dict[str, int]) -> int:
+    product = 1
+    for size in layout.values():
+        product *= size
+    return product
+
+
+def named(layout: dict[str, int]) -> str:
+    return " ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "alone"
+
+
+def over(layouts: list[dict[str, int]], backend: str) -> Any:
+    return pytest.mark.parametrize(
+        "layout",
+        [
+            pytest.param(
+                one, marks=pytest.mark.ranks(ranks_of(one), backend=backend), id=named(one)
+            )
+            for one in layouts
+        ],
+    )
+
+
+def losses(example: Any, group: Any, layout: dict[str, int], **changes: Any) -> list[float]:
+    config = example.Config(**{**TINY, **changes})
+    sizes = {f"{axis}_size": size for axis, size in layout.items()}
+    with ProcessGroupManager(**sizes, group=group) as manager:
+        return list(example.train(config, manager, STEPS, dtype=torch.float64))
+
+
+def check(example: Any, group: Any, layout: dict[str, int]) -> None:
+    alone = losses(example, SoloCommunicator(), {})
+    assert losses(example, group, layout) == pytest.approx(alone, rel=1e-9)
+
+
+@over(REPRESENTATIVE, "unisono")
+def test_losses_are_those_of_one_process(
+    comm: Communicator, example: Any, layout: dict[str, int]
+) -> None:
+    check(example, comm, layout)
+
+
+@over([{"tp": 2}, {"cp": 2, "pp": 2}], "gloo")
+def test_on_gloo(process_group: Any, example: Any, layout: dict[str, int]) -> None:
+    check(example, process_group, layout)
+
+
+@pytest.mark.slow
+@over(ALL, "unisono")
+def test_every_layout_of_4_and_8_ranks(
+    comm: Communicator, example: Any, layout: dict[str, int]
+) -> None:
+    check(example, comm, layout)
+
+
+@pytest.mark.ranks(4)
+def test_more_micro_batches_than_stages_and_fewer(comm: Communicator, example: Any) -> None:
+    alone = losses(example, SoloCommunicator(), {})
+    for micro_batches in (1, 8):
+        got = losses(example, comm, {"pp": 4}, micro_batches=micro_batches)
+        assert got == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.ranks(2)
+def test_it_learns(comm: Communicator, example: Any) -> None:
+    config = example.Config(**TINY)
+    with ProcessGroupManager(tp_size=2) as manager:
+        found = list(example.train(config, manager, 25))
+    assert sum(found[-5:]) / 5 < 0.75 * found[0]
+
+
+@pytest.mark.ranks(4)
+def test_layouts_that_do_not_fit(comm: Communicator, example: Any) -> None:
+    with pytest.raises(ValueError, match=r"tp 4 does not divide heads 6: use tp 1, 2, 3, 6"):
+        losses(example, comm, {"tp": 4}, heads=6)
+    with pytest.raises(ValueError, match=r"pp 4 does not divide layers 2"):
+        losses(example, comm, {"pp": 4}, layers=2)
+    with pytest.raises(ValueError, match=r"What fits: "):
+        losses(example, comm, {"tp": 2, "pp": 4})
+
+
+def script(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_as_a_script() -> None:
+    assert script("--steps", "1").startswith("step    1  loss 4.")
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"
+)
+def test_on_nccl_with_one_rank() -> None:
+    first, *_, last = script("--backend", "nccl", "--steps", "50").splitlines()
+    assert float(last.split()[3]) < float(first.split()[3]) - 1
+
+
+def test_it_is_short() -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in FOLDER.glob("*.py"))
+    assert lines < 600

@@ -1,0 +1,99 @@
+"""A rank that comes to a call and stops in the middle of it is named, and so is the line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+from unisono import watch
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.records import read_process
+from unisono.errors import CollectiveTimeout
+from unisono.watch.settings import is_wanted
+
+STOPPED = 1
+
+
+@pytest.fixture(autouse=True)
+def _afterwards_as_before() -> object:
+    yield
+    watch.stop()
+    if is_wanted():
+        watch.start()
+
+
+@contextlib.contextmanager
+def stopping(comm: Communicator) -> Iterator[None]:
+    """Rank 0 stops another one as soon as that has moved a good deal, and lets it go on after."""
+    if comm.rank != 0:
+        yield
+        return
+
+    def stop_when_it_moves() -> None:
+        while not over.is_set():
+            group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+            if group.ranks[STOPPED].progress > 200:
+                os.kill(group.ranks[STOPPED].pid, signal.SIGSTOP)
+                return
+
+    over = threading.Event()
+    group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+    thread = threading.Thread(target=stop_when_it_moves)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        os.kill(group.ranks[STOPPED].pid, signal.SIGCONT)
+
+
+def all_reduce_until_it_fails(comm: Communicator) -> CollectiveTimeout:
+    data = numpy.ones(4 << 20, numpy.float32)
+    while True:
+        try:
+            comm.all_reduce(data)
+        except CollectiveTimeout as error:
+            return error
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.provokes
+def test_the_exception_names_the_rank_that_stopped_moving(comm: Communicator) -> None:
+    comm.timeout_s = 1.5
+    comm.barrier()
+    with stopping(comm):
+        error = all_reduce_until_it_fails(comm)
+    assert error.stalled == (STOPPED,)
+    assert error.missing == ()
+    first, second = str(error).splitlines()[:2]
+    assert first.endswith(f"although all ranks arrived: rank {STOPPED} stopped moving data")
+    assert f"rank {STOPPED} (pid " in second
+    if comm.rank != 2:  # when that one looks, it may have been let go already
+        state = "is this one" if comm.rank == STOPPED else "is stopped and did not answer"
+        assert f") {state}; the call is at " in second
+    assert second.endswith(f"{Path(__file__).name}:62 in all_reduce_until_it_fails")
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.provokes
+def test_the_watch_names_it_too(comm: Communicator) -> None:
+    watch.start(hang_s=0.5)
+    comm.timeout_s = 3.0
+    comm.barrier()
+    with stopping(comm):
+        error = all_reduce_until_it_fails(comm)
+    if comm.rank != STOPPED:
+        seen = watch.reports()[0]
+        assert seen.kind == "stalled"
+        assert seen.culprits == (STOPPED,)
+        assert seen.site.endswith(f"{Path(__file__).name}:62")
+        assert seen.verdict.endswith("and stopped moving data: it is stopped")
+        assert error.report.culprits == (STOPPED,)

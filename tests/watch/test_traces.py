@@ -1,0 +1,143 @@
+"""Traces: nothing that was called is missing, whoever closes, ends or dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from programs import program
+from unisono import watch
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.following import Follower
+from unisono.watch.settings import is_wanted
+
+RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
+
+
+@pytest.fixture(autouse=True)
+def _afterwards_as_before() -> object:
+    yield
+    watch.stop()
+    if is_wanted():
+        watch.start()
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    trace = json.loads(path.read_text())
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
+    tmp_path: Path,
+) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, sys
+        import numpy, unisono
+        comm = unisono.init()
+        for _ in range(3):
+            pair = comm.split([0, 1], "pair")
+            for _ in range(5):
+                pair.all_reduce(numpy.ones(4))
+            pair.close()
+        for _ in range(10):
+            comm.all_reduce(numpy.ones(4))
+        if comm.rank == 1:
+            os._exit(0)
+        """,
+    )
+    done = script.run(before=RUN)
+    assert done.returncode == 0, done.stderr
+    found = events(tmp_path / "trace.json")
+    assert Counter(event["pid"] for event in found) == {0: 25, 1: 25}
+    assert {event["args"]["site"].partition(" in ")[0] for event in found} == {
+        "program.py:8",
+        "program.py:11",
+    }
+    assert {event["args"]["state"] for event in found} == {"finished"}
+
+
+def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, signal
+        import numpy, unisono
+        comm = unisono.init()
+        for _ in range(5):
+            comm.all_reduce(numpy.ones(4))
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(numpy.ones(4))
+        """,
+    )
+    done = script.run(before=RUN)
+    assert done.returncode == 137, done.stderr
+    calls = Counter(
+        (event["pid"], event["args"]["state"]) for event in events(tmp_path / "trace.json")
+    )
+    assert calls == {(0, "finished"): 5, (1, "finished"): 5, (0, "failed"): 1}
+
+
+def test_an_empty_trace_is_a_file(tmp_path: Path) -> None:
+    done = program(tmp_path, "pass").run(before=RUN)
+    assert done.returncode == 0, done.stderr
+    assert events(tmp_path / "trace.json") == []
+
+
+def test_what_a_trace_lacks_is_counted(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import numpy, unisono
+        comm = unisono.init()
+        ones = numpy.ones(1)
+        for _ in range(20000):
+            comm.all_reduce(ones)
+        """,
+    )
+    done = script.run(before=RUN)
+    assert done.returncode == 0, done.stderr
+    lost = json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped_calls"]
+    assert len(events(tmp_path / "trace.json")) + lost == 2 * 20000
+    assert (f"trace.json lacks {lost} calls" in done.stderr) == (lost > 0)
+
+
+@pytest.mark.ranks(2)
+def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Communicator) -> None:
+    assert isinstance(comm, NativeCommunicator)
+    follower = Follower(comm._group.descriptor)
+    for _ in range(10):
+        comm.barrier()
+    assert [record.call for rank, record in follower.read() if rank == comm.rank] == [*range(1, 11)]
+    for _ in range(3000):
+        comm.barrier()
+    mine = [record.call for rank, record in follower.read() if rank == comm.rank]
+    assert mine == [*range(3010 - 1023, 3011)]
+    assert follower.dropped()[comm.rank] == 3000 - 1024
+    comm.barrier()
+    follower.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_group_closed_inside_a_trace_is_in_it(comm: Communicator, shared_tmp_path: Path) -> None:
+    comm.barrier()
+    with watch.trace(shared_tmp_path / "trace.json"):
+        pair = comm.split([0, 1], "pair")
+        assert pair is not None
+        for _ in range(5):
+            pair.all_reduce(numpy.ones(3))
+        pair.close()
+    comm.barrier()
+    if comm.rank == 0:
+        found = events(shared_tmp_path / "trace.json")
+        pairs = [e for e in found if e["name"] == "all_reduce"]  # a peer may be in the next barrier
+        assert Counter(e["pid"] for e in pairs) == {0: 5, 1: 5}
+        assert all(Path(__file__).name in e["args"]["site"] for e in pairs)

@@ -1,0 +1,639 @@
+"""The watch: what it says about groups, native and watched, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+
+from faults.corpus import Fault, corpus, names_place, read, reports_in, right
+from faults.page import named_by_peer
+from faults.play import Outcome
+from programs import eventually, program
+from unisono import watch
+from unisono.cli import main
+from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
+from unisono.errors import GroupAborted, UnisonoError
+from unisono.watch.calls import newest, waits
+from unisono.watch.debug import MEANINGS, debug
+from unisono.watch.diagnose import Whereabouts, hang, mismatch
+from unisono.watch.report import RankReport, Report, load
+from unisono.watch.settings import is_wanted
+from unisono.watch.stack_server import DEFAULT_SIGNAL
+from unisono.watch.stacks import callee_of
+from unisono.watch.summaries import summarise
+
+SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
+
+
+@pytest.fixture(autouse=True)
+def _afterwards_as_before() -> object:
+    yield
+    watch.stop()
+    if is_wanted():
+        watch.start()
+
+
+# -- the corpus ----------------------------------------------------------------------------------
+
+
+def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
+    """Play programs of the corpus, all in one other process: a play forks, and torch takes long to
+    load."""
+    command = [sys.executable, "-m", "faults", "--json", *args]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    faults = {fault.name: fault for fault in corpus()}
+    return [
+        (faults[one["name"]], one["make"], Outcome(tuple(one["said"]), one["ended"]))
+        for one in json.loads(done.stdout)
+    ]
+
+
+@pytest.mark.provokes
+def test_the_verdict_names_the_right_rank_and_line() -> None:
+    plays = played(*SAMPLE)
+    assert len(plays) == sum(len(fault.makes) for fault in corpus() if fault.name in SAMPLE)
+    for fault, make, outcome in plays:
+        assert right(fault, outcome), (fault.name, make, outcome.said)
+
+
+@pytest.mark.provokes
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
+def test_the_whole_corpus(fault: Fault) -> None:
+    plays = played(fault.name)
+    assert [make for _, make, _ in plays] == list(fault.makes)
+    for _, make, outcome in plays:
+        assert right(fault, outcome), (make, reports_in(outcome), outcome.said)
+
+
+def test_a_wrong_verdict_does_not_count() -> None:
+    fault = read(corpus()[0].path)
+    assert not names_place(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
+    assert not names_place(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
+    assert not names_place(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
+    assert len(corpus()) >= 25
+
+
+def test_what_counts_of_what_others_say() -> None:
+    fault = next(fault for fault in corpus() if fault.name == "early_return")  # rank 1, line 14
+    shown = f'  File "early_return.py", line {fault.line}, in <module>\n    # rank 1\n'
+    for said, named in (
+        (("RuntimeError: Timed out", ""), "neither"),
+        (("[rank1]:[E ...] [Rank 1]: Ranks 0, 2 failed", ""), "neither"),
+        (("RuntimeError: [Rank 0]: Ranks 1 failed", ""), "rank"),
+        (("RuntimeError: Timed out", shown), "line"),
+        ((shown.replace("14", "141"), "RuntimeError: Timed out"), "neither"),
+        (("Rank 0 is in one call, but Rank 1 in another", shown), "rank and line"),
+    ):
+        assert str(named_by_peer(fault, Outcome(said, ended=True))) == named, said
+
+
+# -- from records to a verdict -------------------------------------------------------------------
+
+
+def record(number: int, state: str = "finished", **more: object) -> Record:
+    fields: dict[str, object] = {
+        "number": number,
+        "operation": "all_reduce",
+        "dtype": "float32",
+        "bytes": 16,
+        "call": number,
+        "tag": None,
+        "peer": None,
+        "root": None,
+        "reduction": "sum",
+        "state": state,
+        "status": "OK",
+        "arrived_s": float(number),
+        "started_s": None,
+        "ended_s": number + 0.5 if state == "finished" else None,
+        "site": f"train.py:{number} in step",
+    }
+    return Record(**(fields | more))  # type: ignore[arg-type]
+
+
+def group(*ranks: list[Record], name: str = "dp", segment: int = 1) -> GroupRecords:
+    members = tuple(
+        RankRecords(rank, rank, 100 + rank, tuple(records)) for rank, records in enumerate(ranks)
+    )
+    return GroupRecords(name, len(ranks), members, "gloo", (0, segment))
+
+
+def where(states: dict[int, Whereabouts]) -> object:
+    return lambda pid: states.get(pid, Whereabouts())
+
+
+def test_the_sentence() -> None:
+    stuck = group([record(1), record(2, "waiting")], [record(1), record(2, "waiting")], [record(1)])
+    told = {102: Whereabouts(place="data.py:41 in load", doing="lock.acquire", in_call=False)}
+    report = hang([stuck], waits([stuck])[0], where(told))  # type: ignore[arg-type]
+    assert report is not None
+    assert report.verdict == (
+        "rank 2 never reached all_reduce #2 of group dp (train.py:2): it is in data.py:41, "
+        "in lock.acquire"
+    )
+    assert (report.kind, report.culprits, report.site) == ("hang", (2,), "data.py:41")
+    assert "last call that it finished: all_reduce #1 (train.py:1)" in str(report)
+    assert "ranks 0, 1" in str(report)
+
+
+def test_whoever_waits_for_nobody_is_to_blame() -> None:
+    """Rank 0 waits for 1 in one group, 1 waits for 2 in another, and 2 is asleep."""
+    first = group([record(1, "waiting")], [], name="a", segment=1)
+    second = GroupRecords(
+        "b",
+        2,
+        (
+            RankRecords(0, 1, 101, (record(1, "waiting"),)),
+            RankRecords(1, 2, 102, ()),
+        ),
+        "gloo",
+        (0, 2),
+    )
+    told = {102: Whereabouts(place="train.py:9 in main", doing="time.sleep", in_call=False)}
+    report = hang([first, second], waits([first], 100)[0], where(told))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.group, report.culprits, report.site) == ("b", (1,), "train.py:9")
+    assert report.details == ("rank 0 waits in all_reduce #1 of group a",)
+
+
+def test_different_calls_are_a_mismatch_also_where_nobody_waits() -> None:
+    same = [record(1), record(2)]
+    report = mismatch([group(same, same, [record(1), record(2, reduction="max")])])
+    assert report is not None
+    assert (report.kind, report.culprits, report.call) == ("mismatch", (2,), 2)
+    assert mismatch([group(same, same, [record(1)])]) is None
+
+
+def test_a_branch_that_makes_the_same_call_is_no_fault() -> None:
+    """Two lines of a program may make one call; only a shift is reported."""
+    usual = [record(1, site="t.py:1"), record(2, site="t.py:9"), record(3, "waiting")]
+    other = [record(1, site="t.py:1"), record(2, site="t.py:7")]
+    report = hang(
+        [found := group(usual, usual, other)],
+        waits([found])[0],
+        where({102: Whereabouts(place="t.py:8", in_call=False)}),  # type: ignore[arg-type]
+    )
+    assert report is not None
+    assert report.kind == "hang"
+
+
+def test_whose_call_has_just_failed_had_waited_too() -> None:
+    """Ranks 0 and 1 wait for 2 in one group until that fails, while 2 waits for them in another."""
+    lost = [record(1, "failed", arrived_s=5.0)]
+    few = group(lost, lost, [], name="few", segment=1)
+    all_of_them = group([], [], [record(1, "waiting", arrived_s=5.0)], name="world", segment=2)
+    stuck = next(wait for wait in newest([few], 100))
+    report = hang([few, all_of_them], stuck, where({}))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.kind, report.culprits) == ("cycle", (0, 2))
+    assert "rank 0 is in all_reduce #1 of group few" in report.verdict
+
+
+def test_the_late_one_is_named_by_arrivals_and_not_by_durations() -> None:
+    calls = range(1, 11)
+    punctual = [record(n, arrived_s=n * 1.0, ended_s=n + 0.3) for n in calls]
+    late = [record(n, arrived_s=n + 0.25, ended_s=n + 0.3) for n in calls]
+    (found,) = summarise([group(punctual, punctual, late)]).calls
+    assert (found.latest, found.latest_count, found.count) == (2, 10, 10)
+    assert found.latest_by_s == pytest.approx(0.25)
+    assert found.transfer_s == pytest.approx(0.05)
+    assert found.wait_s == pytest.approx(0.25)
+    assert found.busbw == pytest.approx(16 * 4 / 3 / 0.05)
+    slow = [record(n, arrived_s=n + 0.0, ended_s=n + 0.3) for n in calls]
+    (found,) = summarise([group(slow, slow, slow)]).calls
+    assert (found.latest, found.transfer_s) == (-1, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize(
+    ("expression", "callee"),
+    [
+        ("lock.acquire()", "lock.acquire"),
+        ("threading.Event().wait(3)", "threading.Event().wait"),
+        ("dist.all_reduce(torch.ones(4), group=g)", "dist.all_reduce"),
+        ('store.get("a (b")', "store.get"),
+        ("queues[rank].get(block=True)", "queues[rank].get"),
+        ("a + f(x)", ""),
+        ("(a + b)", ""),
+        ("await f()", ""),
+        ("items[0]", ""),
+        (")", ""),
+        ("", ""),
+    ],
+)
+def test_what_an_expression_calls(expression: str, callee: str) -> None:
+    assert callee_of(expression) == callee
+
+
+# -- reports -------------------------------------------------------------------------------------
+
+
+def test_a_report_is_saved_and_read_again(tmp_path: Path) -> None:
+    rank = RankReport(1, 1, 42, False, place="a.py:1 in f", stack=("main:", "  a.py:1 in f"))
+    report = Report("hang", "rank 1 sleeps", "dp", "gloo", "barrier", 3, (1,), ranks=(rank,))
+    report.save(tmp_path / "report.json")
+    again = load(tmp_path / "report.json")
+    assert again == report
+    assert "a.py:1 in f" in again.with_stacks()
+    (tmp_path / "other.json").write_text("{}")
+    for name, why in (("other.json", "no report"), ("none.json", "cannot be read")):
+        with pytest.raises(UnisonoError, match=why):
+            load(tmp_path / name)
+
+
+@pytest.mark.ranks(3)
+def test_an_exception_carries_its_report(comm: Communicator, shared_tmp_path: Path) -> None:
+    watch.start(hang_s=30)
+    comm.timeout_s = 2.0
+    if comm.rank == 1:
+        assert eventually(lambda: len(list(shared_tmp_path.iterdir())) == 2)
+    with pytest.raises(UnisonoError) as caught:
+        comm.all_reduce(torch.ones(3))
+    report = caught.value.report  # type: ignore[attr-defined]
+    assert (report.kind, report.culprits) == ("hang", (1,))
+    if comm.rank == 1:
+        return  # late: it finds the others there, and is still the one to blame
+    assert "test_watch.py" in report.ranks[1].place or "programs.py" in report.ranks[1].place
+    assert "test_watch.py:" in report.ranks[comm.rank].place, report.with_stacks()
+    called = r"unisono.watch: rank 1 never reached all_reduce #1 of group \w+ \(.*test_watch.py:"
+    assert re.match(called, caught.value.__notes__[0])
+    (shared_tmp_path / str(comm.rank)).touch()
+
+
+@pytest.mark.ranks(2)
+def test_a_group_that_somebody_ended_needs_no_report(comm: Communicator) -> None:
+    watch.start()
+    few = comm.split([0, 1])
+    if comm.rank == 0:
+        few.abort("enough")
+    with pytest.raises(GroupAborted, match="enough") as caught:
+        few.barrier()
+    assert caught.value.report is None
+    comm.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
+    asked = shared_tmp_path / "asked"
+    if comm.rank == 1:
+        assert eventually(asked.exists)
+        comm.all_reduce(torch.ones(3))
+        return
+    watch.start(hang_s=0.2)
+    told: list[int] = []
+
+    def over() -> bool:
+        return not waits(read_process(os.getpid()), os.getpid())
+
+    def in_its_time(pid: int) -> Whereabouts:
+        asked.touch()
+        assert eventually(over)
+        told.append(pid)
+        return Whereabouts(place="data.py:41 in load", in_call=False)
+
+    watch._monitor.where = in_its_time  # type: ignore[union-attr, method-assign]
+    comm.all_reduce(torch.ones(3))
+    assert eventually(lambda: len(told) == comm.size)
+    monitor = watch._monitor
+    watch.stop()  # what it has begun is over then
+    assert monitor is not None
+    assert monitor.reports == []
+
+
+# -- what it leaves alone ------------------------------------------------------------------------
+
+
+def test_a_handler_of_the_program_stays(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+    before = signal.signal(DEFAULT_SIGNAL, lambda number, frame: calls.append(number))
+    try:
+        with caplog.at_level(logging.WARNING, "unisono"):
+            watch.start()
+        os.kill(os.getpid(), DEFAULT_SIGNAL)
+        assert eventually(lambda: bool(calls))
+        assert "handles signal" in caplog.text
+    finally:
+        watch.stop()
+        signal.signal(DEFAULT_SIGNAL, before)
+
+
+def test_a_handler_that_the_program_sets_later_stays_too() -> None:
+    watch.start()
+    calls: list[int] = []
+    before = signal.signal(DEFAULT_SIGNAL, lambda number, frame: calls.append(number))
+    try:
+        watch.stop()
+        os.kill(os.getpid(), DEFAULT_SIGNAL)
+        assert eventually(lambda: bool(calls))
+    finally:
+        signal.signal(DEFAULT_SIGNAL, before)
+
+
+def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, time
+        from unisono import watch
+        from unisono.watch.stack_server import ask
+        watch.start()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            assert not watch.is_on()
+            watch.start()
+            os.write(writer, b"x")
+            time.sleep(60)
+        os.read(reader, 1)
+        print(ask(child)[0].place())
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        """,
+    )
+    done = script.run()
+    assert done.stdout == "program.py:12 in <module>\n", done.stderr
+
+
+def test_bad_settings() -> None:
+    before = watch.is_on()
+    with pytest.raises(ValueError, match="above zero"):
+        watch.start(hang_s=0)
+    assert watch.is_on() == before
+
+
+def test_debug_levels() -> None:
+    before = dict(os.environ)
+    try:
+        assert debug("detail")["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+        assert set(debug("info")) <= set(MEANINGS)
+        debug("off")
+        assert dist.get_debug_level() == dist.DebugLevel.OFF
+        assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ
+        with pytest.raises(ValueError, match="level is"):
+            debug("loud")  # type: ignore[arg-type]
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# -- tools ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2)
+def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_path: Path) -> None:
+    comm.barrier()
+    with watch.trace(shared_tmp_path / "trace.json"):
+        for _ in range(5):
+            comm.all_reduce(torch.ones(100))
+        comm.barrier()
+    comm.barrier()
+    if comm.rank == 0:
+        trace = json.loads((shared_tmp_path / "trace.json").read_text())
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        for rank in range(2):
+            calls = [event["name"] for event in events if event["pid"] == rank]
+            assert calls[:5] == ["all_reduce"] * 5
+        for event in events:
+            assert event["dur"] >= 0
+            assert event["args"]["skew_us"] >= event["args"]["late_us"] >= 0
+        assert events[0]["args"]["bytes"] == 400
+        names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+        assert {name.partition(" (")[0] for name in names} == {"rank 0", "rank 1"}
+
+
+@pytest.mark.ranks(2)
+def test_top_finds_the_job_it_runs_in(comm: Communicator) -> None:
+    for _ in range(10):
+        comm.all_reduce(torch.ones(100))
+    if comm.rank == 0:
+        done = CliRunner().invoke(main, ["top", "--json"])
+        jobs = [job for job in json.loads(done.output) if os.getpid() in job["pids"]]
+        assert len(jobs) == 1
+        rows = [row for row in jobs[0]["rows"] if row["group"] == comm.name]
+        assert [row["rank"] for row in rows] == [0, 1]
+        assert rows[0]["calls"] == 10
+        assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
+    comm.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_summary_counts(comm: Communicator) -> None:
+    for _ in range(7):
+        comm.all_reduce(torch.ones(1000))
+    comm.barrier()
+    found = {one.operation: one for one in watch.summary().calls if one.group == comm.name}
+    assert (found["all_reduce"].count, found["all_reduce"].bytes) == (7, 4000)
+    assert found["all_reduce"].ranks == 3
+    assert "all_reduce" in str(watch.summary())
+    comm.barrier()
+
+
+def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
+    """Both ranks die without a word; the launcher has kept their records."""
+    script = program(
+        tmp_path,
+        """
+        import os, time, numpy, unisono
+        comm = unisono.init()
+        comm.all_reduce(numpy.ones(3))
+        time.sleep(1)  # the launcher looks a few times a second
+        if comm.rank == 1:
+            os.abort()
+        try:
+            comm.all_reduce(numpy.ones(3))
+        except unisono.PeerLost:
+            os.abort()
+        """,
+    )
+    command = ("-m", "unisono", "run", "-n", "2", "--watch")
+    done = script.run(before=command, environment={"UNISONO_SITES": "1"})
+    assert done.returncode == 128 + signal.SIGABRT
+    assert (
+        "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
+        "killed by SIGABRT after all_reduce #1 (program.py:4)" in done.stderr
+    ), done.stderr
+
+
+@pytest.mark.provokes
+@pytest.mark.slow
+def test_top_in_a_terminal(tmp_path: Path) -> None:
+    """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
+    script = program(
+        tmp_path,
+        """
+        import numpy, os, threading, time, unisono
+        comm = unisono.init()
+        if comm.rank == 1:
+            while os.path.exists("wait"):
+                time.sleep(0.1)
+        comm.all_reduce(numpy.ones(3))
+        """,
+    )
+    (tmp_path / "wait").touch()
+    name = f"unisono-{os.getpid()}"
+    job = script.start(before=("-m", "unisono", "run", "-n", "2", "--watch"))
+    tmux = ["tmux", "-L", name]
+    top = f"env -u COLUMNS -u LINES {sys.executable} -m unisono top {job.pid}"
+    try:
+        subprocess.run([*tmux, "new-session", "-d", "-x", "150", "-y", "50", top], check=True)
+
+        def shows(*words: str) -> bool:
+            seen = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True)
+            return all(word in seen.stdout for word in words)
+
+        assert eventually(lambda: shows("all_reduce #1", "its program"))
+        subprocess.run([*tmux, "send-keys", "s"], check=True)
+        assert eventually(lambda: shows("program.py:6", "program.py:7"))
+        subprocess.run([*tmux, "send-keys", "q"], check=True)
+        assert eventually(lambda: subprocess.run([*tmux, "ls"], capture_output=True).returncode)
+    finally:
+        subprocess.run([*tmux, "kill-server"], capture_output=True)
+        (tmp_path / "wait").unlink()
+        assert job.wait(60) == 0
+
+
+# -- watched gloo --------------------------------------------------------------------------------
+
+
+def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
+    """Every collective gives what it gave, the records say so, and nobody reports anything."""
+    script = program(
+        tmp_path,
+        """
+        import os, time
+        import torch, torch.distributed as dist
+        from unisono.comm.shared_memory.records import read_process
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x = torch.arange(4.0) + rank
+        dist.all_reduce(x)
+        assert x.tolist() == [1.0, 3.0, 5.0, 7.0]
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        assert x.tolist() == [2.0, 6.0, 10.0, 14.0]
+        parts = [torch.zeros(1) for _ in range(size)]
+        dist.all_gather(parts, torch.full((1,), float(rank)))
+        assert [p.item() for p in parts] == [0.0, 1.0]
+        objects = [None] * size
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        y = torch.zeros(2)
+        if rank == 0:
+            dist.send(torch.ones(2), 1, tag=5)
+        else:
+            dist.recv(y, 0, tag=5)
+            assert y.tolist() == [1.0, 1.0]
+        out = torch.zeros(2)
+        dist.all_to_all_single(out, torch.tensor([10.0 * rank, 10.0 * rank + 1]))
+        assert out.tolist() == [rank + 0.0, 10.0 + rank]
+        pair = dist.new_group([0, 1])
+        dist.broadcast(y, src=0, group=pair)
+        dist.monitored_barrier()
+        dist.barrier()
+        deadline = time.monotonic() + 10
+        while True:
+            groups = {g.name: g for g in read_process(os.getpid())}
+            mine = groups["world"].ranks[rank].records
+            if all(r.state == "finished" for r in mine) or time.monotonic() > deadline:
+                break
+        calls = [r.operation for r in mine]
+        assert calls.count("all_reduce") == 2 and calls.count("all_to_all") == 1, calls
+        assert calls.count("barrier") == 3 and ("send" if rank == 0 else "recv") in calls, calls
+        assert all(r.state == "finished" for r in mine), mine
+        assert mine[1].site.startswith("program.py:7"), mine[1].site
+        assert groups["world"].backend == "gloo" and len(groups) == 2
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        print("well")
+        """,
+    )
+    outcome = in_another_process(script.path, 2, "watched")
+    assert outcome.ended, outcome.said
+    assert all(text.strip() == "well" for text in outcome.said), outcome.said
+
+
+@pytest.mark.provokes
+def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
+    """Two of three ranks share a machine: each machine watches its own, and says so when the
+    missing rank is none of its own."""
+    script = program(
+        tmp_path,
+        """
+        import time, sys
+        import torch, torch.distributed as dist
+        import unisono.watch, unisono.watch.attach as attach
+        rank = dist.get_rank()
+        unisono.watch.start(hang_s=0.5)
+        real = attach._host
+        attach._host = lambda: real() + str(rank // 2)
+        group = dist.new_group([0, 1, 2], group_desc="dp")
+        if rank == 1:
+            dist.send(torch.ones(2), 0, group=group)
+            work = dist.isend(torch.ones(2), 2, group=group)
+        if rank == 0:
+            dist.recv(torch.ones(2), 1, group=group)
+        if rank == 2:
+            time.sleep(3)
+            dist.recv(torch.ones(2), 1, group=group)
+        dist.all_reduce(torch.ones(1), group=group)
+        if rank == 1:
+            work.wait()
+        found = [r for r in unisono.watch.reports() if r.group == "dp on this machine"]
+        print(sorted({(r.kind, r.operation, r.site) for r in found}))
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    outcome = in_another_process(script.path, 3, "watched")
+    assert outcome.ended, outcome.said
+    last = [text.splitlines()[-1] for text in outcome.said]
+    assert "('elsewhere', 'all_reduce', 'program.py:" in last[0], outcome.said
+    assert "('elsewhere', 'all_reduce', 'program.py:" in last[1], outcome.said
+    assert last[2] == "[]", outcome.said
+
+
+@pytest.mark.provokes
+def test_check_compares_before_data_moves(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        import unisono
+        x = torch.ones(3 + dist.get_rank())
+        try:
+            dist.all_reduce(x)
+        except unisono.CollectiveMismatch as error:
+            print("refused", x.tolist() == [1.0] * len(x), error.call)
+        """,
+    )
+    outcome = in_another_process(script.path, 2, "checked")
+    assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
+
+
+def in_another_process(path: Path, ranks: int, make: str) -> Outcome:
+    """A play forks: not in the process of these tests, which has threads."""
+    code = (
+        "import sys, json; from pathlib import Path; from faults.play import play\n"
+        "o = play(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
+        "print(json.dumps([o.said, o.ended]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code, str(path), str(ranks), make]
+    said, ended = json.loads(subprocess.check_output(command, env=environment))
+    return Outcome(tuple(said), ended)

@@ -1,0 +1,429 @@
+"""How a world starts and ends: who started the ranks, the backend, torch's group, the way out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono
+from programs import eventually, plain_environment, program
+from ranks import attempt
+from unisono.environment import local_rank_here, place_here, size_here
+from unisono.world.start import Facts, choose
+from unisono.world.world import resolve
+
+# -- who started the ranks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "4"}, None),
+        ({"UNISONO_RANK": "1", "UNISONO_SIZE": "4"}, (1, 4, 1, 4, "unisono")),
+        (
+            {"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "RANK": "7", "WORLD_SIZE": "9"},
+            (1, 2, 1, 2, "unisono"),
+        ),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            (5, 8, 1, 4, "torchrun"),
+        ),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NNODES": "2"},
+            (3, 4, 1, 0, "srun"),
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"},
+            (0, 2, 0, 2, "srun"),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "4",
+            },
+            (2, 4, 0, 2, "mpirun"),
+        ),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            (1, 2, 1, 2, "mpirun"),
+        ),
+    ],
+)
+def test_the_place_of_a_rank(environment: dict[str, str], expected: Any) -> None:
+    place = place_here(environment)
+    found = place and (place.rank, place.size, place.local_rank, place.local_size, place.launcher)
+    assert found == expected
+
+
+def test_what_is_no_number_is_named_and_a_size_alone_is_seen() -> None:
+    with pytest.raises(ValueError, match="RANK is 'one'"):
+        place_here({"RANK": "one", "WORLD_SIZE": "2"})
+    assert size_here({"WORLD_SIZE": "4"}) == 4
+    assert local_rank_here({"LOCAL_RANK": "3"}) == 3
+    assert local_rank_here({}) == 0
+
+
+PLAIN = """
+    import logging, sys, numpy
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
+    import unisono
+    comm = unisono.init()
+    x = numpy.full(3, comm.rank + 1.0)
+    comm.all_reduce(x)
+    print(comm.rank, comm.size, unisono.get_local_rank(), x[0], unisono.get_backend(), flush=True)
+    unisono.shutdown()
+    assert unisono.init().rank == comm.rank
+    assert "torch" not in sys.modules
+"""
+
+
+def start_ranks(folder: Path, text: str, *environments: dict[str, str], shell: bool = False) -> Any:
+    """Run a program once for each environment, as children of one process; what each wrote."""
+    path = program(folder, text).path
+    command = [sys.executable, str(path)]
+    if shell:  # a process between the ranks and whoever started them
+        command = ["/bin/sh", "-c", f"{sys.executable} {path}; exit $?"]
+    clean = {k: v for k, v in plain_environment().items() if k not in ("WORLD_SIZE", "LOCAL_RANK")}
+    started = [
+        subprocess.Popen(
+            command,
+            env=clean | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in environments
+    ]
+    try:
+        return [(*process.communicate(timeout=60), process.returncode) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["directly", "through a shell"])
+@pytest.mark.parametrize("launcher", ["srun", "mpirun", "hydra"])
+def test_ranks_of_srun_and_mpirun_meet_without_a_port(
+    tmp_path: Path, launcher: str, shell: bool
+) -> None:
+    places = {
+        "srun": lambda rank: {
+            "SLURM_PROCID": rank,
+            "SLURM_NTASKS": "2",
+            "SLURM_LOCALID": rank,
+            "SLURM_JOB_ID": f"{os.getpid()}",
+            "SLURM_STEP_ID": "0",
+        },
+        "mpirun": lambda rank: {
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1",
+        },
+        "hydra": lambda rank: {
+            "PMI_RANK": rank,
+            "PMI_SIZE": "2",
+            "MPI_LOCALRANKID": rank,
+            "MPI_LOCALNRANKS": "2",
+        },
+    }
+    if launcher == "hydra" and shell:
+        pytest.skip("MPICH names no job: its ranks know each other by their parent")
+    ends = start_ranks(tmp_path, PLAIN, *map(places[launcher], "01"), shell=shell)
+    for rank, (out, err, code) in enumerate(ends):
+        assert code == 0, err
+        assert f"{rank} 2 {rank} 3.0 unisono\n" in out
+    assert "unisono backend unisono for 2 rank(s): no rank has a GPU, and all are" in ends[0][0]
+    assert "backend" not in ends[1][0]
+
+
+def test_ranks_on_several_machines_need_an_address(tmp_path: Path) -> None:
+    place = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+    ((_, err, code),) = start_ranks(tmp_path, "import unisono; unisono.init()", place)
+    assert code == 1
+    assert "not all of them on this machine: set MASTER_ADDR and MASTER_PORT" in err
+
+
+SPAWNED = """
+    import torch, torch.distributed as dist, unisono
+
+    def work(rank, size):
+        comm = unisono.setup(rank, size)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [size] * 2 and dist.get_rank() == unisono.get_rank() == rank
+        assert unisono.get_local_rank() == rank and unisono.get_device().type == "cpu"
+        unisono.cleanup()
+        unisono.cleanup()
+        assert not dist.is_initialized()
+        unisono.setup(rank, size, "gloo")
+        comm = unisono.get_world()
+        assert comm.backend == unisono.get_backend() == "gloo"
+        comm.all_reduce(tensor)
+        assert tensor.tolist() == [size * size] * 2
+        print("done", flush=True)  # and leaves without cleaning up
+
+    if __name__ == "__main__":
+        torch.multiprocessing.spawn(work, (2,), nprocs=2)
+"""
+
+
+def test_ranks_of_mp_spawn_set_up_and_clean_up(tmp_path: Path) -> None:
+    done = program(tmp_path, SPAWNED).run()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n" * 2
+
+
+@pytest.mark.ranks(2)
+def test_ranks_of_torchrun_meet_in_its_store(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These processes are warm; tests/launcher/test_run.py has torchrun itself start some."""
+    rank = int(os.environ["UNISONO_RANK"])
+    found = shared_tmp_path / "port"
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        (shared_tmp_path / "new").write_text(str(server.port))
+        (shared_tmp_path / "new").rename(found)
+    assert eventually(found.exists)
+    for name in [name for name in os.environ if name.startswith("UNISONO_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": found.read_text(),
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    for backend, name in (("auto", "unisono"), ("gloo", "gloo"), ("unisono", "unisono")):
+        comm = unisono.init(backend)
+        comm.all_reduce(tensor := torch.ones(2))
+        dist.all_reduce(tensor)
+        assert (comm.rank, unisono.get_local_rank(), comm.backend) == (rank, rank, name)
+        assert tensor.tolist() == [4, 4]
+        unisono.shutdown()
+
+
+# -- the backend -----------------------------------------------------------------------------------
+
+
+def facts(boot: str = "a", gpu: str = "") -> Facts:
+    return Facts(f"host-{boot}", boot, True, gpu)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "backend", "reason"),
+    [
+        ([facts()], "unisono", "no rank has a GPU"),
+        ([facts(), facts()], "unisono", "one machine"),
+        ([facts("a"), facts("b")], "gloo", "several machines"),
+        ([facts(gpu="x")], "nccl", "a GPU of its own"),
+        ([facts("a", "x"), facts("b", "y")], "nccl", "a GPU of its own"),
+        ([facts(gpu="x"), facts(gpu="x")], "unisono", "not have a GPU each"),
+        ([facts("a", "x"), facts("b")], "gloo", "not have a GPU each"),
+    ],
+)
+def test_the_choice_and_its_reason(everyone: list[Facts], backend: str, reason: str) -> None:
+    found = choose(everyone)
+    assert found[0] == backend
+    assert reason in found[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.ranks(2)
+def test_nccl_without_a_gpu_is_one_sentence_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not dist.is_nccl_available():
+        with pytest.raises(unisono.UnisonoError, match="torch has no backend nccl here, only"):
+            unisono.init("nccl")
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)  # as a build for CUDA has it
+    with pytest.raises(unisono.UnisonoError, match=r"can use none on ranks 0, 1 of 2: take"):
+        unisono.init("nccl")
+    assert unisono.init().backend == "unisono"
+
+
+@pytest.mark.ranks(2)
+def test_the_choice_is_logged_by_rank_0_and_can_be_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "unisono"):
+        comm = unisono.init()
+    lines = [record.getMessage() for record in caplog.records if record.name == "unisono"]
+    assert len(lines) == (comm.rank == 0)
+    assert (comm.backend, unisono.get_backend()) == ("unisono", "unisono")
+    assert "one machine" in unisono.get_backend_reason()
+    unisono.shutdown()
+    unisono.init("gloo").barrier()  # gloo fails where a peer leaves while others still connect
+    assert unisono.get_backend_reason() == "it was asked for"
+
+
+@pytest.mark.ranks(2)
+def test_a_backend_that_is_not_to_be_had_is_refused_on_every_rank() -> None:
+    for wrong in ("mpi", "nonsense"):
+        with pytest.raises(unisono.UnisonoError, match=f"no backend {wrong}"):
+            unisono.init(wrong)
+    assert not dist.is_initialized()
+    unisono.init().barrier()
+
+
+# -- torch.distributed -----------------------------------------------------------------------------
+
+
+@pytest.mark.ranks([1, 3])
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_ddp_works_after_init(backend: str) -> None:
+    comm = unisono.init(backend)
+    assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
+    assert resolve() is comm
+    torch.manual_seed(0)
+    inner = torch.nn.Linear(4, 1)
+    alone = torch.nn.Linear(4, 1)
+    alone.load_state_dict(inner.state_dict())
+    batch = torch.arange(4.0 * comm.size).view(comm.size, 4)
+    model = torch.nn.parallel.DistributedDataParallel(inner)
+    model(batch[comm.rank]).sum().backward()
+    (alone(batch).sum() / comm.size).backward()
+    assert torch.allclose(inner.weight.grad, alone.weight.grad)
+    even = dist.new_group([0])
+    assert (resolve(even).size == 1) if comm.rank == 0 else True
+    unisono.shutdown()
+    assert not dist.is_initialized()
+    assert isinstance(attempt(comm.barrier), unisono.GroupClosed)
+    unisono.init(backend).barrier()  # and again; left open
+
+
+ON_ONE = """
+    import os, sys, unisono
+    if os.environ["UNISONO_RANK"] == "1":
+        import torch
+    had_torch = "torch" in sys.modules
+    unisono.init()
+    import torch, torch.distributed as dist
+    dist.all_reduce(tensor := torch.ones(1))
+    unisono.shutdown()
+    unisono.init(with_torch=False)
+    print(had_torch, tensor.item(), dist.is_initialized())
+"""
+
+
+def test_torch_starts_on_all_ranks_if_it_is_there_on_one(tmp_path: Path) -> None:
+    where = {"UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": str(tmp_path / "meeting")}
+    ends = start_ranks(tmp_path, ON_ONE, *(where | {"UNISONO_RANK": rank} for rank in "01"))
+    assert [end[0] for end in ends] == ["False 2.0 False\n", "True 2.0 False\n"], ends
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.ranks(2, backend=name)) for name in ("gloo", "unisono")],
+)
+def test_a_group_that_is_there_is_adopted_and_left_alone(process_group: Any, backend: str) -> None:
+    assert unisono.get_rank() == dist.get_rank()
+    assert unisono.get_world_size() == 2
+    assert unisono.is_distributed()
+    comm = unisono.init()
+    assert comm is resolve(process_group)
+    assert comm.backend == backend
+    assert "already" in unisono.get_backend_reason()
+    comm.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == 2
+    unisono.shutdown()
+    unisono.shutdown()
+    dist.all_reduce(tensor)
+    assert tensor.item() == 4
+    resolve().barrier()
+    other = "unisono" if backend == "gloo" else "gloo"
+    with pytest.raises(unisono.UnisonoError, match=f"runs on {backend} already"):
+        unisono.init(other)
+    with pytest.raises(unisono.UnisonoError, match="cannot be rank 1 of 3"):
+        unisono.init(rank=1, size=3, rendezvous="somewhere")
+
+
+@pytest.mark.ranks(2)
+def test_a_program_that_destroys_the_group_itself_can_still_shut_down() -> None:
+    unisono.init()
+    dist.destroy_process_group()
+    unisono.shutdown()
+    unisono.init("gloo").barrier()
+    dist.destroy_process_group()
+    unisono.shutdown()
+    unisono.init().barrier()
+
+
+# -- one process -----------------------------------------------------------------------------------
+
+
+def test_everything_works_in_one_process_without_init() -> None:
+    assert not unisono.is_distributed()
+    assert unisono.is_main_process()
+    assert (unisono.get_rank(), unisono.get_world_size(), unisono.get_local_rank()) == (0, 1, 0)
+    assert unisono.get_device() == torch.device("cpu")
+    assert unisono.get_backend() == "unisono"
+    unisono.barrier()
+    unisono.monitored_barrier()
+    unisono.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo", "unisono"])
+def test_a_world_of_one_has_a_group_of_one(backend: str) -> None:
+    comm = unisono.init(backend)
+    try:
+        dist.all_reduce(tensor := torch.ones(2))
+        comm.all_reduce(tensor)
+        unisono.barrier()
+        assert tensor.tolist() == [1, 1]
+    finally:
+        unisono.shutdown()
+    assert not dist.is_initialized()
+
+
+# -- the way out -----------------------------------------------------------------------------------
+
+
+def leave_early(how: str, backend: str) -> None:
+    comm = unisono.init(backend)
+    comm.all_reduce(torch.ones(1))
+    if comm.rank == 1 and how == "raises":
+        raise LookupError("no such luck")
+    if how != "returns":
+        comm.all_reduce(torch.ones(1))
+
+
+def test_ranks_that_do_not_shut_down_end_without_noise() -> None:
+    lines: list[str] = []
+    unisono.launch(
+        leave_early,
+        2,
+        args=("returns", "gloo"),
+        timeout=60,
+        on_line=lambda *line: lines.append(str(line)),
+    )
+    assert lines == []
+
+
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_the_others_on_gloo_too() -> None:
+    with pytest.raises(unisono.RanksFailed) as caught:
+        unisono.launch(leave_early, 2, args=("raises", "gloo"), timeout=60, capture=True)
+    assert caught.value.first == 1
+    assert "LookupError: no such luck" in str(caught.value)
+    assert re.search("PeerLost|GroupAborted", caught.value.endings[0].traceback)
