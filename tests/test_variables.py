@@ -78,6 +78,7 @@ def test_no_variable_ends_import_torch() -> None:
     told = done.stderr.splitlines()
     assert [line.split()[0] for line in told] == [  # those that are read here
         "UNISONO_BACKEND",
+        "UNISONO_CHECK_SHAPES",
         "UNISONO_WATCH_HANG_S",
         "UNISONO_WATCH_CHECK",
         "UNISONO_WATCH_SIGNAL",
