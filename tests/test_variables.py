@@ -28,7 +28,7 @@ BAD = {
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_TRACE": "/no/such/folder/trace.json",
-    "UNISONO_KEEPER": "yes",
+    "UNISONO_RECORD_KEEPER": "yes",
     "UNISONO_TEST_CHANNEL": "-3",
 }
 

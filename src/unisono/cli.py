@@ -136,12 +136,12 @@ def run(
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
     from unisono.launcher.protocol import Script
-    from unisono.launcher.script import Settings, run_script
+    from unisono.launcher.script import RunSettings, run_script
 
     if not module and not Path(program).is_file():
         there = "is no file" if Path(program).exists() else "does not exist"
         raise _Misuse(f"{program} {there}")
-    settings = Settings(
+    settings = RunSettings(
         ranks=ranks,
         backend=None if backend is None else _known_backend(backend),
         threads=threads,

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from unisono.comm.base import Communicator
-    from unisono.testing.controller import Conductor
-    from unisono.testing.membership import Place
+    from unisono.testing.controller import Controller
+    from unisono.testing.membership import Membership
 
-_CONDUCTOR: pytest.StashKey[Conductor] = pytest.StashKey()
+_CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if item.get_closest_marker("ranks") is None or _in_a_rank(item.config):
         return None
-    from unisono.testing.controller import Conductor
+    from unisono.testing.controller import Controller
     from unisono.testing.mark import BadMark, plan_of
 
     if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
@@ -65,9 +65,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None  # its setup says why
     assert plan is not None
     stash = item.config.stash
-    if _CONDUCTOR not in stash:
-        stash[_CONDUCTOR] = Conductor(item.config)
-    stash[_CONDUCTOR].run(item, nextitem, plan)
+    if _CONTROLLER not in stash:
+        stash[_CONTROLLER] = Controller(item.config)
+    stash[_CONTROLLER].run(item, nextitem, plan)
     return True
 
 
@@ -98,7 +98,7 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     """The Communicator of this test's ranks: a world of its own, closed after the test."""
     from unisono.testing import membership
 
-    with membership.world(_place(request)) as communicator:
+    with membership.world(_membership(request)) as communicator:
         yield communicator
 
 
@@ -111,7 +111,7 @@ def process_group(
     from unisono.testing.mark import BadMark
 
     try:
-        with membership.process_group(_place(request)) as group:
+        with membership.process_group(_membership(request)) as group:
             yield group
     except BadMark as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
@@ -120,30 +120,30 @@ def process_group(
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A temporary folder that all ranks of this test share; `tmp_path` is each rank's own."""
-    folder = Path(_place(request).shared)
+    folder = Path(_membership(request).shared)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def _end_ranks(config: pytest.Config, *, gently: bool) -> None:
-    conductor = config.stash.get(_CONDUCTOR, None)
-    if conductor is not None:
-        del config.stash[_CONDUCTOR]
-        conductor.close(gently=gently)
+    controller = config.stash.get(_CONTROLLER, None)
+    if controller is not None:
+        del config.stash[_CONTROLLER]
+        controller.close(gently=gently)
 
 
 def _in_a_rank(config: pytest.Config) -> bool:
     return config.pluginmanager.has_plugin("unisono-rank")
 
 
-def _place(request: pytest.FixtureRequest) -> Place:
-    from unisono.testing.membership import PLACE
+def _membership(request: pytest.FixtureRequest) -> Membership:
+    from unisono.testing.membership import MEMBERSHIP
 
-    place = request.config.stash.get(PLACE, None)
-    if place is None:
+    membership = request.config.stash.get(MEMBERSHIP, None)
+    if membership is None:
         pytest.fail(
             f"the fixture {request.fixturename} needs ranks: mark the test with "
             "@pytest.mark.ranks(4), or with @pytest.mark.ranks(1) for a world of one",
             pytrace=False,
         )
-    return place
+    return membership

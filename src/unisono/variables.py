@@ -209,8 +209,8 @@ WATCH_FOLDER = Variable(
 TRACE = Variable(
     "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
 )
-KEEPER = Variable(
-    "UNISONO_KEEPER",
+RECORD_KEEPER = Variable(
+    "UNISONO_RECORD_KEEPER",
     "a watched rank of unisono run: its connection to the launcher",
     _whole(0, "a descriptor"),
 )
@@ -236,6 +236,6 @@ ALL: tuple[Variable[Any], ...] = (
     WATCH_SIGNAL,
     WATCH_FOLDER,
     TRACE,
-    KEEPER,
+    RECORD_KEEPER,
     TEST_CHANNEL,
 )

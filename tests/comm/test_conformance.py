@@ -79,7 +79,7 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
 
 @pytest.fixture
 def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
-    with membership.world(request.config.stash[membership.PLACE]) as made:
+    with membership.world(request.config.stash[membership.MEMBERSHIP]) as made:
         yield made
 
 

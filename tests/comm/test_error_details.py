@@ -124,7 +124,9 @@ def test_shapes_are_compared_where_all_want_it(comm: Communicator, works: bool) 
         engine.compare_shapes(by_default=unisono.watch.is_on())
     assert caught.value.culprits == (0,)
     assert "  rank 0: all_reduce of float64, 6 elements, sum, shape (3, 2)" in str(caught.value)
-    assert "  ranks 1, 2: all_reduce of float64, 6 elements, sum, shape (2, 3)" in str(caught.value)
+    assert "  ranks 1 and 2: all_reduce of float64, 6 elements, sum, shape (2, 3)" in str(
+        caught.value
+    )
 
 
 @pytest.mark.ranks(3)

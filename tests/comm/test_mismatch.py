@@ -273,8 +273,8 @@ def test_without_a_majority_both_sides_are_shown(comm: Communicator) -> None:
     error = attempt(comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2])
     assert isinstance(error, CollectiveMismatch)
     assert error.culprits == ()
-    assert "ranks 0, 2: all_reduce of float32, 3 elements, sum" in str(error)
-    assert "ranks 1, 3: all_reduce of float32, 3 elements, max" in str(error)
+    assert "ranks 0 and 2: all_reduce of float32, 3 elements, sum" in str(error)
+    assert "ranks 1 and 3: all_reduce of float32, 3 elements, max" in str(error)
 
 
 @pytest.mark.ranks(4)

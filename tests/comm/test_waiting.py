@@ -22,7 +22,7 @@ from ranks import RankPool, attempt
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
 from unisono.comm.rendezvous.lobby import StoreExchange
-from unisono.comm.rendezvous.waiting import meeting_timeout_s, name_ranks
+from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 
 
@@ -169,13 +169,6 @@ def test_in_a_store_all_ranks_know_who_is_missing(
         assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
         for rank in ranks:
             StoreExchange(store).clear(rank)
-
-
-def test_many_ranks_are_abbreviated() -> None:
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks([1, 2, 3]) == "ranks 1-3"
-    assert name_ranks([0, 4, 5, 9]) == "ranks 0, 4-5 and 9"
-    assert name_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10 and 14 more"
 
 
 def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:

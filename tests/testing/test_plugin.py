@@ -484,8 +484,8 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
 
         @pytest.fixture
         def fails_on_one(request):
-            from unisono.testing.membership import PLACE
-            assert request.config.stash[PLACE].rank
+            from unisono.testing.membership import MEMBERSHIP
+            assert request.config.stash[MEMBERSHIP].rank
 
         @pytest.mark.ranks(2, timeout_s=1)
         def test_half_a_setup(fails_on_one, comm): pass

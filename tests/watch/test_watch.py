@@ -25,7 +25,7 @@ from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
 from unisono.errors import GroupAborted, UnisonoError
-from unisono.watch.calls import newest, waits
+from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
@@ -138,8 +138,8 @@ def where(states: dict[int, Whereabouts]) -> object:
 
 def test_the_sentence() -> None:
     stuck = group([record(1), record(2, "waiting")], [record(1), record(2, "waiting")], [record(1)])
-    told = {102: Whereabouts(place="data.py:41 in load", doing="lock.acquire", in_call=False)}
-    report = hang([stuck], waits([stuck])[0], where(told))  # type: ignore[arg-type]
+    states = {102: Whereabouts(location="data.py:41 in load", doing="lock.acquire", in_call=False)}
+    report = hang([stuck], waits([stuck])[0], where(states))  # type: ignore[arg-type]
     assert report is not None
     assert report.verdict == (
         "rank 2 never reached all_reduce #2 of group dp (train.py:2): it is in data.py:41, "
@@ -163,8 +163,8 @@ def test_whoever_waits_for_nobody_is_to_blame() -> None:
         "gloo",
         (0, 2),
     )
-    told = {102: Whereabouts(place="train.py:9 in main", doing="time.sleep", in_call=False)}
-    report = hang([first, second], waits([first], 100)[0], where(told))  # type: ignore[arg-type]
+    states = {102: Whereabouts(location="train.py:9 in main", doing="time.sleep", in_call=False)}
+    report = hang([first, second], waits([first], 100)[0], where(states))  # type: ignore[arg-type]
     assert report is not None
     assert (report.group, report.culprits, report.site) == ("b", (1,), "train.py:9")
     assert report.details == ("rank 0 waits in all_reduce #1 of group a",)
@@ -185,7 +185,7 @@ def test_a_branch_that_makes_the_same_call_is_no_fault() -> None:
     report = hang(
         [found := group(usual, usual, other)],
         waits([found])[0],
-        where({102: Whereabouts(place="t.py:8", in_call=False)}),  # type: ignore[arg-type]
+        where({102: Whereabouts(location="t.py:8", in_call=False)}),  # type: ignore[arg-type]
     )
     assert report is not None
     assert report.kind == "hang"
@@ -196,7 +196,7 @@ def test_whose_call_has_just_failed_had_waited_too() -> None:
     lost = [record(1, "failed", arrived_s=5.0)]
     few = group(lost, lost, [], name="few", segment=1)
     all_of_them = group([], [], [record(1, "waiting", arrived_s=5.0)], name="world", segment=2)
-    stuck = next(wait for wait in newest([few], 100))
+    stuck = next(wait for wait in newest_calls([few], 100))
     report = hang([few, all_of_them], stuck, where({}))  # type: ignore[arg-type]
     assert report is not None
     assert (report.kind, report.culprits) == ("cycle", (0, 2))
@@ -304,7 +304,7 @@ def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
         asked.touch()
         assert eventually(over)
         told.append(pid)
-        return Whereabouts(place="data.py:41 in load", in_call=False)
+        return Whereabouts(location="data.py:41 in load", in_call=False)
 
     watch._monitor.where = in_its_time  # type: ignore[union-attr, method-assign]
     comm.all_reduce(torch.ones(3))
@@ -360,7 +360,7 @@ def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
             os.write(writer, b"x")
             time.sleep(60)
         os.read(reader, 1)
-        print(ask(child)[0].place())
+        print(ask(child)[0].program_frame())
         os.kill(child, 9)
         os.waitpid(child, 0)
         """,

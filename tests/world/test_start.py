@@ -257,7 +257,7 @@ def test_nccl_without_a_gpu_is_one_sentence_on_every_rank(monkeypatch: pytest.Mo
         with pytest.raises(unisono.UnisonoError, match="torch has no backend nccl here, only"):
             unisono.init("nccl")
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)  # as a build for CUDA has it
-    with pytest.raises(unisono.UnisonoError, match=r"can use none on ranks 0, 1 of 2: take"):
+    with pytest.raises(unisono.UnisonoError, match=r"can use none on ranks 0 and 1 of 2: take"):
         unisono.init("nccl")
     assert unisono.init().backend == "unisono"
 

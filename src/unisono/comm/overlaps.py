@@ -1,6 +1,7 @@
 """Arguments whose tensors share memory: what works in place, and what is refused.
 
-The rules are csrc/python/overlaps.c's, which the native make goes by; the table is in docs/collectives.md.
+The rules are those of csrc/python/overlaps.c, which the shared-memory implementation goes by; the
+table is in docs/collectives.md.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from unisono import variables
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.protocol import (
     FAILED,
-    KEEPER_VARIABLE,
+    RECORD_KEEPER_VARIABLE,
     STACK_SIGNAL,
     STARTED,
     VALUE,
     Failure,
-    Orders,
+    Instructions,
     Script,
-    open_orders,
+    open_instructions,
     pack,
 )
 from unisono.torch_backend.autoload import inherit_store
@@ -39,33 +39,33 @@ _LINE_BUFFERED = 1  # _IOLBF
 
 def main() -> None:
     """Run as this rank; the launching process gave the numbers on the command line."""
-    rank, parent_pid, orders_fd, report_fd, stacks_fd = map(int, sys.argv[1:6])
+    rank, parent_pid, instructions_fd, results_fd, stacks_fd = map(int, sys.argv[1:6])
     end_with_parent(parent_pid)
-    for descriptor in (report_fd, stacks_fd, *_rendezvous_descriptor()):
+    for descriptor in (results_fd, stacks_fd, *_rendezvous_descriptor()):
         os.set_inheritable(descriptor, False)  # they are ours, not our children's
-    _take_line_to_keeper()
+    _connect_to_record_keeper()
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
-    report = _Report(report_fd)
-    report.send(STARTED)
-    with open_orders(orders_fd) as file:
-        os.close(orders_fd)
-        orders: Orders = pickle.load(file)
-        if orders.store_fd >= 0:
-            os.set_inheritable(orders.store_fd, False)
-            inherit_store(orders.store_fd)
-        _let_breakpoints_debug(rank, orders.input_fd)
-        if orders.pins:
-            os.sched_setaffinity(0, orders.pins[rank])
+    results = _ResultPipe(results_fd)
+    results.send(STARTED)
+    with open_instructions(instructions_fd) as file:
+        os.close(instructions_fd)
+        instructions: Instructions = pickle.load(file)
+        if instructions.store_fd >= 0:
+            os.set_inheritable(instructions.store_fd, False)
+            inherit_store(instructions.store_fd)
+        _let_breakpoints_debug(rank, instructions.input_fd)
+        if instructions.pins:
+            os.sched_setaffinity(0, instructions.pins[rank])
         _write_in_lines()
-        _look_like_the_parent(orders)
+        _look_like_the_parent(instructions)
         if variables.WATCH.read_or_warn():
             from unisono import watch
 
             watch.start_if_asked()
-        if orders.script is None:
-            sys.exit(_call_function(file, report))
-    sys.exit(_run_script(orders.script, report))
+        if instructions.script is None:
+            sys.exit(_call_function(file, results))
+    sys.exit(_run_script(instructions.script, results))
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -91,8 +91,8 @@ def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
     sys.breakpointhook = hook
 
 
-class _Report:
-    """The way to the launching process."""
+class _ResultPipe:
+    """The pipe on which the launching process gets this rank's messages."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -106,32 +106,34 @@ class _Report:
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
-    def failure(self, error: BaseException) -> None:
+    def send_failure(self, error: BaseException) -> None:
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = _has_cause(error, (PeerLost, GroupAborted))
-        self.send(FAILED, Failure(type(error).__name__, _line(error), text, follows).to_bytes())
+        self.send(
+            FAILED, Failure(type(error).__name__, _first_line(error), text, follows).to_bytes()
+        )
 
 
-def _call_function(file: IO[bytes], report: _Report) -> int:
+def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
     try:
         function = pickle.load(file)
         args, kwargs = pickle.load(file)
         file.close()
         _fill_main(function)
-        value = _pickled(function(*args, **kwargs))
+        value = _pickle(function(*args, **kwargs))
         world.shutdown()
     except BaseException as error:
         sys.last_value = error
-        report.failure(error)
+        results.send_failure(error)
         return 1
-    report.send(VALUE, value)
+    results.send(VALUE, value)
     return 0
 
 
-def _pickled(value: Any) -> bytes:
+def _pickle(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -142,7 +144,7 @@ def _pickled(value: Any) -> bytes:
         except Exception as error:
             raise TypeError(
                 f"what the function returned, a {type(value).__name__}, cannot be sent back: "
-                f"{_line(error)}"
+                f"{_first_line(error)}"
             ) from None
 
 
@@ -154,7 +156,7 @@ def _fill_main(function: Any) -> None:
         mine.update({name: value for name, value in names.items() if not name.startswith("__")})
 
 
-def _run_script(script: Script, report: _Report) -> int:
+def _run_script(script: Script, results: _ResultPipe) -> int:
     """As `python script.py` or `python -m module` would."""
     try:
         main, code = _load_module(script) if script.is_module else _load_file(script)
@@ -165,7 +167,7 @@ def _run_script(script: Script, report: _Report) -> int:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python itself does, for those who look at exit
-        report.failure(error)
+        results.send_failure(error)
         _show_in_the_programs_own_way(error)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -213,10 +215,10 @@ def _first_on_path(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _look_like_the_parent(orders: Orders) -> None:
-    sys.path[:] = orders.sys_path
-    sys.argv[:] = orders.argv
-    for name, lines in orders.sources.items():
+def _look_like_the_parent(instructions: Instructions) -> None:
+    sys.path[:] = instructions.sys_path
+    sys.argv[:] = instructions.argv
+    for name, lines in instructions.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
@@ -235,10 +237,10 @@ def _rendezvous_descriptor() -> list[int]:
     return [int(where.removeprefix("fd:"))] if where.startswith("fd:") else []
 
 
-def _take_line_to_keeper() -> None:
+def _connect_to_record_keeper() -> None:
     """Where the launcher keeps records, it shall have those of our groups. The variable is ours
     alone: what we start does not inherit the descriptor."""
-    descriptor = os.environ.pop(KEEPER_VARIABLE, "")
+    descriptor = os.environ.pop(RECORD_KEEPER_VARIABLE, "")
     if descriptor:
         from unisono.comm.shared_memory.keeping import take_line
 
@@ -249,7 +251,7 @@ def _is_ours(file_name: str) -> bool:
     return file_name in (__file__, "<string>")
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     text = str(error).strip().split("\n", 1)[0]
     name = type(error).__name__
     return f"{name}: {text}" if text else name

@@ -45,8 +45,8 @@ class Verdict(Enum):
     GIVEN_UP = "given up"
 
 
-class Guest(Protocol):
-    """Somebody else who waits for a descriptor in the crew's loop."""
+class DescriptorHandler(Protocol):
+    """Something else that waits for a descriptor in the crew's loop."""
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -99,35 +99,39 @@ class Crew:
         if self._guardian is not None:
             self._guardian.__exit__(kind, value, traceback)
 
-    def invite(self, guest: Guest) -> None:
-        """Call `guest.ready()` once, as soon as its descriptor is readable."""
+    def call_when_readable(self, handler: DescriptorHandler) -> None:
+        """Call `handler.ready()` once, as soon as its descriptor is readable."""
 
         def ready() -> None:
-            self._selector.unregister(guest)
-            guest.ready()
+            self._selector.unregister(handler)
+            handler.ready()
 
-        self._selector.register(guest, selectors.EVENT_READ, ready)
+        self._selector.register(handler, selectors.EVENT_READ, ready)
 
-    def start(self, environment: Mapping[str, str], orders_fd: int, inherit: Sequence[int]) -> None:
+    def start(
+        self, environment: Mapping[str, str], instructions_fd: int, inherit: Sequence[int]
+    ) -> None:
         """Start the next rank."""
         number = len(self.ranks)
         lines: dict[Stream, Lines] = {
             "stdout": Lines(number, "stdout", self._listener, self._keep),
             "stderr": Lines(number, "stderr", self._listener, self._keep),
         }
-        rank = start_rank(number, lines, environment, orders_fd, inherit)
+        rank = start_rank(number, lines, environment, instructions_fd, inherit)
         self.ranks.append(rank)
         takers: tuple[Callable[[bytes], object], ...] = (
             lines["stdout"].feed,
             lines["stderr"].feed,
-            lambda data: self._hear(rank, data),
+            lambda data: self._receive(rank, data),
             rank.stack.extend,
         )
         for descriptor, take in zip(rank.pipes, takers, strict=True):
             self._listen(rank, descriptor, take)
         with contextlib.suppress(OSError, AttributeError):  # an old kernel: seen by the tick
             rank.pidfd = os.pidfd_open(rank.process.pid)
-            self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._look(rank))
+            self._selector.register(
+                rank.pidfd, selectors.EVENT_READ, lambda: self._check_ended(rank)
+            )
 
     def run(self, timeout_s: float | None, patience_s: float) -> Verdict:
         """Wait until all ranks have ended, and end them where that must be.
@@ -154,7 +158,7 @@ class Crew:
         return verdict
 
     def give_up(self) -> None:
-        """Ranks that still run are to be ended; for a guest."""
+        """Ranks that still run are to be ended; for a handler."""
         self._given_up = True
 
     # -- what has become of them ---------------------------------------------------------------
@@ -173,9 +177,9 @@ class Crew:
     def _any_failed(self) -> bool:
         return any(rank.failed_at is not None for rank in self.ranks)
 
-    def _hear(self, rank: Rank, data: bytes) -> None:
-        rank.report += data
-        while message := unpack(rank.report):
+    def _receive(self, rank: Rank, data: bytes) -> None:
+        rank.messages += data
+        while message := unpack(rank.messages):
             kind, payload = message
             if kind == STARTED:
                 rank.started = True
@@ -185,7 +189,7 @@ class Crew:
                 rank.failure = Failure.from_bytes(bytes(payload))
                 rank.failed_at = time.monotonic()
 
-    def _look(self, rank: Rank) -> None:
+    def _check_ended(self, rank: Rank) -> None:
         """See whether a rank has ended, and how."""
         if rank.exit_code is not None:
             return
@@ -241,9 +245,9 @@ class Crew:
             left_s = None if end is None else end - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return
-            self._turn(left_s)
+            self._serve(left_s)
 
-    def _turn(self, limit_s: float | None) -> None:
+    def _serve(self, limit_s: float | None) -> None:
         unwatched = [rank for rank in self._living() if rank.pidfd is None]
         unfinished = [
             lines for rank in self.ranks for lines in rank.lines.values() if lines.unfinished
@@ -253,7 +257,7 @@ class Crew:
         for key, _ in self._selector.select(limit_s):
             key.data()
         for rank in unwatched:
-            self._look(rank)
+            self._check_ended(rank)
         for lines in unfinished:
             lines.tick()
 

@@ -33,9 +33,9 @@ def debug(frame: FrameType, rank: int, input_fd: int, turn_fd: int) -> None:
     """
     if not _can_be_read(input_fd):
         raise UnisonoError(
-            f"breakpoint() in rank {rank}, {_place(frame)}: the launching process has no terminal "
-            "and no pipe as its standard input from which a debugger could read; start it from a "
-            "terminal, or pass breakpoints by with PYTHONBREAKPOINT=0"
+            f"breakpoint() in rank {rank}, {_location(frame)}: the launching process has no "
+            "terminal and no pipe as its standard input from which a debugger could read; start it "
+            "from a terminal, or pass breakpoints by with PYTHONBREAKPOINT=0"
         )
     _Debugger(rank, input_fd, _turn(turn_fd, input_fd)).set_trace(frame)
 
@@ -61,7 +61,7 @@ class _Turn:
                 try:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    print(f"breakpoint(): {_place(frame)}: waits until the debugger is free")
+                    print(f"breakpoint(): {_location(frame)}: waits until the debugger is free")
                     fcntl.flock(held, fcntl.LOCK_EX)
                 self._terminal_was = terminal.take(self._input_fd)
             except BaseException:
@@ -154,5 +154,5 @@ def _can_be_read(descriptor: int) -> bool:
     return os.isatty(descriptor) or not stat.S_ISCHR(kind.st_mode)
 
 
-def _place(frame: FrameType | None) -> str:
+def _location(frame: FrameType | None) -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

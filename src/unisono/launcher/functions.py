@@ -18,7 +18,12 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_timed_out
 from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
-from unisono.launcher.protocol import Orders, nameless_file, standard_input, write_orders
+from unisono.launcher.protocol import (
+    Instructions,
+    nameless_file,
+    standard_input,
+    write_instructions,
+)
 
 Result = TypeVar("Result")
 
@@ -64,12 +69,10 @@ def launch(
         listener = Silence()
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
-    job = _pickled(fn, "the function") + _pickled(
-        (tuple(args), dict(kwargs or {})), "its arguments"
-    )
+    job = _pickle(fn, "the function") + _pickle((tuple(args), dict(kwargs or {})), "its arguments")
     with ExitStack() as stack:
         store = stack.enter_context(nameless_file())
-        orders = Orders(
+        instructions = Instructions(
             script=None,
             sys_path=tuple(sys.path),
             argv=tuple(sys.argv),
@@ -78,7 +81,7 @@ def launch(
             store_fd=store.fileno(),
             input_fd=stack.enter_context(standard_input()),
         )
-        file = stack.enter_context(write_orders(orders, job))
+        file = stack.enter_context(write_instructions(instructions, job))
         del job
         meeting = stack.enter_context(nameless_file())
         interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
@@ -87,9 +90,9 @@ def launch(
         for rank in range(ranks):
             if interrupts.noted:
                 break
-            place = rank_variables(rank, ranks, meeting.fileno())
-            inherited = [meeting.fileno(), store.fileno(), orders.input_fd]
-            crew.start(environment | place, file.fileno(), inherited)
+            own_variables = rank_variables(rank, ranks, meeting.fileno())
+            inherited = [meeting.fileno(), store.fileno(), instructions.input_fd]
+            crew.start(environment | own_variables, file.fileno(), inherited)
         verdict = crew.run(timeout, PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
@@ -98,7 +101,7 @@ def launch(
     if verdict is Verdict.TIMED_OUT:
         assert timeout is not None
         raise ranks_timed_out(crew.ranks, timeout, captured=capture)
-    return [_result(rank.number, rank.value) for rank in crew.ranks]
+    return [_unpickle_result(rank.number, rank.value) for rank in crew.ranks]
 
 
 def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
@@ -136,13 +139,13 @@ def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> N
     share.check_memory(ranks)
 
 
-def _pickled(value: Any, what: str) -> bytes:
+def _pickle(value: Any, what: str) -> bytes:
     import cloudpickle
 
     from unisono.launcher.pickling import dumps
 
-    strangers = [module for module in _modules(value) if not _can_be_imported(module)]
-    for module in strangers:
+    unimportable = [module for module in _modules(value) if not _can_be_imported(module)]
+    for module in unimportable:
         cloudpickle.register_pickle_by_value(module)
     try:
         return dumps(value)
@@ -150,7 +153,7 @@ def _pickled(value: Any, what: str) -> bytes:
         reason = f"{type(error).__name__}: {error}"
         raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error
     finally:
-        for module in strangers:
+        for module in unimportable:
             cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -173,7 +176,7 @@ def _sources(fn: Any) -> dict[str, list[str]]:
     return {name: linecache.getlines(name) for name in names if name != "<string>"}
 
 
-def _result(rank: int, value: bytearray | None) -> Any:
+def _unpickle_result(rank: int, value: bytearray | None) -> Any:
     assert value is not None
     try:
         return pickle.loads(value)

@@ -43,7 +43,7 @@ def ranks_given_up(
 ) -> RanksFailed:
     """The exception for a launch that could not end well, as its watch has found."""
     endings = [_ending(rank) for rank in ranks]
-    numbers = {one.rank: one.global_rank for one in report.ranks}
+    numbers = {member.rank: member.global_rank for member in report.ranks}
     first = next((numbers.get(rank, rank) for rank in report.culprits), -1)
     sentence = f"ended {grace_s:g} s after the watch's report (--watch-grace): {report}"
     return RanksFailed(_message(sentence, endings, -1, captured), first=first, endings=endings)
@@ -96,7 +96,7 @@ def _summary(rank: Rank, ending: RankEnding) -> str:
 def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured: bool) -> str:
     """The sentence, then every ending, those that are alike together and the first one on top."""
     groups: dict[str, list[RankEnding]] = {}
-    for ending in sorted(endings, key=lambda one: (one.rank != first, not one.failed, one.rank)):
+    for ending in sorted(endings, key=lambda end: (end.rank != first, not end.failed, end.rank)):
         groups.setdefault(_without_names(ending), []).append(ending)
     parts = [_paragraph(group, first, captured) for group in groups.values()]
     return "\n\n".join([sentence, *parts])
@@ -130,8 +130,8 @@ def _without_names(ending: RankEnding) -> str:
 
 def _what_it_says(ending: RankEnding) -> str:
     """All of it but how a peer ended, which the kernel tells only to those who ask late enough."""
-    told = _NOTE.sub("", f"{ending.traceback}\n")
-    text = f"{ending.how}\n{told}\n{ending.stack}"
+    traceback = _NOTE.sub("", f"{ending.traceback}\n")
+    text = f"{ending.how}\n{traceback}\n{ending.stack}"
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 

@@ -24,9 +24,9 @@ class Rank:
     process: subprocess.Popen[bytes]
     lines: dict[Stream, Lines]
     pipes: list[int]
-    """Our ends of its stdout, its stderr, its report and its stacks, as long as they are open."""
+    """Our ends of its stdout, its stderr, its results and its stacks, as long as they are open."""
     pidfd: int | None = None
-    report: bytearray = field(default_factory=bytearray)
+    messages: bytearray = field(default_factory=bytearray)
     stack: bytearray = field(default_factory=bytearray)
     started: bool = False
     value: bytearray | None = None
@@ -52,22 +52,22 @@ def start_rank(
     number: int,
     lines: dict[Stream, Lines],
     environment: Mapping[str, str],
-    orders_fd: int,
+    instructions_fd: int,
     inherit: Sequence[int],
 ) -> Rank:
-    """Start the process of a rank, which reads its orders and inherits some more descriptors."""
+    """Start the process of a rank; it reads its instructions and inherits these descriptors."""
     pipes: list[tuple[int, int]] = []
     try:
         pipes.extend(os.pipe() for _ in range(4))
-        readers, (out, err, report, stacks) = zip(*pipes, strict=True)
-        numbers = (number, os.getpid(), orders_fd, report, stacks)
+        readers, (out, err, results, stacks) = zip(*pipes, strict=True)
+        numbers = (number, os.getpid(), instructions_fd, results, stacks)
         process = subprocess.Popen(
             python_command("unisono.launcher.child", *numbers),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            pass_fds=(orders_fd, report, stacks, *(fd for fd in inherit if fd >= 0)),
+            pass_fds=(instructions_fd, results, stacks, *(fd for fd in inherit if fd >= 0)),
             process_group=0,  # so that it can be ended with all that it started
         )
     except OSError as error:

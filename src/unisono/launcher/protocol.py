@@ -17,8 +17,8 @@ from typing import IO
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """Makes a rank write down where it is; a number that no program uses for something else."""
 
-KEEPER_VARIABLE = "UNISONO_KEEPER"
-"""Tells a rank the descriptor of the line to who keeps its records; it removes it at once."""
+RECORD_KEEPER_VARIABLE = "UNISONO_RECORD_KEEPER"
+"""Tells a rank the descriptor of its connection to the record keeper; it removes it at once."""
 
 STARTED = b"S"
 VALUE = b"V"
@@ -37,7 +37,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Orders:
+class Instructions:
     """What every rank of a launch is told first.
 
     `script` is None where a function follows, pickled, in the same file. `sources` are texts of
@@ -99,19 +99,19 @@ def standard_input() -> Iterator[int]:
         os.close(descriptor)
 
 
-def write_orders(orders: Orders, job: bytes = b"") -> IO[bytes]:
-    """Orders in a file that every rank can read by its own descriptor."""
+def write_instructions(instructions: Instructions, job: bytes = b"") -> IO[bytes]:
+    """Instructions in a file that every rank can read by its own descriptor."""
     file = nameless_file()
-    pickle.dump(orders, file)
+    pickle.dump(instructions, file)
     file.write(job)
     file.flush()
     return file
 
 
-def open_orders(descriptor: int) -> IO[bytes]:
-    """The file with the orders and, behind them, the job.
+def open_instructions(descriptor: int) -> IO[bytes]:
+    """The file with the instructions and, behind them, the job.
 
-    Opened anew, since an inherited descriptor shares its place in the file with all ranks.
+    Opened anew, since an inherited descriptor shares its offset in the file with all ranks.
     """
     return open(f"/proc/self/fd/{descriptor}", "rb")
 

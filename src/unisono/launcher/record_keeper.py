@@ -19,7 +19,7 @@ from unisono.comm.shared_memory.following import Follower
 from unisono.comm.shared_memory.keeping import REPORT, SEGMENT, new_line, receive
 from unisono.comm.shared_memory.records import read_segment, segment_key
 from unisono.errors import UnisonoError
-from unisono.watch.calls import failed, waits
+from unisono.watch.calls import failed_calls, waits
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import Report, from_text
 from unisono.watch.traces import Trace
@@ -31,10 +31,10 @@ _LEFT_KEPT = 16
 """How many groups that all ranks have left are kept, for the verdict on how they ended."""
 
 
-class Keeper:
+class RecordKeeper:
     """A thread that holds the segments of the ranks' groups, and writes their trace where one is
-    wanted. `line` is the descriptor that the ranks inherit. As a guest of the crew it calls
-    `give_up` so many seconds after the ranks' first report."""
+    wanted. `ranks_fd` is the descriptor that the ranks inherit. The crew calls `ready`, which is
+    `give_up`, so many seconds after the ranks' first report."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class Keeper:
     ) -> None:
         self._grace_s = grace_s
         self.ready = give_up
-        self._bell, self._rope = os.pipe()
-        self._has_rung = False
+        self._give_up_reader, self._give_up_writer = os.pipe()
+        self._has_given_up = False
         self._ours, self._ranks = new_line()
         self._ours.setblocking(False)
-        self.line = self._ranks.fileno()
+        self.ranks_fd = self._ranks.fileno()
         self._kept: dict[tuple[int, int], int] = {}
         self._tidy_at = 2 * _LEFT_KEPT
         self._trace = None if trace is None else Trace(trace, from_the_start=True)
         self._reported: tuple[float, Report] | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unisono keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="unisono record keeper", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> RecordKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,12 +72,12 @@ class Keeper:
         self._kept.clear()
         self._ours.close()
         self._ranks.close()
-        os.close(self._bell)
-        os.close(self._rope)
+        os.close(self._give_up_reader)
+        os.close(self._give_up_writer)
 
     def fileno(self) -> int:
         """Readable when the ranks are to be given up."""
-        return self._bell
+        return self._give_up_reader
 
     def reported(self) -> Report | None:
         """The ranks' first report of what they cannot get out of by themselves."""
@@ -93,7 +93,7 @@ class Keeper:
         different = mismatch(groups)
         if different is not None:
             return different
-        for wait in [*waits(groups), *failed(groups)]:
+        for wait in [*waits(groups), *failed_calls(groups)]:
             if wait.missing():
                 return hang(groups, wait, lambda pid: _ended(endings, pid))
         return None
@@ -105,10 +105,10 @@ class Keeper:
             self._receive()
             if self._trace is not None:
                 self._trace.collect()
-            if self._reported is not None and not self._has_rung:
-                self._has_rung = time.monotonic() - self._reported[0] >= self._grace_s
-                if self._has_rung:
-                    os.write(self._rope, b"!")
+            if self._reported is not None and not self._has_given_up:
+                self._has_given_up = time.monotonic() - self._reported[0] >= self._grace_s
+                if self._has_given_up:
+                    os.write(self._give_up_writer, b"!")
 
     def _receive(self) -> None:
         """Take what the ranks have sent."""

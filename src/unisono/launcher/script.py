@@ -18,14 +18,14 @@ from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_given_up, ranks_timed_out
 from unisono.launcher.output import Listener, Silence, Terminal
 from unisono.launcher.protocol import (
-    KEEPER_VARIABLE,
-    Orders,
+    RECORD_KEEPER_VARIABLE,
+    Instructions,
     Script,
     nameless_file,
     standard_input,
-    write_orders,
+    write_instructions,
 )
-from unisono.launcher.record_keeper import Keeper
+from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.variables import BACKEND, WATCH
 from unisono.watch.report import Report
@@ -42,7 +42,7 @@ TIMED_OUT_CODE = 124
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
     `trace` is where a trace is written, for which the ranks must be watched; `watch_grace_s` is
     how long they go on after a report of a mismatch or of ranks that wait for each other."""
@@ -73,7 +73,7 @@ class Outcome:
     report: Report | None = None
 
 
-def run_script(script: Script, settings: Settings) -> Outcome:
+def run_script(script: Script, settings: RunSettings) -> Outcome:
     """Run `script` on `settings.ranks` ranks until all have ended.
 
     The exit code is that of the first rank to fail, 128 + its number for a signal, 124 for a
@@ -84,51 +84,53 @@ def run_script(script: Script, settings: Settings) -> Outcome:
     listener: Listener = Silence() if settings.capture else Terminal(settings.prefix)
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     with ExitStack() as stack:
-        orders = Orders(
+        instructions = Instructions(
             script=script,
             sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
             argv=("", *script.args),
             pins=share.pins(settings.ranks) if settings.pin else (),
             input_fd=stack.enter_context(standard_input()),
         )
-        file = stack.enter_context(write_orders(orders))
+        file = stack.enter_context(write_instructions(instructions))
         meeting = stack.enter_context(nameless_file())
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts(signals))
-        keeper = None
+        record_keeper = None
         if settings.is_watched():  # it ends after the ranks
             grace_s = settings.watch_grace_s
-            keeper = stack.enter_context(Keeper(settings.trace, grace_s, lambda: crew.give_up()))
+            record_keeper = stack.enter_context(
+                RecordKeeper(settings.trace, grace_s, lambda: crew.give_up())
+            )
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
-        crew.invite(store)
-        if keeper is not None:
-            crew.invite(keeper)
+        crew.call_when_readable(store)
+        if record_keeper is not None:
+            crew.call_when_readable(record_keeper)
         environment = os.environ | _program_variables(settings, store)
-        if keeper is not None:
+        if record_keeper is not None:
             settings_of()  # so that a variable that means nothing is one error, before any rank
-        inherited = [meeting.fileno(), orders.input_fd]
-        if keeper is not None:
-            environment[KEEPER_VARIABLE] = str(keeper.line)
-            inherited.append(keeper.line)
+        inherited = [meeting.fileno(), instructions.input_fd]
+        if record_keeper is not None:
+            environment[RECORD_KEEPER_VARIABLE] = str(record_keeper.ranks_fd)
+            inherited.append(record_keeper.ranks_fd)
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break
-            place = rank_variables(rank, settings.ranks, meeting.fileno())
-            place["ROLE_RANK"] = str(rank)
-            crew.start(environment | place, file.fileno(), inherited)
+            own_variables = rank_variables(rank, settings.ranks, meeting.fileno())
+            own_variables["ROLE_RANK"] = str(rank)
+            crew.start(environment | own_variables, file.fileno(), inherited)
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
-        report = _what_records_say(keeper, crew) if keeper is not None else None
+        report = _what_records_say(record_keeper, crew) if record_keeper is not None else None
     if verdict is Verdict.INTERRUPTED:
         return Outcome(128 + interrupts.noted[0])
     if verdict is Verdict.FAILED:
         error = ranks_failed(crew.ranks, captured=settings.capture)
         return Outcome(error.endings[error.first].exit_code or 1, error, report)
     if verdict is Verdict.GIVEN_UP:
-        assert keeper is not None
-        told = keeper.reported()
-        assert told is not None
+        assert record_keeper is not None
+        found = record_keeper.reported()
+        assert found is not None
         given_up = ranks_given_up(
-            crew.ranks, told, settings.watch_grace_s, captured=settings.capture
+            crew.ranks, found, settings.watch_grace_s, captured=settings.capture
         )
         return Outcome(1, given_up)
     if verdict is Verdict.TIMED_OUT:
@@ -138,21 +140,21 @@ def run_script(script: Script, settings: Settings) -> Outcome:
     return Outcome(0)
 
 
-def _what_records_say(keeper: Keeper, crew: Crew) -> Report | None:
+def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
     """The verdict on ranks that have failed, unless one of them has spoken."""
-    if any("unisono.watch: " in one.lines["stderr"].tail for one in crew.ranks):
+    if any("unisono.watch: " in rank.lines["stderr"].tail for rank in crew.ranks):
         return None
     endings = {}
-    for one in crew.ranks:
-        code = one.exit_code
+    for rank in crew.ranks:
+        code = rank.exit_code
         if code is not None and code < 0:
-            endings[one.process.pid] = f"was killed by {signal.Signals(-code).name}"
+            endings[rank.process.pid] = f"was killed by {signal.Signals(-code).name}"
         elif code:
-            endings[one.process.pid] = f"exited with code {code}"
-    return keeper.verdict(endings)
+            endings[rank.process.pid] = f"exited with code {code}"
+    return record_keeper.verdict(endings)
 
 
-def _program_variables(settings: Settings, store: LazyStore) -> dict[str, str]:
+def _program_variables(settings: RunSettings, store: LazyStore) -> dict[str, str]:
     """What torchrun sets for all ranks of a program, and our own."""
     host, port = store.address
     variables = {

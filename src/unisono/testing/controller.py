@@ -14,13 +14,13 @@ import pytest
 
 from unisono.testing import results
 from unisono.testing.mark import BadMark, Plan, plan_of
-from unisono.testing.membership import Place
+from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
 from unisono.testing.process import Gone
 from unisono.testing.protocol import Ran, Run, Unable, Warned
 
 
-class Conductor:
+class Controller:
     """Runs the marked tests of one pytest session on its pool."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -29,7 +29,7 @@ class Conductor:
         self._tests = 0
         self._items: list[pytest.Item] = []
         self._sizes: list[int] = []
-        self._places: dict[pytest.Item, int] = {}
+        self._positions: dict[pytest.Item, int] = {}
 
     def close(self, *, gently: bool) -> None:
         """End the ranks."""
@@ -38,7 +38,7 @@ class Conductor:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan) -> None:
         """Run a test on its ranks and report how it went."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        merged = results.merged(item, self._by_rank(item, nextitem, plan))
+        merged = results.merge(item, self._by_rank(item, nextitem, plan))
         failed_here = self._tear_down_here(item, nextitem)
         if failed_here is not None and merged[-1].passed:
             merged[-1] = failed_here
@@ -52,30 +52,36 @@ class Conductor:
         self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan
     ) -> list[list[pytest.TestReport]]:
         following = [self._next_for(rank, item, nextitem) for rank in range(plan.size)]
-        later = [None if one is None else str(one.path) for one in following]
+        later = [None if test is None else str(test.path) for test in following]
         unready = self._pool.prepare(str(item.path), later)
         if any(unready):
-            return [self._in_words(item, "setup", one) if one else [] for one in unready]
+            return [
+                self._failed_reports(item, "setup", reason) if reason else [] for reason in unready
+            ]
         self._tests += 1
         runs = [
-            Run(str(item.nodeid), str(one.nodeid) if one else None, self._place(rank, item, plan))
-            for rank, one in enumerate(following)
+            Run(
+                str(item.nodeid),
+                str(test.nodeid) if test else None,
+                self._membership(rank, item, plan),
+            )
+            for rank, test in enumerate(following)
         ]
         try:
             endings = self._pool.run(runs, plan.timeout_s)
         finally:
-            for file in runs[0].place.files():
+            for file in runs[0].membership.files():
                 file.unlink(missing_ok=True)
         self._warn(endings)
         by_rank = [self._reports(item, ending) for ending in endings]
         failed = any(report.failed for several in by_rank for report in several)
-        self._clear(Path(runs[0].place.shared), failed)
+        self._clear(Path(runs[0].membership.shared), failed)
         return by_rank
 
-    def _place(self, rank: int, item: pytest.Item, plan: Plan) -> Place:
+    def _membership(self, rank: int, item: pytest.Item, plan: Plan) -> Membership:
         folder = self._pool.folder
         name = re.sub(r"\W", "_", item.name)[:30]
-        return Place(
+        return Membership(
             rank,
             plan.size,
             plan.backend,
@@ -102,7 +108,7 @@ class Conductor:
         if nextitem is None:
             return None
         self._survey(item.session)
-        start = self._places.get(nextitem, len(self._items))
+        start = self._positions.get(nextitem, len(self._items))
         for index in range(start, len(self._items)):
             if self._sizes[index] > rank:
                 return self._items[index]
@@ -115,7 +121,7 @@ class Conductor:
             return
         self._items = session.items
         self._sizes = [_size(item) for item in self._items]
-        self._places = {item: index for index, item in enumerate(self._items)}
+        self._positions = {item: index for index, item in enumerate(self._items)}
 
     @staticmethod
     def _tear_down_here(
@@ -133,28 +139,30 @@ class Conductor:
 
     def _reports(self, item: pytest.Item, ending: Ending) -> list[pytest.TestReport]:
         if not isinstance(ending, Ran):
-            return self._in_words(item, "call", ending)
+            return self._failed_reports(item, "call", ending)
         restore = self._config.hook.pytest_report_from_serializable
         return [restore(config=self._config, data=dict(data)) for data in ending.reports]
 
     @staticmethod
-    def _in_words(
+    def _failed_reports(
         item: pytest.Item, phase: results.Phase, ending: Unable | Gone
     ) -> list[pytest.TestReport]:
-        return [results.told(item, phase, ending.headline, ending.detail)]
+        return [results.failed_report(item, phase, ending.headline, ending.detail)]
 
     def _warn(self, endings: Sequence[Ending]) -> None:
         """Pass the warnings of all ranks on, each once."""
         ran = [ending for ending in endings if isinstance(ending, Ran)]
-        for one in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
-            category = _category(one)
-            message = warnings.WarningMessage(one.message, category, one.filename, one.lineno)
+        for warned in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
+            category = _category(warned)
+            message = warnings.WarningMessage(
+                warned.message, category, warned.filename, warned.lineno
+            )
             self._config.hook.pytest_warning_recorded.call_historic(
                 kwargs={
                     "warning_message": message,
-                    "when": one.when,
-                    "nodeid": one.nodeid,
-                    "location": one.location,
+                    "when": warned.when,
+                    "nodeid": warned.nodeid,
+                    "location": warned.location,
                 }
             )
 

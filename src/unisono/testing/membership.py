@@ -1,4 +1,4 @@
-"""A rank's place in the test at hand, and the worlds that fixtures make of it."""
+"""A rank's membership in the test at hand, and the worlds that fixtures make of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ whom, and only the rank that it waited for is left to the deadline."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Membership:
     """This rank in one test. `meeting` begins the names of the files by which the ranks meet,
     `shared` is the folder that they share; neither exists before it is needed."""
 
@@ -43,21 +43,21 @@ class Place:
         return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
 
 
-PLACE = pytest.StashKey[Place]()
-"""Where a rank's session keeps the place of the test at hand, in its config."""
+MEMBERSHIP = pytest.StashKey[Membership]()
+"""Where a rank's session keeps the membership in the test at hand, in its config."""
 
 
 @contextlib.contextmanager
-def world(place: Place) -> Iterator[Communicator]:
+def world(membership: Membership) -> Iterator[Communicator]:
     """A fresh world of the test's ranks, as by `unisono.init()`."""
     from unisono.world import world as worlds
 
     try:
         yield worlds.init(
-            rank=place.rank,
-            size=place.size,
-            rendezvous=place.meeting + "-comm",
-            timeout_s=place.timeout_s * _PATIENCE,
+            rank=membership.rank,
+            size=membership.size,
+            rendezvous=membership.meeting + "-comm",
+            timeout_s=membership.timeout_s * _PATIENCE,
             backend="unisono",
             with_torch=False,  # `process_group` is for that
         )
@@ -66,13 +66,13 @@ def world(place: Place) -> Iterator[Communicator]:
 
 
 @contextlib.contextmanager
-def process_group(place: Place) -> Iterator[torch.distributed.ProcessGroup]:
+def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over the test's ranks, with the mark's backend."""
     require_torch("the fixture process_group")
     import torch.distributed as dist
 
     known = set(dist.Backend.backend_list) - {dist.Backend.UNDEFINED}
-    for part in place.backend.split(","):
+    for part in membership.backend.split(","):
         name = part.rpartition(":")[2].strip().lower()
         if name not in known:
             raise BadMark(
@@ -80,11 +80,11 @@ def process_group(place: Place) -> Iterator[torch.distributed.ProcessGroup]:
                 f"{', '.join(sorted(known))}"
             )
     dist.init_process_group(
-        place.backend,
-        store=dist.FileStore(place.meeting + "-store", place.size),  # type: ignore[attr-defined]
-        rank=place.rank,
-        world_size=place.size,
-        timeout=timedelta(seconds=place.timeout_s * _PATIENCE),
+        membership.backend,
+        store=dist.FileStore(membership.meeting + "-store", membership.size),  # type: ignore[attr-defined]
+        rank=membership.rank,
+        world_size=membership.size,
+        timeout=timedelta(seconds=membership.timeout_s * _PATIENCE),
     )
     try:
         group = dist.group.WORLD
@@ -95,14 +95,14 @@ def process_group(place: Place) -> Iterator[torch.distributed.ProcessGroup]:
             dist.destroy_process_group()
 
 
-def enter(place: Place) -> None:
+def set_environment(membership: Membership) -> None:
     """Let `unisono.init()` find the test's ranks."""
-    os.environ["UNISONO_RANK"] = str(place.rank)
-    os.environ["UNISONO_SIZE"] = str(place.size)
-    os.environ["UNISONO_RENDEZVOUS"] = place.meeting + "-init"
+    os.environ["UNISONO_RANK"] = str(membership.rank)
+    os.environ["UNISONO_SIZE"] = str(membership.size)
+    os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"
 
 
-def leave() -> None:
+def close_worlds() -> None:
     """End the worlds that a test has left open, so that the next one finds none."""
     worlds = sys.modules.get("unisono.world.world")
     if worlds is not None:

@@ -29,7 +29,7 @@ def main() -> None:
     """Serve until the controller hangs up. Arguments: a descriptor, its pid, what to import."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    _die_with(int(sys.argv[2]))
+    _end_with(int(sys.argv[2]))
     for name in sys.argv[3:]:
         with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
             importlib.import_module(name)
@@ -45,8 +45,8 @@ def main() -> None:
             wakeup.recv(4096)
             _tell_of_ends(children)
         if control in ready:
-            word, descriptors, *_ = socket.recv_fds(control, 16, 4)
-            if not word:
+            request, descriptors, *_ = socket.recv_fds(control, 16, 4)
+            if not request:
                 return
             channel, status, *output = descriptors
             me = os.getpid()
@@ -78,13 +78,13 @@ def _tell_of_ends(children: dict[int, int]) -> None:
 def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     """Leave everything that was the nursery's and be a pytest session."""
     os.setpgid(0, 0)  # Ctrl-C is the controller's to handle
-    _die_with(parent)
+    _end_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for one in output:
-        os.dup2(one, 1)
-        os.dup2(one, 2)
-        os.close(one)
+    for output_fd in output:
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
+        os.close(output_fd)
     with Connection(os.dup(descriptor)) as channel:
         argv, environment, folder = channel.recv()
     os.environ.clear()
@@ -104,7 +104,7 @@ def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     os._exit(code)  # at once: taking torch down piece by piece takes long, and threads may linger
 
 
-def _die_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """End when the parent does, even if it is killed."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

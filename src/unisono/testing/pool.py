@@ -60,7 +60,7 @@ class Pool:
 
     def _lost(self, number: int, answer: object, late: str) -> Gone:
         """Part from a rank that has not answered as it should, and say why."""
-        gone = answer if isinstance(answer, Gone) else self._ranks[number].epitaph(late)
+        gone = answer if isinstance(answer, Gone) else self._ranks[number].describe_end(late)
         self._end(number)
         return gone
 
@@ -135,9 +135,9 @@ class Pool:
         endings: dict[int, Ending] = {}
         end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
         while waiting:
-            watched = [one for rank in waiting.values() for one in (rank.channel, rank.sentinel)]
+            watched = [end for rank in waiting.values() for end in (rank.channel, rank.sentinel)]
             wait(watched, max(0.0, end - time.monotonic()))
-            answered = [number for number, rank in waiting.items() if rank.has_word()]
+            answered = [number for number, rank in waiting.items() if rank.has_answered()]
             if not answered and time.monotonic() >= end:
                 endings.update(self._give_up(list(waiting.values()), why))
                 break
@@ -176,6 +176,6 @@ def _is_bad(ending: Ending) -> bool:
     if not isinstance(ending, Ran):
         return True
     return any(
-        one["outcome"] == "failed" or (one["outcome"] == "skipped" and "wasxfail" in one)
-        for one in ending.reports
+        report["outcome"] == "failed" or (report["outcome"] == "skipped" and "wasxfail" in report)
+        for report in ending.reports
     )

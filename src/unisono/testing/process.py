@@ -116,7 +116,7 @@ class RankProcess:
             self.channel.send(message)
 
     def answer(self, timeout_s: float) -> object:
-        """Its next word; None where it is gone or late, Gone where it cannot be understood."""
+        """Its next message; None where it is gone or late, Gone where it cannot be understood."""
         wait([self.channel, self.sentinel], timeout_s)
         try:
             if not self.channel.poll():
@@ -129,7 +129,7 @@ class RankProcess:
         except Exception as error:  # a class that only the rank can import
             return Gone("the controller cannot read the report", repr(error))
 
-    def has_word(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether it has answered or ended."""
         try:
             return self.channel.poll() or not self.is_alive()
@@ -153,7 +153,7 @@ class RankProcess:
         self.channel.close()
         os.close(self.sentinel)
 
-    def epitaph(self, late: str) -> Gone:
+    def describe_end(self, late: str) -> Gone:
         """What is known of its end; `late` says it where it lives and only has not answered."""
         self.join(1.0)  # it hangs up before it ends
         texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.testing.membership import Place
+from unisono.testing.membership import Membership
 
 
 @dataclass(frozen=True)
 class Start:
-    """First word to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave the
-    controller where that is one of its workers."""
+    """First message to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave
+    the controller where that is one of its workers."""
 
     rank: int
     sys_path: tuple[str, ...]
@@ -46,7 +46,7 @@ class Run:
 
     nodeid: str
     next_nodeid: str | None
-    place: Place
+    membership: Membership
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Unable:
-    """The test could not be run here; where `broken`, the rank's session ends with this word."""
+    """The test could not be run here; where `broken`, the rank's session ends with this message."""
 
     headline: str
     detail: str = ""
@@ -82,7 +82,7 @@ class Unable:
 
 @dataclass(frozen=True)
 class Exit:
-    """The test called `pytest.exit`; the rank's session ends with this word."""
+    """The test called `pytest.exit`; the rank's session ends with this message."""
 
     reason: str
     returncode: int | None
@@ -90,4 +90,4 @@ class Exit:
 
 @dataclass(frozen=True)
 class Stop:
-    """Last word to a rank: tear down what is left and end."""
+    """Last message to a rank: tear down what is left and end."""

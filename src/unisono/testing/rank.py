@@ -185,19 +185,19 @@ class RankSession:
             following = self._items.get(run.next_nodeid, item)
         self._reports.clear()
         self._warnings.clear()
-        session.config.stash[membership.PLACE] = run.place
-        membership.enter(run.place)
+        session.config.stash[membership.MEMBERSHIP] = run.membership
+        membership.set_environment(run.membership)
         try:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            membership.leave()
+            membership.close_worlds()
         except pytest.exit.Exception as error:
             return protocol.Exit(str(error.msg), error.returncode)
         except BaseException as error:
             headline = f"the test ended the rank's session: {type(error).__name__}"
             return Unable(headline, traceback.format_exc(), broken=True)
         finally:
-            del session.config.stash[membership.PLACE]
+            del session.config.stash[membership.MEMBERSHIP]
         return Ran(tuple(self._reports), tuple(self._warnings))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

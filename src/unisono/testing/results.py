@@ -1,4 +1,4 @@
-"""One report of what many ranks reported."""
+"""One result of a test from the results of its ranks, as pytest's TestReports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Failure:
     chain: tuple[_Link, ...]
 
 
-def told(item: pytest.Item, phase: Phase, headline: str, detail: str) -> pytest.TestReport:
+def failed_report(item: pytest.Item, phase: Phase, headline: str, detail: str) -> pytest.TestReport:
     """The failing report of a rank that could not write its own."""
     text = f"{headline}\n\n{detail}\n" if detail else f"{headline}\n"
     crash = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, headline)
@@ -44,7 +44,7 @@ def told(item: pytest.Item, phase: Phase, headline: str, detail: str) -> pytest.
     return _report(item, phase, "failed", longrepr)
 
 
-def merged(
+def merge(
     item: pytest.Item, by_rank: Sequence[Sequence[pytest.TestReport]]
 ) -> list[pytest.TestReport]:
     """The reports of one test, phase by phase, from the reports of every rank.
@@ -60,37 +60,39 @@ def merged(
             if report.when == phase
         }
         if present:
-            reports.append(_merged_phase(item, phase, present, len(by_rank)))
+            reports.append(_merge_phase(item, phase, present, len(by_rank)))
         elif phase != "call":
             reports.append(_report(item, phase, "passed", None))  # others count on these two
     return reports
 
 
-def _merged_phase(
+def _merge_phase(
     item: pytest.Item, phase: Phase, reports: dict[int, pytest.TestReport], size: int
 ) -> pytest.TestReport:
-    expected = {rank: one for rank, one in reports.items() if _failed_as_expected(one)}
-    failed = {rank: one for rank, one in reports.items() if one.failed}
+    expected = {rank: report for rank, report in reports.items() if _failed_as_expected(report)}
+    failed = {rank: report for rank, report in reports.items() if report.failed}
     if expected:  # then the ranks that passed are no surprise
-        failed = {rank: one for rank, one in failed.items() if not _passed_by_surprise(one)}
-    skipped = [one for one in reports.values() if one.skipped]
+        failed = {
+            rank: report for rank, report in failed.items() if not _passed_by_surprise(report)
+        }
+    skipped = [report for report in reports.values() if report.skipped]
     model = next(iter(reports.values()))
     if failed:
-        result = _report(item, phase, "failed", _grouped(failed, size))
+        result = _report(item, phase, "failed", _group_failures(failed, size))
     elif expected:
         model = next(iter(expected.values()))
-        result = _report(item, phase, "skipped", _grouped(expected, size))
+        result = _report(item, phase, "skipped", _group_failures(expected, size))
     elif len(skipped) == len(reports):
         result = _report(item, phase, "skipped", model.longrepr)
     else:
         result = _report(item, phase, "passed", None)
     if hasattr(model, "wasxfail") and not failed:
         result.wasxfail = model.wasxfail
-    result.duration = max(one.duration for one in reports.values())
-    result.start = min(one.start for one in reports.values())
-    result.stop = max(one.stop for one in reports.values())
-    result.sections = _labelled(reports, size)
-    result.user_properties = _united(one.user_properties for one in reports.values())
+    result.duration = max(report.duration for report in reports.values())
+    result.start = min(report.start for report in reports.values())
+    result.stop = max(report.stop for report in reports.values())
+    result.sections = _label_sections(reports, size)
+    result.user_properties = _unite(report.user_properties for report in reports.values())
     return result
 
 
@@ -121,7 +123,7 @@ def _report(
 # -- failures ----------------------------------------------------------------------------------
 
 
-def _grouped(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr | str:
+def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr | str:
     """All failures, each once, under the ranks that had it; causes before consequences."""
     if size == 1:
         only = reports[0].longrepr
@@ -186,7 +188,7 @@ def _who(ranks: Collection[int], size: int) -> str:
 # -- what ranks wrote --------------------------------------------------------------------------
 
 
-def _labelled(reports: dict[int, pytest.TestReport], size: int) -> list[tuple[str, str]]:
+def _label_sections(reports: dict[int, pytest.TestReport], size: int) -> list[tuple[str, str]]:
     """The captured output of all ranks; where several wrote the same, it is shown once."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, report in reports.items():
@@ -197,8 +199,8 @@ def _labelled(reports: dict[int, pytest.TestReport], size: int) -> list[tuple[st
     ]
 
 
-def _united(several: Iterable[list[tuple[str, object]]]) -> list[tuple[str, object]]:
+def _unite(several: Iterable[list[tuple[str, object]]]) -> list[tuple[str, object]]:
     united: list[tuple[str, object]] = []
     for properties in several:
-        united += [one for one in properties if one not in united]
+        united += [pair for pair in properties if pair not in united]
     return united

@@ -20,10 +20,10 @@ from unisono.comm.shared_memory.engine import compare_shapes
 from unisono.comm.shared_memory.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
-from unisono.watch.failure import last_words, report_of_error
+from unisono.watch.failure import describe_own_end, report_of_error
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import Settings, is_wanted, settings_of
+from unisono.watch.settings import WatchSettings, is_wanted, settings_of
 from unisono.watch.summaries import Summary, summarise
 
 __all__ = [
@@ -69,7 +69,7 @@ def start_if_asked() -> None:
         _start(settings_of(forgiving=True))
 
 
-def _start(settings: Settings) -> None:
+def _start(settings: WatchSettings) -> None:
     global _monitor
     stop()
     _monitor = Monitor(settings)
@@ -185,15 +185,15 @@ def _at_exit() -> None:
     """Say why this process ends, and what it knows of calls that failed and told nobody."""
     if _monitor is not None:
         with contextlib.suppress(UnisonoError, OSError):
-            leave_reason(last_words())
+            leave_reason(describe_own_end())
         _before_leaving()
         _monitor.tell_failures(getattr(sys, "last_value", None))
         stop()
 
 
 def _forget() -> None:
-    """In a forked child nobody watches: the thread and the groups are the parent's. Its desk goes,
-    so that the child's own is found if it calls `start`."""
+    """In a forked child nobody watches: the thread and the groups are the parent's. Its stack
+    server goes, so that the child's own is found if it calls `start`."""
     global _monitor
     monitor, _monitor = _monitor, None
     exceptions.diagnose = None

@@ -36,14 +36,14 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
     `leave` is called before one is destroyed."""
     detach()
     if torch.cuda.is_available():
-        cuda_graphs.notice()
+        cuda_graphs.notice_captures()
     original = getattr(_torch, _HELPER)
 
     @functools.wraps(original)
     def helper(*args: Any, **named: Any) -> Any:
         group, store = original(*args, **named)
         if isinstance(group, dist.ProcessGroup) and store is not None:
-            group = _watched(group, store, check, explain, leave)
+            group = _watch_group(group, store, check, explain, leave)
         return group, store
 
     helper.original = original  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def detach() -> None:
         setattr(_torch, _HELPER, original)
 
 
-def _watched(
+def _watch_group(
     inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
 ) -> Any:
     world = _torch._world
@@ -68,7 +68,7 @@ def _watched(
     if not any(name in backend for name in (*_WATCHED, "undefined")):
         return inner
     try:
-        ledger, members = _ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
+        ledger, members = _open_ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
     except (UnisonoError, RuntimeError, OSError) as error:
         _logger.warning("unisono.watch: group %s is not watched: %s", inner.group_name, error)
         return inner
@@ -86,7 +86,7 @@ def _watched(
     return watched
 
 
-def _ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int]]:
+def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int]]:
     """The ledger of the members on this machine, and who they are."""
     rank, size = inner.rank(), inner.size()
     timeout_s = 60.0
@@ -131,7 +131,7 @@ def _replace(old: Any, new: Any) -> None:
     if old in world.pg_to_tag:
         world.pg_to_tag[new] = world.pg_to_tag.pop(old)
     for members in world.tags_to_pg.values():
-        members[:] = [new if one is old else one for one in members]
+        members[:] = [new if group is old else group for group in members]
     with contextlib.suppress(RuntimeError):
         _torch._unregister_process_group(old.group_name)
     _torch._register_process_group(old.group_name, new)

@@ -21,7 +21,7 @@ class Wait:
     """A call of one rank that has begun and is not over."""
 
     group: GroupRecords
-    one: RankRecords
+    member: RankRecords
     record: Record
 
     def missing(self) -> list[int]:
@@ -31,7 +31,7 @@ class Wait:
             here = {
                 other.rank
                 for other in self.group.ranks
-                if reached(other) >= record.call or other is self.one
+                if last_call_number(other) >= record.call or other is self.member
             }
             return [rank for rank in range(self.group.size) if rank not in here]
         if record.peer is None or record.peer >= self.group.size:  # anybody; somebody elsewhere
@@ -40,71 +40,71 @@ class Wait:
 
     def _is_matched(self) -> bool:
         """Whether the rank at the other end of a message is there."""
-        other = member(self.group, self.record.peer)
+        other = find_member(self.group, self.record.peer)
         kind = "recv" if self.record.operation == "send" else "send"
         return other is not None and any(
             there.operation == kind
             and there.state in IN_FLIGHT
-            and there.peer in (self.one.rank, None)
+            and there.peer in (self.member.rank, None)
             and there.tag == self.record.tag
             for there in other.records
         )
 
     def __str__(self) -> str:
-        return f"{named(self.record)} of group {self.group.name}"
+        return f"{call_name(self.record)} of group {self.group.name}"
 
 
 def waits(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
     """Every call in flight, of one process or of all, the oldest first."""
     found = [
-        Wait(group, one, record)
+        Wait(group, member, record)
         for group in groups
-        for one in group.ranks
-        if pid is None or one.pid == pid
-        for record in one.records
+        for member in group.ranks
+        if pid is None or member.pid == pid
+        for record in member.records
         if record.state in IN_FLIGHT
     ]
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
-def newest(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
+def newest_calls(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
     """The newest call of a process in each of its groups, over or not."""
     return [
-        Wait(group, one, one.records[-1])
+        Wait(group, member, member.records[-1])
         for group in groups
-        for one in group.ranks
-        if one.pid == pid and one.records
+        for member in group.ranks
+        if member.pid == pid and member.records
     ]
 
 
-def failed(groups: Iterable[GroupRecords]) -> list[Wait]:
+def failed_calls(groups: Iterable[GroupRecords]) -> list[Wait]:
     """The newest call of each rank, where that has failed; the oldest first."""
     found = [
-        Wait(group, one, one.records[-1])
+        Wait(group, member, member.records[-1])
         for group in groups
-        for one in group.ranks
-        if one.records and one.records[-1].state == "failed"
+        for member in group.ranks
+        if member.records and member.records[-1].state == "failed"
     ]
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
-def member(group: GroupRecords, rank: int | None) -> RankRecords | None:
+def find_member(group: GroupRecords, rank: int | None) -> RankRecords | None:
     """A rank of a group, if it has joined."""
-    return next((one for one in group.ranks if one.rank == rank), None)
+    return next((member for member in group.ranks if member.rank == rank), None)
 
 
-def reached(one: RankRecords) -> int:
+def last_call_number(member: RankRecords) -> int:
     """The number of the last call that a rank has come to."""
-    return max((record.call for record in one.records if record.call is not None), default=0)
+    return max((record.call for record in member.records if record.call is not None), default=0)
 
 
-def last_finished(one: RankRecords) -> Record | None:
+def last_finished(member: RankRecords) -> Record | None:
     """The newest call or message of a rank that is over."""
-    over = [record for record in one.records if record.state == "finished"]
+    over = [record for record in member.records if record.state == "finished"]
     return over[-1] if over else None
 
 
-def named(record: Record) -> str:
+def call_name(record: Record) -> str:
     """ "all_reduce #173", "recv from rank 1 (tag 0)" """
     if record.tag is None:
         return f"{record.operation} #{record.call}" if record.call else record.operation
@@ -113,7 +113,7 @@ def named(record: Record) -> str:
     return f"{record.operation} {way} {end} (tag {record.tag})"
 
 
-def described(record: Record, backend: str) -> str:
+def describe_call(record: Record, backend: str) -> str:
     """What a call does, all that must be equal on every rank."""
     operation = _OPERATIONS[record.operation]
     if operation is Operation.BARRIER:
@@ -131,10 +131,10 @@ def described(record: Record, backend: str) -> str:
 def by_number(group: GroupRecords) -> dict[int, dict[int, Record]]:
     """The calls of a group by their number: what each rank that came did there."""
     table: dict[int, dict[int, Record]] = {}
-    for one in group.ranks:
-        for record in one.records:
+    for member in group.ranks:
+        for record in member.records:
             if record.call is not None:
-                table.setdefault(record.call, {})[one.rank] = record
+                table.setdefault(record.call, {})[member.rank] = record
     return dict(sorted(table.items()))
 
 

@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 _lock = threading.Lock()
-_going_on = 0
+_under_way = 0
 
 
 @contextlib.contextmanager
-def may_ask() -> Iterator[bool]:
+def may_query_gpu() -> Iterator[bool]:
     """Whether the GPU may be asked; no capture begins meanwhile."""
     with _lock:
-        yield _going_on == 0
+        yield _under_way == 0
 
 
-def are_going_on() -> bool:
+def are_being_captured() -> bool:
     """Whether any thread captures a graph."""
-    return _going_on > 0
+    return _under_way > 0
 
 
-def notice() -> None:
+def notice_captures() -> None:
     """From now on, know when graphs are captured."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
@@ -54,6 +54,6 @@ def notice() -> None:
 
 
 def _count(change: int) -> None:
-    global _going_on
+    global _under_way
     with _lock:
-        _going_on += change
+        _under_way += change

@@ -24,30 +24,29 @@ from unisono.watch.calls import (
     PARTLY_HERE,
     Wait,
     by_number,
-    described,
+    call_name,
+    describe_call,
+    find_member,
     last_finished,
     line_of,
     majority,
-    member,
-    named,
-    newest,
+    newest_calls,
     waits,
 )
 from unisono.watch.report import RankReport, Report, ranks_named
-from unisono.watch.steps import Steps, sentence
-from unisono.watch.steps import named as named_steps
+from unisono.watch.steps import Steps, sentence, step_name
 
 
 @dataclass(frozen=True)
 class Whereabouts:
     """Where a process is. `state` is set where it cannot go on: it has ended, or is stopped.
 
-    `place` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether it
-    is inside a call of a communication library, as far as its stack tells.
+    `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
+    it is inside a call of a communication library, as far as its stack tells.
     """
 
     state: str = ""
-    place: str = ""
+    location: str = ""
     doing: str = ""
     in_call: bool = True
     stack: tuple[str, ...] = ()
@@ -63,7 +62,7 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
             if group.backend == "unisono" and not _engine_refused(records):
                 continue
             calls = [
-                described(records[r], group.backend) if r in records else None
+                describe_call(records[r], group.backend) if r in records else None
                 for r in range(group.size)
             ]
             if len({call for call in calls if call is not None}) > 1:
@@ -74,7 +73,7 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
 def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls that differ often do so because a rank made one more, or less, long before: then that
     is the verdict, and what was found a detail of it."""
-    shifted = apart(group)
+    shifted = find_shift(group)
     if shifted is None:
         return found
     verdict, rank, number, record = shifted
@@ -106,8 +105,8 @@ def _mismatch(
         at = f" at {line_of(odd.site)}" if odd.site else ""
         others = majority([call for call in calls if call is not None])
         verdict = (
-            f"{ranks_named(culprits)} called {described(odd, group.backend)}{at} where the others "
-            f"called {others}: call #{number} of group {group.name}"
+            f"{ranks_named(culprits)} called {describe_call(odd, group.backend)}{at} where the "
+            f"others called {others}: call #{number} of group {group.name}"
         )
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     return Report(
@@ -121,13 +120,13 @@ def _mismatch(
         site=line_of(first.site),
         details=tuple(_global(group, line.strip()) for line in details[:-1]),
         ranks=tuple(
-            RankReport(one.rank, one.global_rank, one.pid, one.rank in records)
-            for one in group.ranks
+            RankReport(member.rank, member.global_rank, member.pid, member.rank in records)
+            for member in group.ranks
         ),
     )
 
 
-def apart(group: GroupRecords) -> tuple[str, int, int, Record] | None:
+def find_shift(group: GroupRecords) -> tuple[str, int, int, Record] | None:
     """Where the calls of one rank ran apart from the others', by their lines: the sentence, the
     rank, the call's number and its record. Only a shift counts: two branches of one program may
     well make the same call on different lines."""
@@ -146,10 +145,10 @@ def apart(group: GroupRecords) -> tuple[str, int, int, Record] | None:
         others_next = {r.site for peer, r in following.items() if peer != rank}
         example = next(record for peer, record in records.items() if peer != rank)
         if rank in following and following[rank].site == usual and own.site not in others_next:
-            text = f"rank {rank} made a call that the others did not: {named(own)}"
+            text = f"rank {rank} made a call that the others did not: {call_name(own)}"
             return f"{text} of group {group.name} ({line_of(own.site)})", rank, number, own
         if own.site in others_next and (rank not in following or following[rank].site != usual):
-            text = f"rank {rank} left out {named(example)}"
+            text = f"rank {rank} left out {call_name(example)}"
             return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
     return None
 
@@ -170,58 +169,56 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
         culprits=shift.odd or tuple(range(group.size)),
         site=line_of(example.site),
         details=tuple(
-            _global(
-                group, f"rank {rank}: {count} calls in {named_steps(shift)}, from #{shift.first}"
-            )
+            _global(group, f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}")
             for rank, count in enumerate(shift.counts)
         ),
         ranks=tuple(
-            RankReport(one.rank, one.global_rank, one.pid, False, last=_last_of(one))
-            for one in group.ranks
+            RankReport(member.rank, member.global_rank, member.pid, False, last=_last_of(member))
+            for member in group.ranks
         ),
     )
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
     """Why a call waits; None where everybody is there and goes on."""
-    told = _Asked(ask)
+    ask_once = _AskedOnce(ask)
     different = mismatch(groups)
     if different is not None:
         return different
-    path, culprit = _follow(groups, stuck, told, [])
+    path, culprit = _follow(groups, stuck, ask_once, [])
     if culprit is not None:
-        return _missing(path[-1], culprit, told, path)
-    return _cycle(path, stuck, told) if path else _stalled(stuck, told)
+        return _missing(path[-1], culprit, ask_once, path)
+    return _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
 
 
-class _Asked:
+class _AskedOnce:
     """Asks each process once."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._told: dict[int, Whereabouts] = {}
+        self._answers: dict[int, Whereabouts] = {}
 
     def __call__(self, pid: int) -> Whereabouts:
-        if pid not in self._told:
-            self._told[pid] = self._ask(pid)
-        return self._told[pid]
+        if pid not in self._answers:
+            self._answers[pid] = self._ask(pid)
+        return self._answers[pid]
 
 
 def _follow(
-    groups: Sequence[GroupRecords], wait: Wait, told: _Asked, before: list[Wait]
+    groups: Sequence[GroupRecords], wait: Wait, ask_once: _AskedOnce, before: list[Wait]
 ) -> tuple[list[Wait], int | None]:
     """From one wait to the next: the path, and the rank that its last one lacks and that waits for
     nobody. Where there is none, the waits that form a circle; nothing if all are there."""
     path = [*before, wait]
     circle: list[Wait] = []
     for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
-        other = member(wait.group, rank)
+        other = find_member(wait.group, rank)
         if other is None:
             return path, rank
-        where = told(other.pid)
+        where = ask_once(other.pid)
         if where.state or not where.in_call:
             return path, rank
-        passed = [step.one.pid for step in path]
+        passed = [step.member.pid for step in path]
         if other.pid in passed:
             circle = circle or path[passed.index(other.pid) :]
             continue
@@ -230,7 +227,7 @@ def _follow(
         if not further:
             return path, rank
         for following in further:
-            found, culprit = _follow(groups, following, told, path)
+            found, culprit = _follow(groups, following, ask_once, path)
             if culprit is not None:
                 return found, culprit
             circle = circle or found
@@ -240,23 +237,23 @@ def _follow(
 def _just_failed(groups: Sequence[GroupRecords], pid: int) -> list[Wait]:
     """The newest call of a process if it has failed: whoever is busy with the exception had waited
     too."""
-    last = sorted(newest(groups, pid), key=lambda wait: wait.record.arrived_s)[-1:]
+    last = sorted(newest_calls(groups, pid), key=lambda wait: wait.record.arrived_s)[-1:]
     return [wait for wait in last if wait.record.state == "failed"]
 
 
 def _is_victim(group: GroupRecords, rank: int) -> bool:
     """Whether a rank that does not come has itself seen a call fail: others are to blame first."""
-    one = member(group, rank)
-    return one is not None and any(record.state == "failed" for record in one.records[-2:])
+    member = find_member(group, rank)
+    return member is not None and any(record.state == "failed" for record in member.records[-2:])
 
 
-def _cycle(circle: Sequence[Wait], stuck: Wait, told: _Asked) -> Report:
-    ordered = sorted(circle, key=lambda wait: wait.one.global_rank)
-    who = [wait.one.global_rank for wait in ordered]
+def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: _AskedOnce) -> Report:
+    ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
+    who = [wait.member.global_rank for wait in ordered]
     entered = []
     for wait in ordered:
-        at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
-        entered.append(f"rank {wait.one.global_rank} is in {wait}{f' ({at})' if at else ''}")
+        at = line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
+        entered.append(f"rank {wait.member.global_rank} is in {wait}{f' ({at})' if at else ''}")
     messages = all(wait.record.tag is not None for wait in circle)
     what = "messages" if messages else "calls of different groups, entered in different order"
     return Report(
@@ -267,27 +264,29 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, told: _Asked) -> Report:
         operation=stuck.record.operation,
         call=stuck.record.call,
         culprits=tuple(who),
-        site=line_of(ordered[-1].record.site) or line_of(told(ordered[-1].one.pid).place),
+        site=line_of(ordered[-1].record.site) or line_of(ask_once(ordered[-1].member.pid).location),
         waited_s=time.monotonic() - stuck.record.arrived_s,
-        ranks=tuple(_rank(wait.one, wait, told, arrived=True) for wait in ordered),
+        ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
     )
 
 
-def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Report:
+def _missing(last: Wait, culprit: int, ask_once: _AskedOnce, path: Sequence[Wait]) -> Report:
     group, record = last.group, last.record
     missing = last.missing()
-    at = line_of(record.site) or line_of(told(last.one.pid).place)
+    at = line_of(record.site) or line_of(ask_once(last.member.pid).location)
     ranks = []
     for rank in range(group.size):
-        one = member(group, rank)
-        if one is None:
+        member = find_member(group, rank)
+        if member is None:
             ranks.append(RankReport(rank, rank, 0, False, state="never joined the group"))
-        elif rank in missing or _is_in(one, record) or record.tag is None:
-            ranks.append(_rank(one, last, told, rank not in missing))
-    odd = next((one for one in ranks if one.rank == culprit), ranks[0])
-    who = [one.rank for one in ranks if one.rank in missing and one.where() == odd.where()]
+        elif rank in missing or _is_in(member, record) or record.tag is None:
+            ranks.append(_rank(member, last, ask_once, rank not in missing))
+    odd = next((member for member in ranks if member.rank == culprit), ranks[0])
+    who = [
+        member.rank for member in ranks if member.rank in missing and member.where() == odd.where()
+    ]
     verb = "never reached" if record.tag is None else "does not come to meet"
-    whose = f"rank {last.one.rank}'s " if record.tag is not None else ""
+    whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     verdict = f"{ranks_named(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else _plural(odd.where())
@@ -305,22 +304,24 @@ def _missing(last: Wait, culprit: int, told: _Asked, path: Sequence[Wait]) -> Re
         culprits=culprits,
         site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
-        details=tuple(f"rank {step.one.global_rank} waits in {step}" for step in path[:-1]),
+        details=tuple(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
         ranks=tuple(ranks),
     )
     return _shifted(group, found)
 
 
-def _stalled(wait: Wait, told: _Asked) -> Report | None:
-    ranks = [_rank(one, wait, told, True) for one in wait.group.ranks]
+def _stalled(wait: Wait, ask_once: _AskedOnce) -> Report | None:
+    ranks = [_rank(member, wait, ask_once, True) for member in wait.group.ranks]
     behind = _behind(wait)
-    stopped = [one for one in ranks if one.rank in behind] or [one for one in ranks if one.state]
+    stopped = [rank for rank in ranks if rank.rank in behind] or [
+        rank for rank in ranks if rank.state
+    ]
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    at = line_of(wait.record.site) or line_of(told(wait.one.pid).place)
+    at = line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
     if stopped:
-        who = ranks_named([one.rank for one in stopped])
+        who = ranks_named([member.rank for member in stopped])
         verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
@@ -335,7 +336,7 @@ def _stalled(wait: Wait, told: _Asked) -> Report | None:
         backend=wait.group.backend,
         operation=wait.record.operation,
         call=wait.record.call,
-        culprits=tuple(one.rank for one in stopped),
+        culprits=tuple(member.rank for member in stopped),
         site=at,
         waited_s=time.monotonic() - wait.record.arrived_s,
         ranks=tuple(ranks),
@@ -346,7 +347,7 @@ def _global(group: GroupRecords, text: str) -> str:
     """A text about ranks of a group, with their numbers in the world where those are others."""
     if len(group.ranks) < group.size:
         return text
-    return with_global_ranks(text, [one.global_rank for one in group.ranks])
+    return with_global_ranks(text, [member.global_rank for member in group.ranks])
 
 
 def _behind(wait: Wait) -> list[int]:
@@ -354,48 +355,50 @@ def _behind(wait: Wait) -> list[int]:
     group = wait.group
     calls = {
         record.call
-        for one in group.ranks
-        for record in one.records[-1:]
+        for member in group.ranks
+        for record in member.records[-1:]
         if record.state == "moving"
     }
     if group.backend != "unisono" or calls != {wait.record.call}:
         return []
-    return stalled_ranks([one.progress for one in group.ranks])
+    return stalled_ranks([member.progress for member in group.ranks])
 
 
-def _is_in(one: RankRecords, record: Record) -> bool:
-    return any(other.call == record.call and other.state in IN_FLIGHT for other in one.records)
+def _is_in(member: RankRecords, record: Record) -> bool:
+    return any(other.call == record.call and other.state in IN_FLIGHT for other in member.records)
 
 
-def _rank(one: RankRecords, wait: Wait, told: _Asked, arrived: bool) -> RankReport:
-    where = told(one.pid)
-    elsewhere = "" if arrived or not where.in_call else _elsewhere(one)
+def _rank(member: RankRecords, wait: Wait, ask_once: _AskedOnce, arrived: bool) -> RankReport:
+    where = ask_once(member.pid)
+    elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
     return RankReport(
-        rank=one.rank,
-        global_rank=one.global_rank,
-        pid=one.pid,
+        rank=member.rank,
+        global_rank=member.global_rank,
+        pid=member.pid,
         arrived=arrived,
-        state=one.reason if one.reason and (where.state or not where.place) else where.state,
-        place=where.place or one.reason.rpartition(" at ")[2],
+        state=member.reason
+        if member.reason and (where.state or not where.location)
+        else where.state,
+        place=where.location or member.reason.rpartition(" at ")[2],
         doing=where.doing,
         call=str(wait) if arrived else elsewhere,
-        last=_last_of(one),
+        last=_last_of(member),
         stack=where.stack,
     )
 
 
-def _last_of(one: RankRecords) -> str:
+def _last_of(member: RankRecords) -> str:
     """The newest call that a rank has finished."""
-    last = last_finished(one)
+    last = last_finished(member)
     if last is None:
         return ""
-    return named(last) + (f" ({line_of(last.site)})" if last.site else "")
+    return call_name(last) + (f" ({line_of(last.site)})" if last.site else "")
 
 
-def _elsewhere(one: RankRecords) -> str:
+def _elsewhere(member: RankRecords) -> str:
     """The call of the same group that a missing rank is in."""
-    flying = [record for record in one.records if record.state in IN_FLIGHT]
-    return named(flying[0]) if flying else ""
+    flying = [record for record in member.records if record.state in IN_FLIGHT]
+    return call_name(flying[0]) if flying else ""
 
 
 def _plural(text: str) -> str:

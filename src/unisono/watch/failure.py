@@ -17,11 +17,11 @@ from unisono.errors import (
     PeerLost,
     UnisonoError,
 )
-from unisono.watch.calls import last_finished, line_of, named, newest
+from unisono.watch.calls import call_name, last_finished, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
 from unisono.watch.snapshot import snapshot
-from unisono.watch.stack_server import ring
+from unisono.watch.stack_server import request_stacks
 from unisono.watch.stacks import is_users, short_path
 
 _LAST = 64
@@ -45,24 +45,24 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
         groups = []
     ranks = []
     operation, site = "", ""
-    for one in groups[0].ranks if groups else ():
-        here = one.pid == os.getpid()
-        where = Whereabouts() if here or kind == "mismatch" else ask(one.pid)
-        newest, last = one.records[-1] if one.records else None, last_finished(one)
-        if here and newest is not None:
-            operation = newest.operation
-        if one.rank in culprits:
-            site = line_of(where.place) or line_of(newest.site if newest else "")
+    for member in groups[0].ranks if groups else ():
+        here = member.pid == os.getpid()
+        where = Whereabouts() if here or kind == "mismatch" else ask(member.pid)
+        latest, last = member.records[-1] if member.records else None, last_finished(member)
+        if here and latest is not None:
+            operation = latest.operation
+        if member.rank in culprits:
+            site = line_of(where.location) or line_of(latest.site if latest else "")
         ranks.append(
             RankReport(
-                rank=one.rank,
-                global_rank=one.global_rank,
-                pid=one.pid,
-                arrived=one.rank not in culprits,
+                rank=member.rank,
+                global_rank=member.global_rank,
+                pid=member.pid,
+                arrived=member.rank not in culprits,
                 state=where.state,
-                place=where.place,
+                place=where.location,
                 doing=where.doing,
-                last=named(last) if last is not None else "",
+                last=call_name(last) if last is not None else "",
                 stack=where.stack,
             )
         )
@@ -86,11 +86,11 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
     """Who did not come, and why, where the records tell."""
     me = os.getpid()
     groups = snapshot([me], _LAST)
-    ring(one.pid for group in groups for one in group.ranks)
+    request_stacks(member.pid for group in groups for member in group.ranks)
     different = mismatch(group for group in groups if group.name == error.group)
     if different is not None:
         return different
-    own = [wait for wait in newest(groups, me) if wait.group.name == error.group]
+    own = [wait for wait in newest_calls(groups, me) if wait.group.name == error.group]
     return hang(groups, own[0], ask) if own else None
 
 
@@ -120,7 +120,7 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     return "failed", ()
 
 
-def last_words() -> str:
+def describe_own_end() -> str:
     """How this process ends, for a sentence that begins with its rank."""
     error = getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):

@@ -16,12 +16,12 @@ from unisono.comm.shared_memory.keeping import listeners, tell_launcher
 from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
 from unisono.errors import UnisonoError
 from unisono.watch import diagnose, steps
-from unisono.watch.calls import Wait, newest, waits
+from unisono.watch.calls import Wait, newest_calls, waits
 from unisono.watch.processes import state_of
 from unisono.watch.report import Report
-from unisono.watch.settings import Settings
+from unisono.watch.settings import WatchSettings
 from unisono.watch.snapshot import snapshot
-from unisono.watch.stack_server import Desk, ring
+from unisono.watch.stack_server import StackServer, request_stacks
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import whereabouts
@@ -36,7 +36,7 @@ _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
 _SHIFTED = -2
-"""In place of a call's number: of a step."""
+"""Stands for a call's number where a step is meant."""
 
 _logger = logging.getLogger("unisono")
 
@@ -44,13 +44,13 @@ _logger = logging.getLogger("unisono")
 class Monitor:
     """One a process. `reports` are those of calls of this rank, the newest last."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WatchSettings) -> None:
         self.settings = settings
         self.reports: list[Report] = []
         self.endings: dict[int, str] = {}
         self._explained: set[str] = set()
-        self._desk = Desk(settings.stack_signal)
-        self._told: set[tuple[tuple[int, int], int]] = set()
+        self._stack_server = StackServer(settings.stack_signal)
+        self._reported: set[tuple[tuple[int, int], int]] = set()
         self._saved = 0
         self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
@@ -68,11 +68,11 @@ class Monitor:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_S)
         if not self._thread.is_alive():
-            self._desk.close()
+            self._stack_server.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: let go of what the parent has."""
-        self._desk.close()
+        self._stack_server.close()
         attach = sys.modules.get("unisono.watch.attach")
         if attach is not None:
             attach.groups.clear()
@@ -83,10 +83,10 @@ class Monitor:
         while True:
             self.endings |= group.ledger.endings()
             groups = snapshot([os.getpid()], _LAST)
-            ring(one.pid for known in groups for one in known.ranks)
+            request_stacks(member.pid for known in groups for member in known.ranks)
             own = [
                 wait
-                for wait in newest(groups, os.getpid())
+                for wait in newest_calls(groups, os.getpid())
                 if wait.group.name == group.ledger.name and wait.group.backend != "unisono"
             ]
             report = diagnose.hang(groups, own[0], self.where) if own else None
@@ -96,7 +96,7 @@ class Monitor:
                 if report is not None:
                     self.reports.append(report)
                     self.save(report, "raised")
-                    self._told.add((own[0].group.segment, -1))
+                    self._reported.add((own[0].group.segment, -1))
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
@@ -162,7 +162,7 @@ class Monitor:
 
     def _tick(self) -> float:
         """Do what is to be done now; returns for how long there is nothing."""
-        self._desk.answer_if_asked()
+        self._stack_server.answer_if_asked()
         busy = self._retire()
         trace = self._trace
         if trace is not None:
@@ -193,16 +193,16 @@ class Monitor:
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
-            if not late or key in self._told or _waits_for_anybody(wait):
+            if not late or key in self._reported or _waits_for_anybody(wait):
                 continue
             groups = snapshot([me], _LAST)
-            ring(one.pid for known in groups for one in known.ranks)
+            request_stacks(member.pid for known in groups for member in known.ranks)
             still = [other for other in waits(groups, me) if _key(other) == key]
             report = diagnose.hang(groups, still[0], self.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
-                self._told.add(key)
+                self._reported.add(key)
                 self.reports.append(report)
                 self.save(report, "seen")
                 if self._speaks(still[0], report):
@@ -220,11 +220,11 @@ class Monitor:
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
         """Unisono's own groups compare their calls themselves; these do not."""
         for group in groups:
-            if group.backend == "unisono" or (group.segment, -1) in self._told:
+            if group.backend == "unisono" or (group.segment, -1) in self._reported:
                 continue
             report = diagnose.mismatch([group])
             if report is not None:
-                self._told.add((group.segment, -1))
+                self._reported.add((group.segment, -1))
                 self.reports.append(report)
                 self.save(report, "seen")
                 if self._is_lowest(group):
@@ -237,12 +237,12 @@ class Monitor:
         if not steps.are_counted:
             return
         for group in read_process(os.getpid(), _LAST_OF_STEPS):
-            if (group.segment, _SHIFTED) in self._told or (group.segment, -1) in self._told:
+            if (group.segment, _SHIFTED) in self._reported or (group.segment, -1) in self._reported:
                 continue
             known = self._steps.setdefault(group.segment, steps.Steps())
             report = diagnose.shifted_in_step(group, known)
             if report is not None:
-                self._told.add((group.segment, _SHIFTED))
+                self._reported.add((group.segment, _SHIFTED))
                 self.reports.append(report)
                 self.save(report, "seen")
                 if self._is_lowest(group):
@@ -250,7 +250,7 @@ class Monitor:
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest rank of a group that lives."""
-        living = [one for one in group.ranks if not state_of(one.pid).has_ended]
+        living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 
     def save(self, report: Report, how: str) -> None:
@@ -268,28 +268,28 @@ class Monitor:
     def _speaks(self, wait: Wait, report: Report) -> bool:
         """Whether this rank tells it: the lowest of those who wait and can speak."""
         if report.kind == "cycle":
-            return wait.one.global_rank == min(report.culprits)
+            return wait.member.global_rank == min(report.culprits)
         waiting = [
-            other.one.rank
+            other.member.rank
             for other in waits([wait.group])
             if other.record.call == wait.record.call
-            and (other.record.call is not None or other.one.rank == wait.one.rank)
-            and not state_of(other.one.pid).is_stopped
-            and not state_of(other.one.pid).has_ended
+            and (other.record.call is not None or other.member.rank == wait.member.rank)
+            and not state_of(other.member.pid).is_stopped
+            and not state_of(other.member.pid).has_ended
         ]
-        return not waiting or wait.one.rank == min(waiting)
+        return not waiting or wait.member.rank == min(waiting)
 
     def where(self, pid: int) -> diagnose.Whereabouts:
         """Where a process is."""
-        return whereabouts(pid, self.endings, self._desk.answer_if_asked)
+        return whereabouts(pid, self.endings, self._stack_server.answer_if_asked)
 
 
 def _moves(group: GroupRecords) -> bool:
     """Whether data still moves in a group, however slowly."""
     time.sleep(_STANDS_STILL_S)
-    now = [one for one in read_process(os.getpid(), 1) if one.segment == group.segment]
-    before = {one.rank: one.progress for one in group.ranks}
-    return any(before[one.rank] != one.progress for known in now for one in known.ranks)
+    now = [known for known in read_process(os.getpid(), 1) if known.segment == group.segment]
+    before = {member.rank: member.progress for member in group.ranks}
+    return any(before[member.rank] != member.progress for known in now for member in known.ranks)
 
 
 def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:

@@ -41,7 +41,7 @@ def state_of(pid: int) -> ProcessState:
     return ProcessState(pid, letter)
 
 
-def kernel_place(pid: int) -> str:
+def kernel_function(pid: int) -> str:
     """In which system call a process is, for those that cannot tell themselves; "" if unknown."""
     try:
         with open(f"/proc/{pid}/wchan") as file:

@@ -72,22 +72,26 @@ class Report:
     def __str__(self) -> str:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
-        waiting = [one.rank for one in self.ranks if one.arrived and one.rank not in stalled]
+        waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
         if waiting and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
-        for one in self.ranks:
-            if not one.arrived and self.kind != "mismatch" and (one.place or one.state or one.call):
-                last = f"; the last call that it finished: {one.last}" if one.last else ""
-                lines.append(f"  {one.name()} (pid {one.pid}) {one.where()}{last}")
+        for rank in self.ranks:
+            if (
+                not rank.arrived
+                and self.kind != "mismatch"
+                and (rank.place or rank.state or rank.call)
+            ):
+                last = f"; the last call that it finished: {rank.last}" if rank.last else ""
+                lines.append(f"  {rank.name()} (pid {rank.pid}) {rank.where()}{last}")
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
         """The same, and the stack of every rank that told it."""
         lines = [str(self)]
-        for one in self.ranks:
-            if one.stack:
-                lines.append(f"{one.name()} (pid {one.pid}):")
-                lines += [f"  {line}" for line in one.stack]
+        for rank in self.ranks:
+            if rank.stack:
+                lines.append(f"{rank.name()} (pid {rank.pid}):")
+                lines += [f"  {line}" for line in rank.stack]
         return "\n".join(lines)
 
     def to_text(self) -> str:
@@ -126,7 +130,7 @@ def from_text(text: str, origin: str = "this") -> Report:
 
 
 def _from_fields(found: dict[str, Any]) -> Report:
-    ranks = tuple(RankReport(**(one | {"stack": tuple(one["stack"])})) for one in found["ranks"])
+    ranks = tuple(RankReport(**(rank | {"stack": tuple(rank["stack"])})) for rank in found["ranks"])
     lists = {"culprits": tuple(found["culprits"]), "details": tuple(found["details"])}
     return Report(**(found | lists | {"ranks": ranks}))
 
@@ -137,15 +141,15 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "int | None": lambda value: value is None or type(value) is int,
     "float": lambda value: type(value) in (int, float) and math.isfinite(value),
-    "tuple[int, ...]": lambda value: all(type(one) is int for one in value),
-    "tuple[str, ...]": lambda value: all(isinstance(one, str) for one in value),
-    "tuple[RankReport, ...]": lambda value: all(_is_sound(one) for one in value),
+    "tuple[int, ...]": lambda value: all(type(number) is int for number in value),
+    "tuple[str, ...]": lambda value: all(isinstance(text, str) for text in value),
+    "tuple[RankReport, ...]": lambda value: all(_is_sound(rank) for rank in value),
 }
 
 
-def _is_sound(told: Report | RankReport) -> bool:
+def _is_sound(report: Report | RankReport) -> bool:
     """Whether every field has its type: a file may hold anything."""
-    return all(_SHAPES[str(one.type)](getattr(told, one.name)) for one in fields(told))
+    return all(_SHAPES[str(field.type)](getattr(report, field.name)) for field in fields(report))
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

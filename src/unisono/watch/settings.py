@@ -18,7 +18,7 @@ HANG_S = 30.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
     reports are saved, and `trace`: where the calls of the whole program are; "" for nowhere."""
@@ -36,7 +36,7 @@ def settings_of(
     stack_signal: int | None = None,
     *,
     forgiving: bool = False,
-) -> Settings:
+) -> WatchSettings:
     """The settings; what is None comes from the environment.
 
     A variable that means nothing raises UnisonoError or, if `forgiving`, counts as not set, with a
@@ -64,7 +64,7 @@ def settings_of(
             raise
         _log.warning("%s: reports are not saved", error)
         folder = ""
-    return Settings(hang_s, check, stack_signal, folder, read(variables.TRACE) or "")
+    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.TRACE) or "")
 
 
 def is_wanted() -> bool:

@@ -25,5 +25,5 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
         for group in found:
             if group.segment not in groups:
                 groups[group.segment] = group
-                todo += [one.pid for one in group.ranks if one.pid not in seen]
+                todo += [member.pid for member in group.ranks if member.pid not in seen]
     return list(groups.values())

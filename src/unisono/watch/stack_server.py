@@ -1,9 +1,9 @@
-"""The desk: where a process answers other processes of its user that ask for its stacks.
+"""The stack server: a process answers other processes of its user that ask for its stacks.
 
-It is a nameless file that anybody of the same user finds through /proc. Who asks writes a number
-into it; the process's watching thread writes its stacks and then the same number. A process whose
-threads cannot run Python (one of them keeps the GIL) is sent the reserved signal, on which
-faulthandler writes the stacks into a second file.
+It serves by a nameless file that anybody of the same user finds through /proc. Whoever asks writes
+a number into it; the process's watching thread writes its stacks and then the same number. A
+process whose threads cannot run Python (one of them keeps the GIL) is sent the reserved signal, on
+which faulthandler writes the stacks into a second file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE_S = 1.5
 
 _MAGIC = 0x326B736564756E75
 _HEAD = struct.Struct("<QiI")  # magic, pid, signal
-_WORD = struct.Struct("<Q")
+_INTEGER = struct.Struct("<Q")
 _TIME = struct.Struct("<d")
 _ASKED, _ANSWERED, _AT, _TEXT, _BYTES = 16, 24, 32, 40, 1 << 18
 _FRESH_S = 0.5  # an answer of so long ago needs no other
@@ -39,38 +39,38 @@ _LOOK_S = 0.02
 _logger = logging.getLogger("unisono")
 
 
-class Desk:
+class StackServer:
     """This process's own. `number` is the reserved signal; 0: none."""
 
     def __init__(self, number: int) -> None:
-        self._desk = os.memfd_create("unisono-desk", os.MFD_CLOEXEC)
+        self._file = os.memfd_create("unisono-stack-server", os.MFD_CLOEXEC)
         self._stacks = os.memfd_create("unisono-stacks", os.MFD_CLOEXEC)
         self._signal = _reserve(number, self._stacks)
-        os.ftruncate(self._desk, _BYTES)
-        self._memory = mmap.mmap(self._desk, _BYTES)
+        os.ftruncate(self._file, _BYTES)
+        self._memory = mmap.mmap(self._file, _BYTES)
         _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid(), self._signal)
 
     def answer_if_asked(self) -> None:
         """Write our stacks down if somebody wants them."""
-        (asked,) = _WORD.unpack_from(self._memory, _ASKED)
-        (answered,) = _WORD.unpack_from(self._memory, _ANSWERED)
+        (asked,) = _INTEGER.unpack_from(self._memory, _ASKED)
+        (answered,) = _INTEGER.unpack_from(self._memory, _ANSWERED)
         if asked == answered:
             return
         text = json.dumps([asdict(stack) for stack in own_stacks()]).encode()
         if len(text) > _BYTES - _TEXT - 8:
             text = json.dumps([asdict(stack) for stack in own_stacks()[:1]]).encode()
-        _WORD.pack_into(self._memory, _TEXT, 0)  # so that nobody reads half of it
+        _INTEGER.pack_into(self._memory, _TEXT, 0)  # so that nobody reads half of it
         self._memory[_TEXT + 8 : _TEXT + 8 + len(text)] = text
-        _WORD.pack_into(self._memory, _TEXT, len(text))
+        _INTEGER.pack_into(self._memory, _TEXT, len(text))
         _TIME.pack_into(self._memory, _AT, time.monotonic())
-        _WORD.pack_into(self._memory, _ANSWERED, asked)
+        _INTEGER.pack_into(self._memory, _ANSWERED, asked)
 
     def close(self) -> None:
         """Answer no more."""
         if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
             faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
         self._memory.close()
-        os.close(self._desk)
+        os.close(self._file)
         os.close(self._stacks)
 
 
@@ -89,12 +89,12 @@ def _reserve(number: int, descriptor: int) -> int:
     return number
 
 
-def ring(pids: Iterable[int]) -> None:
+def request_stacks(pids: Iterable[int]) -> None:
     """Ask several processes at once, so that `ask` finds them answering."""
     for pid in set(pids) - {os.getpid()}:
         with (
             contextlib.suppress(OSError, ValueError, UnisonoError),
-            _open(pid, "unisono-desk") as file,
+            _open(pid, "unisono-stack-server") as file,
             mmap.mmap(file, _BYTES) as memory,
         ):
             _post(memory)
@@ -108,24 +108,24 @@ def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]
     if pid == os.getpid():
         return own_stacks()
     try:
-        with _open(pid, "unisono-desk") as file, mmap.mmap(file, _BYTES) as memory:
-            return _ask_desk(pid, memory, meanwhile)
+        with _open(pid, "unisono-stack-server") as file, mmap.mmap(file, _BYTES) as memory:
+            return _ask_server(pid, memory, meanwhile)
     except (OSError, ValueError, UnisonoError):
         return []
 
 
-def _ask_desk(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) -> list[Stack]:
+def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) -> list[Stack]:
     magic, owner, number = _HEAD.unpack_from(memory, 0)
     if magic != _MAGIC or owner != pid or state_of(pid).is_stopped:
-        return []  # a forked child has its parent's desk
+        return []  # a forked child has its parent's server
     asked = _post(memory)
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        if _WORD.unpack_from(memory, _ANSWERED)[0] >= asked:
-            (length,) = _WORD.unpack_from(memory, _TEXT)
+        if _INTEGER.unpack_from(memory, _ANSWERED)[0] >= asked:
+            (length,) = _INTEGER.unpack_from(memory, _TEXT)
             with contextlib.suppress(ValueError):  # it is answering somebody else
                 found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
-                return [_stack(one) for one in found]
+                return [_stack(described) for described in found]
         meanwhile()
         time.sleep(_LOOK_S)
     return _ask_by_signal(pid, number, meanwhile) if number else []
@@ -133,18 +133,18 @@ def _ask_desk(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) -> l
 
 def _post(memory: mmap.mmap) -> int:
     """Ask, unless somebody just has: the number of the question."""
-    (asked,) = _WORD.unpack_from(memory, _ASKED)
-    (answered,) = _WORD.unpack_from(memory, _ANSWERED)
+    (asked,) = _INTEGER.unpack_from(memory, _ASKED)
+    (answered,) = _INTEGER.unpack_from(memory, _ANSWERED)
     (at_s,) = _TIME.unpack_from(memory, _AT)
     if asked == answered and time.monotonic() - at_s > _FRESH_S:
         asked += 1
-        _WORD.pack_into(memory, _ASKED, asked)
+        _INTEGER.pack_into(memory, _ASKED, asked)
     return int(asked)
 
 
-def _stack(one: dict[str, object]) -> Stack:
-    frames: list[dict[str, object]] = one["frames"]  # type: ignore[assignment]
-    return Stack(str(one["thread"]), tuple(Frame(**frame) for frame in frames))  # type: ignore[arg-type]
+def _stack(described: dict[str, object]) -> Stack:
+    frames: list[dict[str, object]] = described["frames"]  # type: ignore[assignment]
+    return Stack(str(described["thread"]), tuple(Frame(**frame) for frame in frames))  # type: ignore[arg-type]
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:

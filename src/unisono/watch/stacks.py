@@ -24,8 +24,6 @@ WATCHING = "unisono watch"
 """The name of the watching thread."""
 
 _LONGEST_NAME = 80
-WATCHING = "unisono watch"
-"""The name of the watching thread."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Stack:
     thread: str
     frames: tuple[Frame, ...]
 
-    def place(self) -> Frame | None:
+    def program_frame(self) -> Frame | None:
         """The innermost frame of the user's program; of any program where there is none."""
         own = (frame for frame in self.frames if is_users(frame.file))
         return next(own, self.frames[0] if self.frames else None)
@@ -119,7 +117,7 @@ def _frames_of(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def _doing(frame: FrameType) -> str:
-    """The callee of the expression that a frame is in, by its place in the source."""
+    """The callee of the expression that a frame is in, by its position in the source."""
     positions = list(frame.f_code.co_positions())
     line, last_line, column, last_column = positions[frame.f_lasti // 2]
     if line is None or column is None or last_line != line:

@@ -87,7 +87,7 @@ class Steps:
     def look(self, group: GroupRecords) -> Shift | None:
         """The first step that is over on all ranks and in which they made different numbers of
         calls, after several in which they made the same."""
-        calls = [_calls(one) for one in group.ranks]
+        calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
             return None
         first = max(records[0].step for records in calls)
@@ -127,9 +127,9 @@ class Steps:
         return Shift(since, step, self._last_call + 1, tuple(counts), odd, example)
 
 
-def _calls(one: RankRecords) -> list[Record]:
+def _calls(member: RankRecords) -> list[Record]:
     return sorted(
-        (record for record in one.records if record.call is not None),
+        (record for record in member.records if record.call is not None),
         key=lambda record: record.call or 0,
     )
 
@@ -166,19 +166,19 @@ def sentence(group: GroupRecords, shift: Shift) -> str:
     at = f" ({line_of(shift.example.site)})" if shift.example.site else ""
     if not shift.odd:
         made = ", ".join(f"rank {rank} made {count}" for rank, count in enumerate(shift.counts))
-        return f"the ranks made different numbers of calls in {named(shift)}{at}: {made}"
+        return f"the ranks made different numbers of calls in {step_name(shift)}{at}: {made}"
     odd, rest = shift.counts[shift.odd[0]], {*range(len(shift.counts))} - {*shift.odd}
     usual = shift.counts[min(rest)]
     much = f"{abs(odd - usual)} {shift.example.operation}"
     did = f"left out {much}" if odd < usual else f"made {much} more"
     return (
-        f"{ranks_named(shift.odd)} made {odd} calls in {named(shift)} where the others made "
+        f"{ranks_named(shift.odd)} made {odd} calls in {step_name(shift)} where the others made "
         f"{usual}: {'it' if len(shift.odd) == 1 else 'they'} {did}{at}, and the calls of group "
         f"{group.name} are shifted since"
     )
 
 
-def named(shift: Shift) -> str:
+def step_name(shift: Shift) -> str:
     """ "step 5", "steps 5 to 7" """
     if shift.since == shift.step:
         return f"step {shift.step}"

@@ -60,16 +60,16 @@ class Summary:
             f"{'share':>7}{'wait ms':>9}{'move ms':>9}{'GB/s':>7}  late"
         )
         lines = [head]
-        for one in self.calls:
+        for call in self.calls:
             late = (
-                f"rank {one.latest}: {one.latest_count}x by {one.latest_by_s * 1e3:.1f} ms"
-                if one.latest >= 0
+                f"rank {call.latest}: {call.latest_count}x by {call.latest_by_s * 1e3:.1f} ms"
+                if call.latest >= 0
                 else ""
             )
             lines.append(
-                f"{one.group[:13]:<14}{one.operation:<16}{one.bytes:>12,}{one.ranks:>6}"
-                f"{one.count:>7}{one.total_s:>9.3f}{one.share:>7.1%}{one.wait_s * 1e3:>9.2f}"
-                f"{one.transfer_s * 1e3:>9.2f}{one.busbw / 1e9:>7.2f}  {late}"
+                f"{call.group[:13]:<14}{call.operation:<16}{call.bytes:>12,}{call.ranks:>6}"
+                f"{call.count:>7}{call.total_s:>9.3f}{call.share:>7.1%}{call.wait_s * 1e3:>9.2f}"
+                f"{call.transfer_s * 1e3:>9.2f}{call.busbw / 1e9:>7.2f}  {late}"
             )
         stragglers = self.stragglers()
         if stragglers:
@@ -83,14 +83,14 @@ class Summary:
         """Ranks (of their groups) that came last in more than half of the calls in which somebody
         was late, and in how many calls."""
         late: dict[int, int] = {}
-        for one in self.calls:
-            if one.latest >= 0 and one.latest_count * 2 > one.count:
-                late[one.latest] = late.get(one.latest, 0) + one.latest_count
+        for call in self.calls:
+            if call.latest >= 0 and call.latest_count * 2 > call.count:
+                late[call.latest] = late.get(call.latest, 0) + call.latest_count
         return sorted(late.items(), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True)
-class _Met:
+class _CompleteCall:
     """A call to which all ranks came and that is over on all."""
 
     first_s: float
@@ -105,34 +105,37 @@ class _Met:
 def summarise(groups: Iterable[GroupRecords]) -> Summary:
     """From the records of whole groups to their summary."""
     groups = list(groups)
-    table: dict[tuple[str, str, str, int, int], list[_Met]] = {}
+    table: dict[tuple[str, str, str, int, int], list[_CompleteCall]] = {}
     for group in groups:
         for records in by_number(group).values():
-            met = _met(group, records)
-            if met is not None:
+            call = _complete_call(group, records)
+            if call is not None:
                 key = (
                     group.name,
                     group.backend,
-                    met.record.operation,
-                    _bytes(met.record, group.size),
+                    call.record.operation,
+                    _bytes(call.record, group.size),
                     group.size,
                 )
-                table.setdefault(key, []).append(met)
+                table.setdefault(key, []).append(call)
     moments = [
-        moment for calls in table.values() for met in calls for moment in (met.first_s, met.ended_s)
+        moment
+        for calls in table.values()
+        for call in calls
+        for moment in (call.first_s, call.ended_s)
     ]
     wall_s = max(moments) - min(moments) if moments else 0.0
-    calls = [_summary(key, met, wall_s) for key, met in table.items()]
-    return Summary(wall_s, tuple(sorted(calls, key=lambda one: -one.total_s)))
+    summaries = [_summary(key, calls, wall_s) for key, calls in table.items()]
+    return Summary(wall_s, tuple(sorted(summaries, key=lambda summary: -summary.total_s)))
 
 
-def _met(group: GroupRecords, records: dict[int, Record]) -> _Met | None:
+def _complete_call(group: GroupRecords, records: dict[int, Record]) -> _CompleteCall | None:
     ended = [record.ended_s for record in records.values() if record.state == "finished"]
     known = [moment for moment in ended if moment is not None]
     if len(known) < group.size:
         return None
     arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
-    return _Met(
+    return _CompleteCall(
         first_s=arrivals[0][0],
         last_s=arrivals[-1][0],
         before_last_s=arrivals[-2][0],
@@ -146,16 +149,18 @@ def _met(group: GroupRecords, records: dict[int, Record]) -> _Met | None:
     )
 
 
-def _summary(key: tuple[str, str, str, int, int], calls: list[_Met], wall_s: float) -> CallSummary:
+def _summary(
+    key: tuple[str, str, str, int, int], calls: list[_CompleteCall], wall_s: float
+) -> CallSummary:
     name, backend, operation, size_bytes, ranks = key
     count = len(calls)
-    transfer_s = sum(max(0.0, met.ended_s - met.last_s) for met in calls) / count
-    late = [met for met in calls if _is_late(met)]
-    lasts = [met.latest for met in late]
+    transfer_s = sum(max(0.0, call.ended_s - call.last_s) for call in calls) / count
+    late = [call for call in calls if _is_late(call)]
+    lasts = [call.latest for call in late]
     latest = max(set(lasts), key=lasts.count) if lasts else -1
-    gaps = [met.last_s - met.before_last_s for met in late if met.latest == latest]
-    sites = [met.record.site for met in late if met.latest == latest and met.record.site]
-    total_s = sum(met.total_s for met in calls)
+    gaps = [call.last_s - call.before_last_s for call in late if call.latest == latest]
+    sites = [call.record.site for call in late if call.latest == latest and call.record.site]
+    total_s = sum(call.total_s for call in calls)
     factor = _factor(operation, ranks)
     return CallSummary(
         group=name,
@@ -166,7 +171,7 @@ def _summary(key: tuple[str, str, str, int, int], calls: list[_Met], wall_s: flo
         count=count,
         total_s=total_s,
         share=total_s / wall_s if wall_s else 0.0,
-        wait_s=sum(met.last_s - met.first_s for met in calls) / count,
+        wait_s=sum(call.last_s - call.first_s for call in calls) / count,
         transfer_s=transfer_s,
         busbw=size_bytes * factor / transfer_s if transfer_s else 0.0,
         latest=latest,
@@ -176,9 +181,9 @@ def _summary(key: tuple[str, str, str, int, int], calls: list[_Met], wall_s: flo
     )
 
 
-def _is_late(met: _Met) -> bool:
-    gap_s = met.last_s - met.before_last_s
-    return gap_s > _LATE_S and gap_s > max(0.0, met.ended_s - met.last_s)
+def _is_late(call: _CompleteCall) -> bool:
+    gap_s = call.last_s - call.before_last_s
+    return gap_s > _LATE_S and gap_s > max(0.0, call.ended_s - call.last_s)
 
 
 def _bytes(record: Record, ranks: int) -> int:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.comm.shared_memory.records import GroupRecords, Record
-from unisono.watch.calls import IN_FLIGHT, by_number, line_of, named
+from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of
 from unisono.watch.processes import command_of, parent_of, ranks_of_this_user, state_of
 from unisono.watch.snapshot import snapshot
 from unisono.watch.whereabouts import whereabouts
@@ -71,9 +71,9 @@ def jobs(of: int | None = None) -> list[Job]:
         if pid in seen:
             continue
         groups = snapshot([pid])
-        pids = {one.pid for group in groups for one in group.ranks}
+        pids = {member.pid for group in groups for member in group.ranks}
         seen |= pids | {pid}
-        if of is not None and of not in pids | {parent_of(one) for one in pids}:
+        if of is not None and of not in pids | {parent_of(pid) for pid in pids}:
             continue
         rows = [row for group in groups for row in _rows(group)]
         if rows:
@@ -88,28 +88,32 @@ def _rows(group: GroupRecords) -> list[RankRow]:
         number: min(record.arrived_s for record in records.values())
         for number, records in by_number(group).items()
     }
-    furthest = max((one.records[-1].call or 0 for one in group.ranks if one.records), default=0)
+    furthest = max(
+        (member.records[-1].call or 0 for member in group.ranks if member.records), default=0
+    )
     rows = []
-    for one in group.ranks:
-        flying = [record for record in one.records if record.state in IN_FLIGHT]
-        recent = [record for record in one.records if now - record.arrived_s < _WINDOW_S]
-        span_s = max(1e-3, min(_WINDOW_S, now - one.records[0].arrived_s)) if one.records else 1.0
-        waited_s = sum(_waited_s(record, now) for record in one.records)
+    for member in group.ranks:
+        flying = [record for record in member.records if record.state in IN_FLIGHT]
+        recent = [record for record in member.records if now - record.arrived_s < _WINDOW_S]
+        span_s = (
+            max(1e-3, min(_WINDOW_S, now - member.records[0].arrived_s)) if member.records else 1.0
+        )
+        waited_s = sum(_waited_s(record, now) for record in member.records)
         lags = [record.arrived_s - first[record.call] for record in recent if record.call]
-        state = state_of(one.pid)
-        own = max((record.call or 0 for record in one.records), default=0)
+        state = state_of(member.pid)
+        own = max((record.call or 0 for record in member.records), default=0)
         call_s = now - flying[0].arrived_s if flying else 0.0
-        behind = own < furthest and bool(one.records) and not flying
-        quiet_s = now - (one.records[-1].ended_s or now) if one.records else 0.0
+        behind = own < furthest and bool(member.records) and not flying
+        quiet_s = now - (member.records[-1].ended_s or now) if member.records else 0.0
         rows.append(
             RankRow(
                 group=group.name,
                 backend=group.backend,
-                rank=one.rank,
-                global_rank=one.global_rank,
-                pid=one.pid,
+                rank=member.rank,
+                global_rank=member.global_rank,
+                pid=member.pid,
                 state=str(state),
-                call=named(flying[0]) if flying else "",
+                call=call_name(flying[0]) if flying else "",
                 call_s=call_s,
                 site=line_of(flying[0].site) if flying else "",
                 calls=own,
@@ -138,7 +142,7 @@ def as_json(found: Sequence[Job]) -> str:
     return json.dumps([asdict(job) for job in found], indent=1)
 
 
-def rendered(found: Sequence[Job], stacks: dict[int, tuple[str, ...]]) -> RenderableType:
+def render(found: Sequence[Job], stacks: dict[int, tuple[str, ...]]) -> RenderableType:
     """The jobs for people."""
     if not found:
         return Text("no job of this user runs on this machine")
@@ -191,10 +195,10 @@ def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
         sys.stdout.write(as_json(jobs(of)) + "\n")
         return
     if once or not console.is_terminal:
-        console.print(rendered(jobs(of), {}))
+        console.print(render(jobs(of), {}))
         return
     stacks: dict[int, tuple[str, ...]] = {}
-    with _single_keys(), Live(rendered(jobs(of), stacks), console=console, screen=True) as live:
+    with _single_keys(), Live(render(jobs(of), stacks), console=console, screen=True) as live:
         while True:
             key = _key(_PERIOD_S)
             if key in ("q", "\x03"):
@@ -203,7 +207,7 @@ def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
             if key == "s":
                 pids = [] if stacks else sorted({pid for job in found for pid in job.pids})
                 stacks = {pid: whereabouts(pid).stack for pid in pids}
-            live.update(rendered(found, stacks), refresh=True)
+            live.update(render(found, stacks), refresh=True)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,9 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
         self.ledger = ledger
-        self._places = {rank: place for place, rank in enumerate(members)} | {-1: -1}
+        self._ledger_ranks = {rank: ledger_rank for ledger_rank, rank in enumerate(members)} | {
+            -1: -1
+        }
         self._begin, self._begin_given, self._end = ledger.begin, ledger.begin_given, ledger.end
         self._methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
         self._check = check
@@ -173,8 +175,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _message(self, work: Any, operation: int, tensors: Any, peer: int, tag: int) -> Any:
         dtype, size_bytes = _measure(tensors)
-        place = self._places.get(peer, _ELSEWHERE)
-        record = self._begin(operation, 0, place, dtype, size_bytes, tag)
+        ledger_rank = self._ledger_ranks.get(peer, _ELSEWHERE)
+        record = self._begin(operation, 0, ledger_rank, dtype, size_bytes, tag)
         if work is not None:
             self._flying.append((record, work, time.monotonic()))
         return work
@@ -191,7 +193,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _follow_queue(self, record: int, work: Any) -> None:
         """The call is over when the GPU has done it; nccl gives no work for one that blocks. What
         becomes part of a CUDA graph is not done now, and nobody may ask for its end."""
-        if cuda_graphs.are_going_on() and torch.cuda.is_current_stream_capturing():
+        if cuda_graphs.are_being_captured() and torch.cuda.is_current_stream_capturing():
             self._end(record, _OK)
             return
         if work is None:
@@ -217,7 +219,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """The same for all calls that are over; by the watching thread. (A GPU does one after the
         other.)"""
         if self._queues:
-            with cuda_graphs.may_ask() as may:
+            with cuda_graphs.may_query_gpu() as may:
                 return self._retire_first() if may else True
         flying = self._flying
         with contextlib.suppress(IndexError):  # the program took the last one meanwhile
@@ -276,7 +278,7 @@ def _measure(tensors: Any) -> tuple[int, int]:
     return dtype, total
 
 
-def _described(operation: int, tensors: Any, options: Any) -> tuple[int, int, int, int, int]:
+def _describe(operation: int, tensors: Any, options: Any) -> tuple[int, int, int, int, int]:
     """Operation, reduction, root, type and bytes of a call."""
     reduction, root = 0, -1
     if operation in REDUCING and hasattr(options, "reduceOp"):
@@ -297,10 +299,10 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
         number = self._calls = self._calls + 1
         record = self._begin_given(operation, tensors, options, number)
         if record is None:
-            record = self._begin(*_described(operation, tensors, options), number)
+            record = self._begin(*_describe(operation, tensors, options), number)
         try:
             if self._check:
-                self.ledger.check(*_described(operation, tensors, options), record)
+                self.ledger.check(*_describe(operation, tensors, options), record)
             call = self._methods[name]
             work = call(*given, **named) if named else call(*given)
             blocks = not getattr(options, "asyncOp", True)  # short forms have no options

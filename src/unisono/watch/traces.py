@@ -55,7 +55,7 @@ class Trace:
         """Remember what is over. Others may be in the next call already, which is not over before
         we come to it."""
         found = follower.read()
-        mine = {one.rank for one in follower.group().ranks if one.pid == os.getpid()}
+        mine = {member.rank for member in follower.group().ranks if member.pid == os.getpid()}
         done = max((record.call or 0 for rank, record in found if rank in mine), default=0)
         for rank, record in found:
             over = record.call <= done if record.call is not None else bool(record.ended_s)
@@ -90,10 +90,10 @@ class Trace:
             self.collect()
             done: dict[tuple[int, int], int] = {}
             mine = {
-                (segment, one.rank)
+                (segment, member.rank)
                 for segment, group in self._groups.items()
-                for one in group.ranks
-                if one.pid == os.getpid()
+                for member in group.ranks
+                if member.pid == os.getpid()
             }
             for (segment, rank, _), record in self._records.items():
                 if (segment, rank) in mine and record.ended_s is not None:
@@ -110,13 +110,15 @@ class Trace:
     def is_ours(self) -> bool:
         """Whether this process is to write it: of all whom it has followed the lowest rank."""
         ranks = {
-            (one.global_rank, one.pid) for group in self._groups.values() for one in group.ranks
+            (member.global_rank, member.pid)
+            for group in self._groups.values()
+            for member in group.ranks
         }
         return not ranks or min(ranks)[1] == os.getpid()
 
     def peers(self) -> list[int]:
         """The processes of the other ranks of the groups that are followed."""
-        pids = {one.pid for group in self._groups.values() for one in group.ranks}
+        pids = {member.pid for group in self._groups.values() for member in group.ranks}
         return sorted(pids - {os.getpid()})
 
     def close(self) -> None:
@@ -156,16 +158,16 @@ class Trace:
         groups = {segment: group for segment, group in self._groups.items() if segment in used}
         rows = {segment: row for row, segment in enumerate(groups)}
         for segment, group in groups.items():
-            for one in group.ranks:
-                place = {"ph": "M", "pid": one.global_rank, "tid": rows[segment]}
-                title = f"rank {one.global_rank} (pid {one.pid})"
-                yield place | {"name": "process_name", "args": {"name": title}}
+            for member in group.ranks:
+                row = {"ph": "M", "pid": member.global_rank, "tid": rows[segment]}
+                title = f"rank {member.global_rank} (pid {member.pid})"
+                yield row | {"name": "process_name", "args": {"name": title}}
                 name = f"{group.name} ({group.backend})"
-                yield place | {"name": "thread_name", "args": {"name": name}}
+                yield row | {"name": "thread_name", "args": {"name": name}}
         members = {
-            (segment, one.rank): one.global_rank
+            (segment, member.rank): member.global_rank
             for segment, group in groups.items()
-            for one in group.ranks
+            for member in group.ranks
         }
         now_s = time.monotonic()
         for (segment, rank, _), record in sorted(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono.watch import stack_server
 from unisono.watch.diagnose import Whereabouts
-from unisono.watch.processes import kernel_place, state_of
+from unisono.watch.processes import kernel_function, state_of
 from unisono.watch.stacks import Stack, as_text, of_program
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -31,15 +31,15 @@ def whereabouts(
         return Whereabouts(state=str(state))
     stacks = stack_server.ask(pid, meanwhile)
     if not stacks:
-        kernel = kernel_place(pid)
+        kernel = kernel_function(pid)
         text = f"{state} and does not tell where" + (f", in {kernel}" if kernel else "")
-        return Whereabouts(place="", doing=text, stack=(text,))
+        return Whereabouts(doing=text, stack=(text,))
     program = of_program(stacks)
-    place = program.place()
+    frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
     return Whereabouts(
-        place=str(place) if place else "",
-        doing=place.doing if place else "",
+        location=str(frame) if frame else "",
+        doing=frame.doing if frame else "",
         in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
     )

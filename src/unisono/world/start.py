@@ -24,12 +24,13 @@ from unisono.comm.rendezvous.announcements import store_answers
 from unisono.comm.rendezvous.by_parent import meeting_of_siblings
 from unisono.comm.rendezvous.lobby import FileExchange, StoreExchange
 from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s, name_ranks
+from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
+from unisono.wording import name_ranks
 
 _log = logging.getLogger("unisono")
 
@@ -102,10 +103,9 @@ def _check_gpus(everyone: Sequence[Facts]) -> None:
     """nccl needs a GPU on every rank: what one of them lacks, all of them raise."""
     lacking = [rank for rank, facts in enumerate(everyone) if not facts.gpu]
     if lacking:
-        whose = "rank" if len(lacking) == 1 else "ranks"
         raise UnisonoError(
             "nccl needs a GPU for every rank, and torch can use none on "
-            f'{whose} {", ".join(map(str, lacking))} of {len(everyone)}: take "unisono", '
+            f'{name_ranks(lacking)} of {len(everyone)}: take "unisono", '
             '"gloo", or "auto", which chooses by what is there'
         )
 

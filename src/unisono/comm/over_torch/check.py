@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy
 import torch
 
-from unisono.comm.shared_memory.pair_sizes import PairSizes, ranks_named
+from unisono.comm.shared_memory.pair_sizes import PairSizes
 from unisono.errors import CollectiveMismatch
+from unisono.wording import name_ranks
 
 _DIGEST = 16
 _TEXT = 160
@@ -87,7 +88,7 @@ def compare(said: Sequence[Said], rank: int, group: str) -> CollectiveMismatch |
     if sizes.fit():
         return None
     culprits = sizes.culprits()
-    blamed = f"{ranks_named(culprits)} brought other sizes: " if culprits else ""
+    blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
     return _mismatch(said, rank, group, culprits, f"{blamed}{sizes.verdict()}")
 
 

@@ -31,9 +31,10 @@ from unisono.comm.rendezvous.unix_socket import (
     TooFewDescriptors,
     descriptors_needed,
 )
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds, name_ranks
+from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.comm.shared_memory import engine
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
+from unisono.wording import name_ranks
 
 __all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
 
@@ -296,7 +297,7 @@ class Lobby:
                 absent = sorted(missing + left)
                 if not deadline.left_s():
                     raise RendezvousError(
-                        f"group {side.key}: rank(s) {_join(absent)} of {side.size} did not come "
+                        f"group {side.key}: {name_ranks(absent)} of {side.size} did not come "
                         f"within {in_seconds(side.deadline.timeout_s)}"
                     )
                 waiting.say(absent, side.size - len(absent))
@@ -536,7 +537,3 @@ def _cores(everyone: list[Word]) -> int:
 
 def _members(invitation: Word) -> tuple[Member, ...]:
     return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
-
-
-def _join(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))

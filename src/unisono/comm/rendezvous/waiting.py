@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.wording import name_ranks
 
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start, where nobody has said how long."""
@@ -13,7 +14,6 @@ JOIN_TIMEOUT_S = 300.0
 QUIET_S = 5.0
 """A rank that has waited for so long says for whom."""
 
-_MOST_SPANS = 6
 
 _log = logging.getLogger("unisono")
 
@@ -59,19 +59,3 @@ class Waiting:
 def in_seconds(limit_s: float) -> str:
     """ "300 s", "0.2 s": a limit as people say it."""
     return f"{round(limit_s, 1) if limit_s >= 0.1 else limit_s:g} s"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 1, 4-7 and 9": neighbours as spans, and of many spans the first."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    if len(texts) > _MOST_SPANS:
-        rest = sum(last - first + 1 for first, last in spans[_MOST_SPANS:])
-        texts[_MOST_SPANS:] = [f"{rest} more"]
-    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.shared_memory.engine import ENDING_KNOWN, Group, Note, Operation, Status
-from unisono.comm.shared_memory.pair_sizes import PairSizes, ranks_named
+from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.wording import list_ranks, name_ranks
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {
@@ -142,7 +143,7 @@ def mismatch_report(
 ) -> str:
     """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
     the sizes of calls that are equal but for those."""
-    who = ranks_named(culprits)
+    who = name_ranks(culprits)
     if pairs is not None:
         blamed = f"{who} brought other sizes: " if culprits else ""
         verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
@@ -156,9 +157,8 @@ def mismatch_report(
     for both in dict.fromkeys(told):
         text, site = both
         ranks = [rank for rank, other in enumerate(told) if other == both]
-        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join(ranks)}"
         at = f" at {site}" if site else ""
-        lines.append(f"  {label}: {text or 'has not arrived'}{at}")
+        lines.append(f"  {name_ranks(ranks)}: {text or 'has not arrived'}{at}")
     lines.append("Nothing was moved. Make every rank call the same, in the same order.")
     return "\n".join(lines)
 
@@ -176,10 +176,10 @@ def timeout_report(
     are."""
     waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
     if not missing:
-        who = f"rank{_s(stalled)} {_join(stalled)}" if stalled else "one"
+        who = name_ranks(stalled) if stalled else "one"
         text = f"{waited} although all ranks arrived: {who} stopped moving data"
         return "\n".join([text, *whereabouts])
-    who = f"rank{_s(missing)} {_join(missing)} never came; here: {_join(arrived)}"
+    who = f"{name_ranks(missing)} never came; here: {list_ranks(arrived) or 'nobody'}"
     return "\n".join([f"{waited} because {who}", *whereabouts])
 
 
@@ -203,7 +203,7 @@ def ending(detail: int) -> str:
     return f"exited with code {os.WEXITSTATUS(status)}"
 
 
-_RANKS = re.compile(r"\branks? (\d+(?:(?:, | -> )\d+)*)")
+_RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, | -> | and )\d+(?:-\d+)?\b(?! more))*)")
 
 
 def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
@@ -213,20 +213,17 @@ def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
         return text
 
     def both(found: re.Match[str]) -> str:
-        ranks = list(dict.fromkeys(map(int, re.findall(r"\d+", found[1]))))
+        spans = re.findall(r"(\d+)(?:-(\d+))?", found[1])
+        ranks = list(
+            dict.fromkeys(
+                rank for first, last in spans for rank in range(int(first), int(last or first) + 1)
+            )
+        )
         if any(rank >= len(global_ranks) for rank in ranks):
             return found[0]
-        return f"{found[0]} (global {_join([global_ranks[rank] for rank in ranks])})"
+        return f"{found[0]} (global {', '.join(str(global_ranks[rank]) for rank in ranks)})"
 
     first, *others = text.split("\n")
     return "\n".join(
         [_RANKS.sub(both, first), *(_RANKS.sub(both, line, count=1) for line in others)]
     )
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks)) or "nobody"
-
-
-def _s(ranks: Sequence[int]) -> str:
-    return "" if len(ranks) == 1 else "s"

@@ -67,11 +67,6 @@ def shown(sizes: Sequence[int]) -> str:
     return text + (", ..." if len(sizes) > _MOST_SHOWN else "")
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 0, 1" """
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
-
-
 @dataclass(frozen=True)
 class PairSizes:
     """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from

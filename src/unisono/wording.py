@@ -1,0 +1,33 @@
+"""Ranks as a sentence names them; every text about several ranks goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_MOST_SPANS = 6
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0, 1 and 3", "ranks 1, 4-7 and 9"; without any, "no rank"."""
+    different = set(ranks)
+    if not different:
+        return "no rank"
+    return f"rank{'' if len(different) == 1 else 's'} {list_ranks(different)}"
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """ "0, 1 and 3": in order, three neighbours or more as a span, and of many spans the first."""
+    spans: list[range] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1].stop:
+            spans[-1] = range(spans[-1].start, rank + 1)
+        else:
+            spans.append(range(rank, rank + 1))
+    texts = [text for span in spans[:_MOST_SPANS] for text in _span_texts(span)]
+    if len(spans) > _MOST_SPANS:
+        texts.append(f"{sum(map(len, spans[_MOST_SPANS:]))} more")
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
+def _span_texts(span: range) -> list[str]:
+    return [f"{span[0]}-{span[-1]}"] if len(span) > 2 else list(map(str, span))
