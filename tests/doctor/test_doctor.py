@@ -303,20 +303,3 @@ def test_more_gpus_than_there_are_is_one_sentence() -> None:
     tested = ranks.try_backend("nccl", 64)
     assert not tested.ok
     assert tested.problem.startswith(("torch has no backend nccl", "nccl wants a GPU for each"))
-
-
-def test_help_imports_no_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-PROBE = """
-import sys
-from click.testing import CliRunner
-from unisono.cli import main
-for args in (["--help"], ["doctor", "--help"], ["demo", "--help"]):
-    assert CliRunner().invoke(main, args).exit_code == 0
-print([name for name in ("torch", "numpy", "unisono.doctor.command") if name in sys.modules])
-"""

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from unisono.errors import UnisonoError
+from unisono.misuse import Misuse
 
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo
@@ -26,12 +27,6 @@ DEFAULT_SWEEP = "8:256M"
 SWEEP_FACTOR = 4
 MEMORY_SHARE = 0.9
 """A run may use so much of the memory that is free."""
-
-
-class Misuse(click.ClickException):
-    """A request that cannot be met, in one sentence."""
-
-    exit_code = 2
 
 
 class _Bench(click.Group):

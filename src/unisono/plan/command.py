@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.misuse import Misuse
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from unisono.plan import Schedule, Topology
-
-
-class _Misuse(click.ClickException):
-    """A request that cannot be met, in one sentence."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -97,7 +93,7 @@ def plan(
             asked = "say what to plan" if what is None else f"cannot plan {what!r}"
             raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
     except (ValueError, RuntimeError, OSError) as error:
-        raise _Misuse(str(error)) from error
+        raise Misuse(str(error)) from error
 
 
 def _with_nodes(topology: Topology, ranks: int, nodes: int | None) -> Topology:
