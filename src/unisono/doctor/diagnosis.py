@@ -16,7 +16,7 @@ from rich.table import Table
 
 from unisono.doctor import machine, software, variables
 from unisono.doctor.findings import Finding, Level
-from unisono.doctor.ranks import Tested, try_backend
+from unisono.doctor.ranks import BackendTest, try_backend
 
 MARKS = {
     Level.OK: "[green]ok  [/]",
@@ -30,36 +30,38 @@ class Diagnosis:
     """Everything that was found."""
 
     findings: tuple[Finding, ...]
-    backends: tuple[Tested, ...]
+    backends: tuple[BackendTest, ...]
 
     @property
     def ok(self) -> bool:
         """Whether nothing is red."""
-        return all(one.level is not Level.FAIL for one in self.findings) and all(
-            one.ok for one in self.backends
+        return all(finding.level is not Level.FAIL for finding in self.findings) and all(
+            test.ok for test in self.backends
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON; a time that was not taken is null."""
         backends = [
             {
-                "backend": one.backend,
-                "ok": one.ok,
-                "tested": one.report is not None,
-                "problem": one.problem,
+                "backend": test.backend,
+                "ok": test.ok,
+                "tested": test.result is not None,
+                "problem": test.problem,
                 "checks": [
                     asdict(check)
                     | {"microseconds": None}
                     | ({} if math.isnan(check.microseconds) else asdict(check))
-                    for check in (one.report.checks if one.report else ())
+                    for check in (test.result.checks if test.result else ())
                 ],
             }
-            for one in self.backends
+            for test in self.backends
         ]
-        set_here = {one.name: value for one, value in variables.shown(os.environ) if value}
+        set_here = {
+            variable.name: value for variable, value in variables.relevant(os.environ) if value
+        }
         return {
             "ok": self.ok,
-            "findings": [asdict(one) for one in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "variables": set_here,
             "backends": backends,
         }
@@ -85,7 +87,7 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
 
 
 def diagnose(ranks: int, backends: Sequence[str]) -> Diagnosis:
-    """The same without a word."""
+    """The same without printing anything."""
     tested = tuple(try_backend(backend, ranks) for backend in backends)
     return Diagnosis(tuple(_look(ranks)), tested)
 
@@ -103,10 +105,10 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("name", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("meaning", ratio=1)
-    for variable, value in variables.shown(os.environ, every, every or software.has_gpu()):
+    for variable, value in variables.relevant(os.environ, every, every or software.has_gpu()):
         meaning = f"use {variable.renamed}" if variable.renamed else variable.meaning
-        shown = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
-        table.add_row(variable.name, shown, escape(meaning))
+        text = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
+        table.add_row(variable.name, text, escape(meaning))
     console.print(table)
 
 
@@ -128,15 +130,15 @@ def _print_finding(finding: Finding, console: Console) -> None:
     console.print(table)
 
 
-def _print_tested(tested: Tested, console: Console) -> None:
-    if tested.report is None:
+def _print_tested(tested: BackendTest, console: Console) -> None:
+    if tested.result is None:
         mark = MARKS[Level.WARN if tested.untestable else Level.FAIL]
         console.print(f"{mark}  {escape(tested.problem)}")
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("left", "left", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
-    for check in tested.report.checks:
+    for check in tested.result.checks:
         took = "" if math.isnan(check.microseconds) else f"{check.microseconds:.1f} us"
         mark = MARKS[Level.OK if check.ok else Level.FAIL]
         table.add_row(mark, escape(check.primitive), took, escape(check.message))
@@ -144,10 +146,10 @@ def _print_tested(tested: Tested, console: Console) -> None:
 
 
 def _sentence(diagnosis: Diagnosis) -> str:
-    red = [one.topic for one in diagnosis.findings if one.level is Level.FAIL]
-    red += [f"self-test of {one.backend}" for one in diagnosis.backends if not one.ok]
-    yellow = [one.topic for one in diagnosis.findings if one.level is Level.WARN]
-    yellow += [f"{one.backend} was not tested" for one in diagnosis.backends if one.untestable]
+    red = [finding.topic for finding in diagnosis.findings if finding.level is Level.FAIL]
+    red += [f"self-test of {test.backend}" for test in diagnosis.backends if not test.ok]
+    yellow = [finding.topic for finding in diagnosis.findings if finding.level is Level.WARN]
+    yellow += [f"{test.backend} was not tested" for test in diagnosis.backends if test.untestable]
     if red:
         return f"[bold red]not well[/]: {escape(', '.join(red))}"
     if yellow:
