@@ -32,7 +32,7 @@ from typing import Any
 
 import unisono
 from unisono.bench.session import Event
-from unisono.bench.settings import Settings
+from unisono.bench.settings import BenchSettings
 from unisono.bench.start import run
 
 KIB, MIB = 1024, 1024**2
@@ -239,14 +239,14 @@ def measure_calls(ranks: int, turns: int) -> list[Row]:
     """What `unisono bench` says of direct calls and of those through torch."""
     times: dict[tuple[str, int], dict[str, float]] = {}
 
-    def hear(event: Event) -> None:
-        for one in event.get("rows", []):
-            key = (one["collective"], one["size_bytes"])
-            times.setdefault(key, {})[NAMES[one["backend"]]] = one["time_us"]["p50"]
+    def handle(event: Event) -> None:
+        for row in event.get("rows", []):
+            key = (row["collective"], row["size_bytes"])
+            times.setdefault(key, {})[NAMES[row["backend"]]] = row["time_us"]["p50"]
 
     for collectives, sizes in CALLS.items():
-        settings = Settings(ranks, collectives, sizes, tuple(NAMES), budget_s=turns / 10)
-        run(settings, hear, print)
+        settings = BenchSettings(ranks, collectives, sizes, tuple(NAMES), budget_s=turns / 10)
+        run(settings, handle, print)
     rows = [Row(what, nbytes, medians) for (what, nbytes), medians in times.items()]
     for row in rows:
         print(line(row), flush=True)

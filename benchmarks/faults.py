@@ -1,4 +1,4 @@
-"""How soon a fault is told: from the moment it happens until the last survivor has its exception.
+"""How soon a fault is known: from the moment it happens until the last survivor has its exception.
 
     python benchmarks/faults.py                 2, 4 and 8 ranks, 20 times each
     python benchmarks/faults.py --ranks 2 --times 100
@@ -104,9 +104,9 @@ def measure(fault: str, ranks: int, folder: str, number: int) -> float:
         said = file.read()
     for _ in range(ranks):
         os.wait()
-    told = [pickle.loads(said[at : at + 64]) for at in range(0, len(said), 64)]
-    begun = [moment for what, moment in told if what == "begin"]
-    raised = [moment for what, moment in told if what == "raised"]
+    events = [pickle.loads(said[at : at + 64]) for at in range(0, len(said), 64)]
+    begun = [moment for what, moment in events if what == "begin"]
+    raised = [moment for what, moment in events if what == "raised"]
     if len(begun) != 1 or len(raised) < ranks - 1:
         raise RuntimeError(f"{fault}: {len(raised)} of {ranks} ranks raised what they should")
     return max(raised) - begun[0]

@@ -68,13 +68,13 @@ def by_spawn(ranks: int) -> Start:
     start = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, context.Pool(ranks) as pool:
-        places = [(rank, ranks, os.path.join(folder, "meeting")) for rank in range(ranks)]
-        moments = pool.map(_sum_at, places, chunksize=1)
+        ranks_and_files = [(rank, ranks, os.path.join(folder, "meeting")) for rank in range(ranks)]
+        moments = pool.map(_sum_at, ranks_and_files, chunksize=1)
     return Start(max(moments) - start, time.monotonic() - start)
 
 
-def _sum_at(place: tuple[int, int, str]) -> float:
-    rank, size, path = place
+def _sum_at(rank_and_file: tuple[int, int, str]) -> float:
+    rank, size, path = rank_and_file
     os.environ.update(UNISONO_RANK=str(rank), UNISONO_SIZE=str(size), UNISONO_RENDEZVOUS=path)
     moment = first_sum()
     unisono.shutdown()
@@ -92,9 +92,9 @@ def measure(ranks: int, times: int) -> list[Row]:
     starts: dict[str, list[Start]] = {way: [] for way in WAYS}
     for turn in range(times + 1):
         for way, start in WAYS.items():
-            one = start(ranks)
+            seconds = start(ranks)
             if turn > 0:
-                starts[way].append(one)
+                starts[way].append(seconds)
     return [
         Row(
             way,

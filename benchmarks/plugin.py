@@ -72,7 +72,10 @@ def main() -> None:
     print(f"{'ms':<22}{'tests':>6}{'median':>10}{'mean':>10}{'max':>10}")
     for name, values in rows.items():
         figures = statistics.median(values), statistics.fmean(values), max(values)
-        print(f"{name:<22}{len(values):>6}" + "".join(f"{1e3 * one:>10.1f}" for one in figures))
+        print(
+            f"{name:<22}{len(values):>6}"
+            + "".join(f"{1e3 * seconds:>10.1f}" for seconds in figures)
+        )
     ratio = statistics.median(spawned) / statistics.median(warm)
     print(f"\nmp.spawn and gloo / unisono: {ratio:.0f}")
     if arguments.json:

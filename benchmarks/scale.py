@@ -77,8 +77,8 @@ def ratio_table() -> str:
 
 def scale_table(times: dict[str, list[float]]) -> str:
     lines = ["| GPUs | ring | tree | double tree | ring / double tree |", "|---|---|---|---|---|"]
-    for place, gpus in enumerate(GPUS):
-        here = [times[name][place] for name in ALGORITHMS]
+    for index, gpus in enumerate(GPUS):
+        here = [times[name][index] for name in ALGORITHMS]
         cells = [f"{gpus:,}", *map(format_seconds, here), f"{here[0] / here[2]:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -106,7 +106,7 @@ def with_tables(text: str, tables: dict[str, str]) -> str:
         before, _, rest = text.partition(begin)
         _, mark, after = rest.partition(end)
         if not mark:
-            raise SystemExit(f"docs/scale.md has no place for the table {name}")
+            raise SystemExit(f"docs/scale.md has no marks for the table {name}")
         text = before + begin + table + "\n" + end + after
     return text
 

@@ -3,7 +3,7 @@
     python benchmarks/watch.py
 
 A record is measured in C (`make latency` builds that). Our own work beside a watched call is
-measured in one process, where a call that is over already stands in gloo's place: between
+measured in one process, where a call that is over already stands in for gloo: between
 processes, gloo's own time would drown it. What a program sees of it is shown too: 8 bytes
 all-reduced by two ranks on gloo, and on a GPU by one rank on nccl, by turns in a group that is
 watched and in one that is not.
@@ -61,7 +61,7 @@ def record_ns() -> str:
 
 
 class Finished:
-    """In the place of gloo: what is called is over at once."""
+    """Instead of gloo: what is called is over at once."""
 
     group_name = group_desc = "bench"
     _device_types = ()

@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         flush=True,
     )
     ranks = unisono.launch(measure, 2, (nbytes, options.turns), threads=1)
-    seconds = {name: max(one[name] for one in ranks) for name in ranks[0]}
+    seconds = {name: max(seconds_of[name] for seconds_of in ranks) for name in ranks[0]}
     for name, took_s in seconds.items():
         print(f"{name:<24}{took_s:9.3f} s{nbytes / took_s / 1e9:9.2f} GB/s")
     faster = seconds["gloo, one by one"] / seconds["update"]

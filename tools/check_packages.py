@@ -69,9 +69,9 @@ def read_wheel(package: Path) -> tuple[Message, list[str]]:
         found.append(f"its libraries are {libraries}, and should be the engine alone")
     if "unisono/py.typed" not in files:
         found.append("lacks unisono/py.typed, so that nobody sees its types")
-    strangers = {name.split("/")[0] for name in files} - {"unisono"}
-    if len(strangers) != 1:  # the folder of the metadata
-        found.append(f"would install {sorted(strangers)} beside unisono")
+    others = {name.split("/")[0] for name in files} - {"unisono"}
+    if len(others) != 1:  # the folder of the metadata
+        found.append(f"would install {sorted(others)} beside unisono")
     return metadata, found
 
 

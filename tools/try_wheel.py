@@ -1,4 +1,4 @@
-"""Install a wheel as a stranger would, without a compiler, and run the programs of the README.
+"""Install a wheel as a new user would, without a compiler, and run the programs of the README.
 
     python tools/try_wheel.py dist/unisono-*.whl
 

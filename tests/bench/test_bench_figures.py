@@ -13,6 +13,7 @@ import numpy
 import pytest
 from click.testing import CliRunner
 
+from unisono.bench import html
 from unisono.bench.collectives import (
     COLLECTIVES,
     bandwidths,
@@ -20,9 +21,8 @@ from unisono.bench.collectives import (
     item_bytes,
 )
 from unisono.bench.compare import compare
-from unisono.bench.html import report
 from unisono.bench.results import Row, Run, Skipped, from_json, to_json
-from unisono.bench.settings import Settings
+from unisono.bench.settings import BenchSettings
 from unisono.bench.statistics import geometric_mean, summarise
 from unisono.bench.table import side_by_side, to_csv
 from unisono.cli import main
@@ -39,7 +39,7 @@ def row(backend: str = "unisono", size: int = 1024, **changes: object) -> Row:
         dtype="float32",
         op="sum",
         root=-1,
-        place="in",
+        placement="in",
         backend=backend,
         ranks=2,
         time_us=summarise(samples),
@@ -188,7 +188,7 @@ def test_json_round_trip() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "another/1", "rows": []}'])
 def test_files_that_are_no_results(text: str) -> None:
-    with pytest.raises(UnisonoError, match=r"that\.json is (not JSON|no result)"):
+    with pytest.raises(UnisonoError, match=r"that\.json is not (JSON|a result)"):
         from_json(text, "that.json")
 
 
@@ -211,7 +211,7 @@ def test_the_report_stands_alone() -> None:
     rows = [
         row(name, size, wrong=int(size == 64)) for name in ("unisono", "gloo") for size in (8, 64)
     ]
-    page = report(run(*rows))
+    page = html.page(run(*rows))
     assert page.count("<svg") == 1
     assert page.count("<tr class='wrong'>") == 2
     assert "How to read this" in page
@@ -283,12 +283,12 @@ def test_compare_as_a_command(tmp_path: Path) -> None:
 
 
 def test_settings_survive_the_way_to_mpirun() -> None:
-    settings = Settings(3, ("all_reduce",), (8, 1024), ("unisono",), root=2, budget_s=0.5)
-    assert Settings.from_json(settings.to_json()) == settings
+    settings = BenchSettings(3, ("all_reduce",), (8, 1024), ("unisono",), root=2, budget_s=0.5)
+    assert BenchSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
 
 
 def test_memory_is_counted_for_the_largest_row() -> None:
-    settings = Settings(2, ("barrier", "all_gather"), (8, 1 << 20), ("gloo",))
+    settings = BenchSettings(2, ("barrier", "all_gather"), (8, 1 << 20), ("gloo",))
     need, what = settings.memory_bytes()
     # Output, half an input, the backend's copy and the floor's, on two ranks.
     assert need == 2 * (1 << 20) * (1 + 0.5 + 1 + 1)
@@ -296,11 +296,11 @@ def test_memory_is_counted_for_the_largest_row() -> None:
 
 
 def test_places() -> None:
-    def places(name: str, place: str) -> tuple[str, ...]:
-        settings = Settings(2, (name,), (8,), ("unisono",), place=place)
-        return settings.places(COLLECTIVES[name])
+    def placements(name: str, asked: str) -> tuple[str, ...]:
+        settings = BenchSettings(2, (name,), (8,), ("unisono",), placement=asked)
+        return settings.placements(COLLECTIVES[name])
 
-    assert places("all_reduce", "natural") == ("in",)
-    assert places("all_gather", "natural") == ("out",)
-    assert places("all_reduce", "both") == ("in", "out")
-    assert places("barrier", "out") == ()
+    assert placements("all_reduce", "natural") == ("in",)
+    assert placements("all_gather", "natural") == ("out",)
+    assert placements("all_reduce", "both") == ("in", "out")
+    assert placements("barrier", "out") == ()

@@ -13,34 +13,34 @@ import unisono
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.demo import drawing, scenes, tour
-from unisono.demo.scenes import SCENES, Played, WrongResult
+from unisono.demo.scenes import SCENES, RankOutcome, WrongResult
 
 
 @pytest.fixture(scope="module")
-def played() -> list[Played]:
-    return unisono.launch(scenes.play_all, 4, threads=1)
+def outcomes() -> list[RankOutcome]:
+    return unisono.launch(scenes.run_all_scenes, 4, threads=1)
 
 
 def number_of(title: str) -> int:
     return next(number for number, scene in enumerate(SCENES) if scene.title == title)
 
 
-def rows(played: list[Played], title: str) -> list[tuple[float, ...]]:
-    return [one.rows[number_of(title)][1] for one in played]
+def rows(outcomes: list[RankOutcome], title: str) -> list[tuple[float, ...]]:
+    return [outcome.rows[number_of(title)][1] for outcome in outcomes]
 
 
-def test_the_numbers_of_the_course(played: list[Played]) -> None:
+def test_the_numbers_of_the_course(outcomes: list[RankOutcome]) -> None:
     whole = [(6, 10, 14, 18)] * 4
-    assert rows(played, "all_reduce (sum)") == whole
-    assert rows(played, "reduce_scatter (sum)") == [(6,), (10,), (14,), (18,)]
-    assert rows(played, "all_gather of these sums") == whole
+    assert rows(outcomes, "all_reduce (sum)") == whole
+    assert rows(outcomes, "reduce_scatter (sum)") == [(6,), (10,), (14,), (18,)]
+    assert rows(outcomes, "all_gather of these sums") == whole
 
 
 @pytest.mark.ranks([2, 3, 8])
 def test_any_number_of_ranks_passes_its_own_check(comm: Any, shared_tmp_path: Path) -> None:
     import pickle
 
-    mine = scenes.play_on(comm)
+    mine = scenes.run_scenes(comm)
     (shared_tmp_path / str(comm.rank)).write_bytes(pickle.dumps(mine))
     comm.barrier()
     all_ranks = [
@@ -55,38 +55,38 @@ def test_any_number_of_ranks_passes_its_own_check(comm: Any, shared_tmp_path: Pa
         assert len(widths) <= 2, "rows end at the same column, barrier times aside"
 
 
-def test_every_wrong_number_is_found(played: list[Played]) -> None:
-    scenes.check(played)
+def test_every_wrong_number_is_found(outcomes: list[RankOutcome]) -> None:
+    scenes.check(outcomes)
     tried = 0
     for rank in range(4):
         for number, scene in enumerate(SCENES):
-            before, after = played[rank].rows[number]
-            for place in range(len(after)):
-                wrong = (*after[:place], after[place] + 1, *after[place + 1 :])
-                changed = list(played[rank].rows)
+            before, after = outcomes[rank].rows[number]
+            for index in range(len(after)):
+                wrong = (*after[:index], after[index] + 1, *after[index + 1 :])
+                changed = list(outcomes[rank].rows)
                 changed[number] = (before, wrong)
-                spoiled = list(played)
-                spoiled[rank] = replace(played[rank], rows=tuple(changed))
+                spoiled = list(outcomes)
+                spoiled[rank] = replace(outcomes[rank], rows=tuple(changed))
                 with pytest.raises(WrongResult, match=f"rank {rank} has"):
                     scenes.check(spoiled)
                 tried += scene is not None
     assert tried > 60
 
 
-def test_a_fault_that_nobody_reports_is_a_failure(played: list[Played]) -> None:
+def test_a_fault_without_an_error_is_a_failure(outcomes: list[RankOutcome]) -> None:
     for change in ({"deadlock": None}, {"mismatch": None}):
-        with pytest.raises(WrongResult, match="rank 1 should have been told"):
-            scenes.check([played[0], replace(played[1], **change), *played[2:]])
+        with pytest.raises(WrongResult, match="rank 1 should have an error"):
+            scenes.check([outcomes[0], replace(outcomes[1], **change), *outcomes[2:]])
 
 
-def test_leaving_a_barrier_early_is_a_failure(played: list[Played]) -> None:
-    early = replace(played[1].barrier, left_s=played[3].barrier.came_s - 0.01)
+def test_leaving_a_barrier_early_is_a_failure(outcomes: list[RankOutcome]) -> None:
+    early = replace(outcomes[1].barrier, left_s=outcomes[3].barrier.came_s - 0.01)
     with pytest.raises(WrongResult, match="rank 1 left before"):
-        scenes.check([played[0], replace(played[1], barrier=early), *played[2:]])
+        scenes.check([outcomes[0], replace(outcomes[1], barrier=early), *outcomes[2:]])
 
 
-def test_a_picture_shows_values_and_owners(played: list[Played]) -> None:
-    picture = drawing.draw(number_of("all_to_all"), played)
+def test_a_picture_shows_values_and_owners(outcomes: list[RankOutcome]) -> None:
+    picture = drawing.draw(number_of("all_to_all"), outcomes)
     assert [line.plain.rstrip() for line in picture[1:]] == [
         "  rank 0  │  0│  1│  2│  3│ ─┐ ┌─→ │  0│ 10│ 20│ 30│",
         "  rank 1  │ 10│ 11│ 12│ 13│ ─┼─┼─→ │  1│ 11│ 21│ 31│",
@@ -98,16 +98,16 @@ def test_a_picture_shows_values_and_owners(played: list[Played]) -> None:
     assert colours == [own] * 4 + others
 
 
-def test_the_faults_name_the_lines_that_are_shown(played: list[Played]) -> None:
-    text = "\n".join(line.plain for line in drawing.draw_faults(played))
+def test_the_faults_name_the_lines_that_are_shown(outcomes: list[RankOutcome]) -> None:
+    text = "\n".join(line.plain for line in drawing.draw_faults(outcomes))
     assert "2  pair.send(numbers, other)" in text
     assert "rank 1: send to rank 0 (tag 0) at both_send.py:2" in text
     assert "rank 3: all_reduce of float64, 5 elements, sum at one_too_many.py:2" in text
 
 
-def test_ascii_alone(played: list[Played]) -> None:
+def test_ascii_alone(outcomes: list[RankOutcome]) -> None:
     for number in range(len(SCENES)):
-        for line in drawing.draw(number, played):
+        for line in drawing.draw(number, outcomes):
             assert drawing.plain(line.plain).isascii()
 
 
@@ -127,18 +127,18 @@ def test_the_command_writes_the_pictures_into_the_report(tmp_path: Path) -> None
 
 
 def test_a_wrong_value_makes_the_command_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: list[Played]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[RankOutcome]
 ) -> None:
     """Ranks whose all_reduce forgets a number: the planted fault travels to them by value."""
     report = tmp_path / "report.md"
-    monkeypatch.setattr(tour, "play_all", play_with_a_fault)
+    monkeypatch.setattr(tour, "run_all_scenes", run_with_a_fault)
     done = CliRunner().invoke(main, ["demo", "--only", "pictures", "--report", str(report)])
     assert done.exit_code == 1
     assert "all_reduce (sum): rank 2 has" in done.output
     assert not report.exists()
 
 
-def play_with_a_fault() -> Played:
+def run_with_a_fault() -> RankOutcome:
     from unisono.comm.shared_memory.communicator import NativeCommunicator
 
     sound = NativeCommunicator.all_reduce
@@ -150,7 +150,7 @@ def play_with_a_fault() -> Played:
         return result
 
     NativeCommunicator.all_reduce = forgetful  # type: ignore[method-assign, assignment]
-    return scenes.play_all()
+    return scenes.run_all_scenes()
 
 
 @pytest.mark.slow

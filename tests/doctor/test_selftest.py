@@ -31,14 +31,14 @@ MESSAGES = {"send, recv", "isend, irecv", "batch_isend_irecv"}
 
 @pytest.mark.ranks([1, 2, 3, 4, 8])
 def test_a_sound_group_is_green(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    report = unisono.debug_communication(repeats=2)
-    assert report.ok, str(report)
-    names = {check.primitive for check in report.checks}
+    result = unisono.debug_communication(repeats=2)
+    assert result.ok, str(result)
+    names = {check.primitive for check in result.checks}
     assert names == PRIMITIVES | (MESSAGES if comm.size > 1 else set())
-    assert all(check.microseconds > 0 for check in report.checks)
-    assert (report.rank, report.size) == (comm.rank, comm.size)
+    assert all(check.microseconds > 0 for check in result.checks)
+    assert (result.rank, result.size) == (comm.rank, comm.size)
     printed = capsys.readouterr().out
-    assert printed == (f"{report}\n" if comm.rank == 0 else "")
+    assert printed == (f"{result}\n" if comm.rank == 0 else "")
 
 
 def test_alone_without_a_world() -> None:
@@ -55,9 +55,9 @@ def test_any_number_of_elements(comm: Any, elements: int) -> None:
 def test_a_subgroup_and_a_torch_group(process_group: Any) -> None:
     few = dist.new_group([2, 0])
     if process_group.rank() != 1:
-        report = unisono.debug_communication(few, repeats=1, show=False)
-        assert report.ok
-        assert report.size == 2
+        result = unisono.debug_communication(few, repeats=1, show=False)
+        assert result.ok
+        assert result.size == 2
     assert unisono.debug_communication(repeats=1, show=False).size == 3
 
 
@@ -115,8 +115,8 @@ def test_a_wrong_result_on_one_rank_is_red_on_all(comm: Any, method: str) -> Non
     culprit = 2  # the root, where there is one
     if comm.rank == culprit:
         comm = faulty(comm, method, spoiled)
-    report = unisono.debug_communication(comm, elements=10, repeats=3, show=False)
-    red = {check.primitive: check.message for check in report.checks if not check.ok}
+    result = unisono.debug_communication(comm, elements=10, repeats=3, show=False)
+    red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert set(red) == EXPECTED_RED[method]
     last = 29 if method in ("gather", "all_to_all") else 9
     assert red[min(red)].startswith(f"rank 2: element {last} is ")
@@ -129,8 +129,8 @@ def test_a_result_that_never_arrives_is_red(comm: Any, method: str) -> None:
     root_is_last = {"broadcast": 0}.get(method, 1)
     if comm.rank == root_is_last:
         comm = faulty(comm, method, unmoved)
-    report = unisono.debug_communication(comm, repeats=1, show=False)
-    red = {check.primitive for check in report.checks if not check.ok}
+    result = unisono.debug_communication(comm, repeats=1, show=False)
+    red = {check.primitive for check in result.checks if not check.ok}
     assert red == EXPECTED_RED[method]
 
 
@@ -138,8 +138,8 @@ def test_a_result_that_never_arrives_is_red(comm: Any, method: str) -> None:
 def test_a_wrong_all_gather_cannot_hide_itself(comm: Any) -> None:
     if comm.rank == 2:
         comm = faulty(comm, "all_gather", unmoved)
-    report = unisono.debug_communication(comm, repeats=1, show=False)
-    red = {check.primitive for check in report.checks if not check.ok}
+    result = unisono.debug_communication(comm, repeats=1, show=False)
+    red = {check.primitive for check in result.checks if not check.ok}
     if comm.rank == 2:  # it hears from nobody, itself included
         assert "the ranks' verdicts" in red
         assert "all_gather" in red
@@ -154,8 +154,8 @@ def test_a_fault_that_ends_the_group_leaves_the_rest_undone(comm: Any) -> None:
 
     if comm.rank == 0:
         comm = faulty(comm, "reduce", other)
-    report = unisono.debug_communication(comm, show=False)
-    checks = {check.primitive: check for check in report.checks}
+    result = unisono.debug_communication(comm, show=False)
+    checks = {check.primitive: check for check in result.checks}
     assert checks["broadcast"].ok
     assert checks["reduce"].message.startswith("CollectiveMismatch: ")
     assert checks["all_to_all"].message == "not run: the group has ended"
@@ -166,8 +166,8 @@ def test_a_refusal_of_the_backend_is_red() -> None:
         def all_to_all(self, *args: Any, **keywords: Any) -> None:
             raise RuntimeError("this backend has no all_to_all")
 
-    report = unisono.debug_communication(Poor(), show=False)
-    red = {check.primitive: check.message for check in report.checks if not check.ok}
+    result = unisono.debug_communication(Poor(), show=False)
+    red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert red == {"all_to_all": "RuntimeError: this backend has no all_to_all"}
-    assert "WRONG all_to_all" in str(report)
-    assert report.as_dict()["ok"] is False
+    assert "WRONG all_to_all" in str(result)
+    assert result.as_dict()["ok"] is False

@@ -24,8 +24,8 @@ def meshes(draw: st.DrawFn) -> Mesh:
 
 def by_hand(mesh: Mesh) -> list[dict[str, int]]:
     """Coordinates in the order of ranks: counting up with the last axis fastest."""
-    places = product(*(range(mesh[axis]) for axis in mesh.axes))
-    return [dict(zip(mesh.axes, place, strict=True)) for place in places]
+    coordinates = product(*(range(mesh[axis]) for axis in mesh.axes))
+    return [dict(zip(mesh.axes, position, strict=True)) for position in coordinates]
 
 
 @given(meshes())
@@ -33,23 +33,23 @@ def by_hand(mesh: Mesh) -> list[dict[str, int]]:
 def test_coordinates_count_up_with_the_last_axis_fastest(mesh: Mesh) -> None:
     everybody = by_hand(mesh)
     assert mesh.size == len(everybody) == prod(mesh.shape)
-    for rank, place in enumerate(everybody):
-        assert mesh.coordinates(rank) == place
-        assert mesh.rank_at(**place) == rank
-        assert mesh.rank_at(**{axis: at for axis, at in place.items() if at}) == rank
+    for rank, position in enumerate(everybody):
+        assert mesh.coordinates(rank) == position
+        assert mesh.rank_at(**position) == rank
+        assert mesh.rank_at(**{axis: at for axis, at in position.items() if at}) == rank
 
 
 @given(meshes(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_group_has_those_who_differ_along_its_axes_alone(mesh: Mesh, data: st.DataObject) -> None:
     axes = data.draw(st.lists(st.sampled_from(mesh.axes), min_size=1, unique=True))
-    places = by_hand(mesh)
+    coordinates = by_hand(mesh)
     expected = []
-    for rank, place in enumerate(places):
+    for rank, position in enumerate(coordinates):
         group = [
             other
-            for other, there in enumerate(places)
-            if all(place[axis] == there[axis] for axis in mesh.axes if axis not in axes)
+            for other, there in enumerate(coordinates)
+            if all(position[axis] == there[axis] for axis in mesh.axes if axis not in axes)
         ]
         assert mesh.members(rank, *axes) == group
         if group not in expected:
@@ -63,11 +63,13 @@ def test_a_group_has_those_who_differ_along_its_axes_alone(mesh: Mesh, data: st.
 def test_neighbours(mesh: Mesh, data: st.DataObject) -> None:
     axis = data.draw(st.sampled_from(mesh.axes))
     for line in mesh.groups(axis):
-        for place, rank in enumerate(line):
-            assert mesh.next(rank, axis) == (line[place + 1] if place + 1 < len(line) else None)
-            assert mesh.prev(rank, axis) == (line[place - 1] if place else None)
-            assert mesh.next(rank, axis, cyclic=True) == line[(place + 1) % len(line)]
-            assert mesh.prev(rank, axis, cyclic=True) == line[place - 1]
+        for position, rank in enumerate(line):
+            assert mesh.next(rank, axis) == (
+                line[position + 1] if position + 1 < len(line) else None
+            )
+            assert mesh.prev(rank, axis) == (line[position - 1] if position else None)
+            assert mesh.next(rank, axis, cyclic=True) == line[(position + 1) % len(line)]
+            assert mesh.prev(rank, axis, cyclic=True) == line[position - 1]
 
 
 def test_a_mesh_is_a_value() -> None:

@@ -20,17 +20,17 @@ from unisono.plan.topology import PRESETS
 
 
 def plan(*arguments: object) -> Result:
-    words = ["plan", *map(str, arguments)]
-    return CliRunner().invoke(main, words, env={"COLUMNS": "100"}, catch_exceptions=False)
+    command = ["plan", *map(str, arguments)]
+    return CliRunner().invoke(main, command, env={"COLUMNS": "100"}, catch_exceptions=False)
 
 
 def test_algorithms_are_ranked() -> None:
     result = plan("all_reduce", "-n", 64, "--nodes", 8, "--size", "64M", "--topology", "h100")
     assert result.exit_code == 0
     assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
-    places = [line.split("│")[2].strip() for line in result.output.splitlines() if "│" in line]
-    assert places[0] == "hierarchical"
-    assert {name.split()[0] for name in places} == {e.name for e in catalog("all_reduce")}
+    names = [line.split("│")[2].strip() for line in result.output.splitlines() if "│" in line]
+    assert names[0] == "hierarchical"
+    assert {name.split()[0] for name in names} == {e.name for e in catalog("all_reduce")}
     assert "bandwidth-bound" in result.output
     assert "SHARP" in result.output
 

@@ -72,10 +72,10 @@ def test_played_with_numbers_the_result_is_right(entry: Algorithm) -> None:
     """The same by another way: numbers instead of contributions, and no table of promises."""
     for ranks in (1, 2, 3, 5, 8, 12):
         for schedule in variants(entry, ranks):
-            play_with_numbers(schedule)
+            run_with_numbers(schedule)
 
 
-def play_with_numbers(schedule: Schedule) -> None:
+def run_with_numbers(schedule: Schedule) -> None:
     ranks, chunks, root = schedule.ranks, schedule.chunks, schedule.root
     values = np.random.default_rng(ranks).integers(0, 1 << 40, size=(ranks, chunks))
     chunk = np.arange(chunks)
@@ -269,8 +269,8 @@ def damaged(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
         )
 
     for number, step in enumerate(steps):
-        for place, transfer in enumerate(step):
-            rest = step[:place] + step[place + 1 :]
+        for index, transfer in enumerate(step):
+            rest = step[:index] + step[index + 1 :]
             yield "drop", with_step(number, rest)
             yield "duplicate", with_step(number, [*step, transfer])
             yield (
@@ -314,7 +314,7 @@ def damaged(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 def test_damage_is_noticed_or_harmless(entry: Algorithm) -> None:
     """verify objects exactly where the numbers come out wrong, or are read before they are there.
 
-    Where it lets a damaged schedule pass, playing it with numbers must give the right result.
+    Where it lets a damaged schedule pass, running it with numbers must give the right result.
     """
     noticed = 0
     for ranks in (2, 3, 4, 5):
@@ -322,7 +322,7 @@ def test_damage_is_noticed_or_harmless(entry: Algorithm) -> None:
         for how, schedule in damaged(entry.schedule(ranks, **options)):
             error = objection(schedule)
             if error is None:
-                play_with_numbers(schedule)
+                run_with_numbers(schedule)
             else:
                 noticed += 1
                 assert 0 <= error.rank < ranks, how

@@ -257,7 +257,7 @@ def test_what_is_not_there_cannot_be_slow() -> None:
 
 
 def test_rounds_that_repeat_need_not_be_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short cut for long rings gives what playing every step gives."""
+    """The short cut for long rings gives what simulating every step gives."""
     module = sys.modules["unisono.plan.simulate"]
     for name, ranks, late in (("ring", 96, {}), ("ring_2d", 96, {}), ("ring", 96, {7: 1e-4})):
         for topology in (*PRESETS.values(), FLAT):

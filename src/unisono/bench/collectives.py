@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-Place: TypeAlias = Literal["in", "out"]
-PLACES: tuple[Place, ...] = ("in", "out")
+Placement: TypeAlias = Literal["in", "out"]
+PLACEMENTS: tuple[Placement, ...] = ("in", "out")
 
 STREAM_MESSAGES = 16
 STREAM_BYTES = 64 << 20
@@ -21,7 +21,7 @@ BIAS_SHARE = 64
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: how its bytes are counted, and in which places its buffers may lie.
+    """One collective: how its bytes are counted, and how its buffers may lie.
 
     `wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
     the bandwidth that a caller sees (algbw) into the one that the machine has to bring (busbw).
@@ -32,8 +32,8 @@ class Collective:
     wide: tuple[str, ...] = ()
     reduces: bool = False
     rooted: bool = False
-    places: tuple[Place, ...] = PLACES
-    """The first one is what torch's own form of the call does."""
+    placements: tuple[Placement, ...] = PLACEMENTS
+    """In place, out of place; the first one is what torch's own form of the call does."""
     sized: bool = True
     pairwise: bool = False
 
@@ -68,31 +68,31 @@ class Collective:
 
 @dataclass(frozen=True)
 class Counts:
-    """Elements: of the size that is reported, of the output and of the input of one rank."""
+    """Elements: of the size that is shown, of the output and of the input of one rank."""
 
     size: int
     output: int
     input: int
 
 
-_INTO_ANOTHER: tuple[Place, ...] = ("out", "in")
+_INTO_ANOTHER: tuple[Placement, ...] = ("out", "in")
 
 _ALL = (
     Collective("all_reduce", "2(n-1)/n", reduces=True),
-    Collective("all_gather", "(n-1)/n", ("output",), places=_INTO_ANOTHER),
-    Collective("reduce_scatter", "(n-1)/n", ("input",), reduces=True, places=_INTO_ANOTHER),
+    Collective("all_gather", "(n-1)/n", ("output",), placements=_INTO_ANOTHER),
+    Collective("reduce_scatter", "(n-1)/n", ("input",), reduces=True, placements=_INTO_ANOTHER),
     Collective("broadcast", "1", rooted=True),
     Collective("reduce", "1", reduces=True, rooted=True),
-    Collective("gather", "(n-1)/n", ("output",), rooted=True, places=_INTO_ANOTHER),
-    Collective("scatter", "(n-1)/n", ("input",), rooted=True, places=_INTO_ANOTHER),
-    Collective("all_to_all", "(n-1)/n", ("output", "input"), places=_INTO_ANOTHER),
-    Collective("barrier", "0", places=("in",), sized=False),
-    Collective("ping_pong", "1", places=("out",), pairwise=True),
-    Collective("stream", "1", places=("out",), pairwise=True),
-    Collective("all_reduce_async", "2(n-1)/n", reduces=True, places=("in",)),
-    Collective("gradients", "2(n-1)/n", reduces=True, places=("in",)),
+    Collective("gather", "(n-1)/n", ("output",), rooted=True, placements=_INTO_ANOTHER),
+    Collective("scatter", "(n-1)/n", ("input",), rooted=True, placements=_INTO_ANOTHER),
+    Collective("all_to_all", "(n-1)/n", ("output", "input"), placements=_INTO_ANOTHER),
+    Collective("barrier", "0", placements=("in",), sized=False),
+    Collective("ping_pong", "1", placements=("out",), pairwise=True),
+    Collective("stream", "1", placements=("out",), pairwise=True),
+    Collective("all_reduce_async", "2(n-1)/n", reduces=True, placements=("in",)),
+    Collective("gradients", "2(n-1)/n", reduces=True, placements=("in",)),
 )
-COLLECTIVES = {one.name: one for one in _ALL}
+COLLECTIVES = {collective.name: collective for collective in _ALL}
 
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 """What is measured where nobody says what."""
@@ -129,6 +129,6 @@ def gradient_counts(count: int) -> Sequence[int]:
 
 
 def neighbour(rank: int, size: int) -> int | None:
-    """Who exchanges messages with a rank: 0 with 1, 2 with 3; a last odd one with nobody."""
+    """With whom a rank exchanges messages: 0 with 1, 2 with 3; a last odd one with nobody."""
     other = rank ^ 1
     return other if other < size else None

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from unisono.errors import UnisonoError
+from unisono.misuse import Misuse
 
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo
@@ -26,12 +27,6 @@ DEFAULT_SWEEP = "8:256M"
 SWEEP_FACTOR = 4
 MEMORY_SHARE = 0.9
 """A run may use so much of the memory that is free."""
-
-
-class Misuse(click.ClickException):
-    """A request that cannot be met, in one sentence."""
-
-    exit_code = 2
 
 
 class _Bench(click.Group):
@@ -67,7 +62,7 @@ def bench() -> None:
 @click.option(
     "--backends",
     metavar="LIST",
-    help="Of unisono, unisono-torch, gloo, nccl, mpi; the first is the one that others are "
+    help="From unisono, unisono-torch, gloo, nccl, mpi; the first is the one that others are "
     "compared with.  [default: unisono,gloo]",
 )
 @click.option("--algo", metavar="LIST", help="unisono by these algorithms: direct,ring,tree, ...")
@@ -139,13 +134,13 @@ def measure(
 
     from unisono.bench import meeting, start
     from unisono.bench.collectives import MAIN
-    from unisono.bench.settings import Settings
+    from unisono.bench.settings import BenchSettings
     from unisono.bench.settings import budget_s as usual_budget_s
     from unisono.bench.show import Show
     from unisono.bench.text import summary
 
     ranks = _ranks(ranks)
-    settings = Settings(
+    settings = BenchSettings(
         ranks=ranks,
         collectives=_known_collectives(collectives or MAIN),
         sizes_bytes=_sizes(sizes or (DEFAULT_SWEEP if collectives else DEFAULT_SIZES), factor),
@@ -154,7 +149,7 @@ def measure(
         dtype=_one_of("dtype", dtype, _dtypes()),
         op=_meaningful_op(op, dtype),
         root=_checked_root(root, ranks),
-        place=place,
+        placement=place,
         over=over,
         floor=not no_floor,
         mpi_spins=mpi_spins,
@@ -177,7 +172,7 @@ def measure(
     failure: UnisonoError | None = None
     with show:
         try:
-            start.run(settings, show.hear, show.line)
+            start.run(settings, show.handle, show.print_line)
         except KeyboardInterrupt:
             interrupted = True
         except UnisonoError as error:
@@ -208,7 +203,7 @@ def measure(
     show_default=True,
     metavar="PERCENT",
     type=click.FloatRange(min=0),
-    help="Smaller changes are never reported.",
+    help="Smaller changes are left out.",
 )
 def compare_command(old: Path, new: Path, threshold: float) -> None:
     """Compare two files of `unisono bench --json`: OLD before a change, NEW after it.
@@ -236,7 +231,7 @@ def compare_command(old: Path, new: Path, threshold: float) -> None:
 
 def _one_of(what: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
-        raise Misuse(f"there is no {what} {name}: choose of {', '.join(known)}")
+        raise Misuse(f"there is no {what} {name}: choose from {', '.join(known)}")
     return name
 
 
@@ -257,7 +252,7 @@ def _known_backends(text: str | None) -> tuple[str, ...]:
 
     names = _names("backend", text or "unisono,gloo", BACKENDS)
     if not names:
-        raise Misuse(f"--backends names none: choose of {', '.join(BACKENDS)}")
+        raise Misuse(f"--backends names none: choose from {', '.join(BACKENDS)}")
     return names
 
 
@@ -270,7 +265,7 @@ def _known_algorithms(text: str | None) -> tuple[str, ...]:
         raise Misuse("--algo: the Communicator of this version chooses its algorithm by itself")
     from unisono.plan import catalog
 
-    known = sorted({one.name for one in catalog("all_reduce")} - {ENGINES_OWN})
+    known = sorted({algorithm.name for algorithm in catalog("all_reduce")} - {ENGINES_OWN})
     return _names("algorithm", text, [ENGINES_OWN, *known])
 
 
@@ -331,7 +326,7 @@ def _environment_rank() -> int:
 
 def _checked_root(root: int | None, ranks: int) -> int | None:
     if root is not None and root >= ranks:
-        raise Misuse(f"--root {root} is no rank: there are {ranks}")
+        raise Misuse(f"--root {root} is not a rank: there are {ranks}")
     return root
 
 
@@ -361,7 +356,7 @@ def _check_memory(settings: Any) -> None:
 def _outputs(
     json_path: Path | None, csv_path: Path | None, plot_path: Path | None, html_path: Path | None
 ) -> list[tuple[Path, Callable[[Any, Path], None]]]:
-    """Where to write what, each place tried before anything is measured."""
+    """Where to write what, each file tried before anything is measured."""
     from unisono.bench import html, plot, results, table
 
     if plot_path is not None:
@@ -375,7 +370,7 @@ def _outputs(
         (json_path, lambda run, path: _write(path, results.to_json(run))),
         (csv_path, lambda run, path: _write(path, table.to_csv(run))),
         (plot_path, plot.save),
-        (html_path, lambda run, path: _write(path, html.report(run))),
+        (html_path, lambda run, path: _write(path, html.page(run))),
     ]
     found = [(path, save) for path, save in wanted if path is not None]
     for path, _ in found:

@@ -92,11 +92,11 @@ def lines(comparison: Comparison) -> list[str]:
 
 def _line(change: Change) -> str:
     row = change.new
-    place = "in place" if row.place == "in" else "out of place"
+    placement = "in place" if row.placement == "in" else "out of place"
     disturbed = " (disturbed by other programs)" if change.disturbed else ""
     times = f"{text.time_text(change.old.time_us.p50)} -> {text.time_text(row.time_us.p50)} us"
     wrong = f", {row.wrong} wrong elements" if row.wrong else ""
     return (
-        f"{row.collective} {text.size_text(row.size_bytes)} {row.backend} {place}: {times}, "
+        f"{row.collective} {text.size_text(row.size_bytes)} {row.backend} {placement}: {times}, "
         f"{change.ratio:.2f}x{wrong}{disturbed}"
     )

@@ -15,7 +15,7 @@ from unisono.bench.backends.base import Backend
 from unisono.bench.control import Control, OneMachine, OverTorch
 from unisono.bench.meeting import Meeting, under_mpirun
 from unisono.bench.results import Skipped
-from unisono.bench.settings import Settings
+from unisono.bench.settings import BenchSettings
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.comm.solo import SoloCommunicator
@@ -52,7 +52,7 @@ class Connected:
             close()
 
 
-def connect(meeting: Meeting, settings: Settings) -> Connected:
+def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     """Connect everything that was asked for, in the same order on every rank."""
     import torch
 
@@ -94,7 +94,7 @@ def connect(meeting: Meeting, settings: Settings) -> Connected:
 def _make(
     name: str,
     meeting: Meeting,
-    settings: Settings,
+    settings: BenchSettings,
     world: Communicator | None,
     reason: str,
     closers: list[Callable[[], object]],
@@ -167,7 +167,7 @@ def _check_nccl(meeting: Meeting) -> str:
     devices = torch.cuda.device_count()
     if devices < len(neighbours):
         raise Missing(
-            f"NCCL wants a GPU a rank, and there are {devices} for {len(neighbours)} ranks"
+            f"NCCL wants a GPU per rank, and there are {devices} for {len(neighbours)} ranks"
         )
     device = f"cuda:{neighbours.index(meeting.rank)}"
     torch.cuda.set_device(device)

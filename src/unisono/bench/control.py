@@ -1,4 +1,4 @@
-"""How the ranks of a benchmark keep together beside what they measure: start, meet, exchange."""
+"""How the ranks of a benchmark keep together beside what they measure: start, meet, gather."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Control(ABC):
 
     @abstractmethod
     def gather(self, values: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
-        """Every rank's values, one row a rank, on every rank."""
+        """Every rank's values, one row per rank, on every rank."""
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""
@@ -93,4 +93,4 @@ class OverTorch(Control):
 
         gathered = [torch.empty(values.size, dtype=torch.float64) for _ in range(self.size)]
         dist.all_gather(gathered, torch.from_numpy(values.reshape(-1)), group=self.group)
-        return numpy.stack([one.numpy() for one in gathered])
+        return numpy.stack([values.numpy() for values in gathered])

@@ -95,4 +95,4 @@ def held_out_error(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _series(row: Row) -> _Series:
-    return row.backend, row.collective, row.place
+    return row.backend, row.collective, row.placement

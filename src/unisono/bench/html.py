@@ -1,4 +1,4 @@
-"""The report: one HTML file with the plots, the tables, the machine, and how to read them."""
+"""A run as one HTML file with the plots, the tables, the machine, and how to read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ goes through memory can be much faster than the floor.</p>
 """
 
 
-def report(run: Run) -> str:
+def page(run: Run) -> str:
     """The page. Without matplotlib it says how to get the plots, and has the rest."""
     try:
         pictures = dict(plot.svg(run))
@@ -48,13 +48,15 @@ def report(run: Run) -> str:
         for rows in text.tables(run, run.rows)
     ]
     notes = "".join(f"<li>{escape(line)}</li>" for line in text.summary(run))
-    skipped = "".join(f"<li>{escape(str(one))}</li>" for one in run.skipped if ": " not in one.what)
+    left_out = "".join(
+        f"<li>{escape(str(skipped))}</li>" for skipped in run.skipped if ": " not in skipped.what
+    )
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<title>unisono bench</title><style>{_STYLE}</style></head><body>"
         f"<h1>unisono bench</h1><p>{escape(text.about(run))}</p>"
-        f"<ul>{notes}{skipped}</ul>{missing}"
+        f"<ul>{notes}{left_out}</ul>{missing}"
         f"<h2>How to read this</h2>{_READING}{_columns()}{_factors(run)}"
         f"{''.join(sections)}{_models(run)}{_facts(run)}</body></html>\n"
     )

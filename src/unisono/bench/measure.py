@@ -69,11 +69,11 @@ class _Samples:
     queued_s: NDArray[numpy.float64]
 
     @classmethod
-    def joined(cls, several: Sequence[_Samples]) -> _Samples:
+    def concatenated(cls, several: Sequence[_Samples]) -> _Samples:
         return cls(
-            numpy.concatenate([one.begin_s for one in several], axis=1),
-            numpy.concatenate([one.end_s for one in several], axis=1),
-            numpy.concatenate([one.queued_s for one in several], axis=1),
+            numpy.concatenate([samples.begin_s for samples in several], axis=1),
+            numpy.concatenate([samples.end_s for samples in several], axis=1),
+            numpy.concatenate([samples.queued_s for samples in several], axis=1),
         )
 
     def took_s(self, over: str) -> NDArray[numpy.float64]:
@@ -105,10 +105,10 @@ class Measurer:
     def check(self, case: Case) -> dict[str, int]:
         """How many elements each backend gets wrong, without measuring any time."""
         contestants, _ = self._prepare(case)
-        return {one.name: one.wrong for one in contestants}
+        return {contestant.name: contestant.wrong for contestant in contestants}
 
     def measure(self, case: Case) -> tuple[list[Row], list[Skipped]]:
-        """One row a backend that can do this, and those that cannot."""
+        """One row per backend that can do this, and those that cannot."""
         contestants, skipped = self._prepare(case)
         if contestants and self.with_floor:
             calls = floor.floor_calls(case, next(iter(self._buffers.values())))
@@ -118,19 +118,21 @@ class Measurer:
             return [], skipped
         self._plan(case, contestants)
         samples = self._time(case, contestants)
-        for one in contestants:
-            if one.backend is not None:
-                one.wrong += self._check(case, one, self._buffers[one.backend.device], phase=1)
+        for contestant in contestants:
+            if contestant.backend is not None:
+                contestant.wrong += self._check(
+                    case, contestant, self._buffers[contestant.backend.device], phase=1
+                )
         floor_us = None
-        for one in contestants:
-            if one.backend is None:
-                took_s = samples[one.name].took_s(self.over) / one.batch
+        for contestant in contestants:
+            if contestant.backend is None:
+                took_s = samples[contestant.name].took_s(self.over) / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
         self._buffers = {}
         rows = [
-            self._row(case, one, samples[one.name], floor_us)
-            for one in contestants
-            if one.backend is not None
+            self._row(case, contestant, samples[contestant.name], floor_us)
+            for contestant in contestants
+            if contestant.backend is not None
         ]
         return rows, skipped
 
@@ -148,8 +150,8 @@ class Measurer:
                 )
             buffers = self._buffers[backend.device]
             try:
-                one = _Contestant(backend.name, backend.calls(case, buffers), backend)
-                one.wrong = self._check(case, one, buffers, phase=0)
+                contestant = _Contestant(backend.name, backend.calls(case, buffers), backend)
+                contestant.wrong = self._check(case, contestant, buffers, phase=0)
             except UnisonoError:
                 raise
             except (Unsupported, ValueError, TypeError, RuntimeError) as error:
@@ -157,10 +159,10 @@ class Measurer:
                 reason = str(error).strip().split("\n")[0]
                 skipped.append(Skipped(f"{backend.name}: {case.where}", reason))
             else:
-                contestants.append(one)
+                contestants.append(contestant)
         return contestants, skipped
 
-    def _check(self, case: Case, one: _Contestant, buffers: Buffers, phase: int) -> int:
+    def _check(self, case: Case, contestant: _Contestant, buffers: Buffers, phase: int) -> int:
         """How many elements are wrong on all ranks after one call; the buffers are zero then.
 
         Sums of zeros stay zero, however often they are taken in place.
@@ -172,8 +174,8 @@ class Measurer:
         buffers.output.fill_(POISON)
         trial.fill(buffers.input)
         self.control.meet()
-        one.calls[which]()
-        one.synchronise()
+        contestant.calls[which]()
+        contestant.synchronise()
         self.control.meet()
         wrong = trial.wrong(buffers.output)
         buffers.output.zero_()
@@ -182,28 +184,30 @@ class Measurer:
 
     def _plan(self, case: Case, contestants: Sequence[_Contestant]) -> None:
         """Warm up, and decide how many calls make a sample and how many samples a turn."""
-        for one in contestants:
-            estimate_s = self._estimate_s(one, 1)
+        for contestant in contestants:
+            estimate_s = self._estimate_s(contestant, 1)
             if case.size_bytes <= BATCH_BYTES:
                 for calls_at_most in (500, BATCH_CALLS):  # the second time from calls back to back
                     fit = min(calls_at_most, round(BATCH_S / estimate_s))
-                    one.batch = fit if estimate_s < SHORT_S else 1
-                    estimate_s = self._estimate_s(one, one.batch)
-            sample_s = estimate_s * one.batch
-            one.repeat = max(1, min(TURN_CALLS, round(TURN_S / sample_s))) if one.batch == 1 else 1
+                    contestant.batch = fit if estimate_s < SHORT_S else 1
+                    estimate_s = self._estimate_s(contestant, contestant.batch)
+            sample_s = estimate_s * contestant.batch
+            contestant.repeat = (
+                max(1, min(TURN_CALLS, round(TURN_S / sample_s))) if contestant.batch == 1 else 1
+            )
 
-    def _estimate_s(self, one: _Contestant, batch: int) -> float:
+    def _estimate_s(self, contestant: _Contestant, batch: int) -> float:
         """The least of three tries, of the slowest rank; the same on every rank."""
         tries = []
         for _ in range(3):
-            begin_s, end_s, _ = self._sample(one, batch)
+            begin_s, end_s, _ = self._sample(contestant, batch)
             tries.append((end_s - begin_s) / batch)
         return max(1e-7, float(self.control.gather(numpy.array([min(tries)])).max()))
 
     # -- while it runs -------------------------------------------------------------------------
 
     def _time(self, case: Case, contestants: Sequence[_Contestant]) -> dict[str, _Samples]:
-        taken: dict[str, list[_Samples]] = {one.name: [] for one in contestants}
+        taken: dict[str, list[_Samples]] = {contestant.name: [] for contestant in contestants}
         order = list(contestants)
         shuffler = random.Random(case.size_bytes)  # the same order on every rank
         end_s = time.perf_counter() + self.budget_s
@@ -212,8 +216,8 @@ class Measurer:
         try:
             for block in range(BLOCKS_AT_MOST):
                 shuffler.shuffle(order)
-                for one in order:
-                    taken[one.name].append(self._turn(one))
+                for contestant in order:
+                    taken[contestant.name].append(self._turn(contestant))
                 enough = block + 1 >= BLOCKS_AT_LEAST and (
                     time.perf_counter() > end_s or (block % 5 == 4 and self._stable(taken))
                 )
@@ -222,42 +226,46 @@ class Measurer:
                     break
         finally:
             gc.enable()
-        return {name: _Samples.joined(several) for name, several in taken.items()}
+        return {name: _Samples.concatenated(several) for name, several in taken.items()}
 
-    def _turn(self, one: _Contestant) -> _Samples:
+    def _turn(self, contestant: _Contestant) -> _Samples:
         """One contestant's samples of a block, from all ranks."""
-        one.calls[0]()  # brings the backend's own memory back into the caches
-        one.synchronise()
-        mine = numpy.array([self._sample(one, one.batch) for _ in range(one.repeat)])
+        contestant.calls[0]()  # brings the backend's own memory back into the caches
+        contestant.synchronise()
+        mine = numpy.array(
+            [self._sample(contestant, contestant.batch) for _ in range(contestant.repeat)]
+        )
         self.control.meet()
         everyone = self.control.gather(mine.reshape(-1)).reshape(self.control.size, -1, 3)
         return _Samples(everyone[:, :, 0], everyone[:, :, 1], everyone[:, :, 2])
 
-    def _sample(self, one: _Contestant, batch: int) -> tuple[float, float, float]:
+    def _sample(self, contestant: _Contestant, batch: int) -> tuple[float, float, float]:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
-        todo = list(islice(cycle(one.calls), batch))
+        todo = list(islice(cycle(contestant.calls), batch))
         queued_before_s = self._clock.queued_s()
         self.control.barrier()
         begin_s = time.perf_counter()
         for call in todo:
             call()
-        one.synchronise()
+        contestant.synchronise()
         end_s = time.perf_counter()
         return begin_s, end_s, self._clock.queued_s() - queued_before_s
 
     def _stable(self, taken: dict[str, list[_Samples]]) -> bool:
         return all(
-            summarise(_Samples.joined(several).took_s(self.over)).uncertainty < STABLE
+            summarise(_Samples.concatenated(several).took_s(self.over)).uncertainty < STABLE
             for several in taken.values()
         )
 
     # -- afterwards ----------------------------------------------------------------------------
 
-    def _row(self, case: Case, one: _Contestant, samples: _Samples, floor_us: float | None) -> Row:
+    def _row(
+        self, case: Case, contestant: _Contestant, samples: _Samples, floor_us: float | None
+    ) -> Row:
         collective, ranks = case.collective, case.ranks
         mine = _participants(case, samples)
         messages = collective.messages(case.size_bytes)
-        each = one.batch * messages
+        each = contestant.batch * messages
         time_us = summarise(mine.took_s(self.over) / each * 1e6)
         items = item_bytes(case.dtype)
         counts = collective.counts(case.size_bytes, items, ranks)
@@ -274,27 +282,27 @@ class Measurer:
             dtype=case.dtype,
             op=case.op if collective.reduces else "none",
             root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.rooted else -1,
-            place=case.place,
-            backend=one.name,
+            placement=case.placement,
+            backend=contestant.name,
             ranks=ranks,
             time_us=time_us,
             skew_us=skew_us,
             transfer_us=transfer_us,
             algbw=algbw,
             busbw=busbw,
-            wrong=one.wrong,
+            wrong=contestant.wrong,
             floor_us=floor_us,
             expected_us=None,
             calibrates=False,
             samples=mine.begin_s.shape[1],
-            calls_per_sample=one.batch,
-            disturbed_share=self._disturbed_share(one, mine),
+            calls_per_sample=contestant.batch,
+            disturbed_share=self._disturbed_share(contestant, mine),
         )
 
-    def _disturbed_share(self, one: _Contestant, samples: _Samples) -> float:
+    def _disturbed_share(self, contestant: _Contestant, samples: _Samples) -> float:
         """The share of samples in which a rank wanted to run and had no core."""
         # gloo's own threads compete with one another, and ranks that share a core do anyway.
-        if self.crowded or one.name == "gloo":
+        if self.crowded or contestant.name == "gloo":
             return 0.0
         queued = samples.queued_s.max(axis=0) / samples.took_s("max")
         return float(numpy.mean(queued > QUEUED_SHARE))

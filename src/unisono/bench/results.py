@@ -27,7 +27,7 @@ class Row:
     op: str
     root: int
     """-1 where each rank is the root in turn, as in nccl-tests."""
-    place: str
+    placement: str
     backend: str
     ranks: int
     time_us: Summary
@@ -55,7 +55,7 @@ class Row:
             self.dtype,
             self.op,
             self.root,
-            self.place,
+            self.placement,
             self.backend,
             self.ranks,
         )
@@ -126,22 +126,22 @@ class Run:
 
     @property
     def in_order(self) -> list[Row]:
-        """The rows as a reader wants them: by collective, place, size and backend."""
+        """The rows as a reader wants them: by collective, placement, size and backend."""
         names: list[str] = list(self.settings.get("collectives", []))
         backends: list[str] = list(self.settings.get("backends", []))
         algorithms: list[str] = list(self.settings.get("algorithms", []))
 
-        def place(value: str, known: list[str]) -> int:
+        def position(value: str, known: list[str]) -> int:
             return known.index(value) if value in known else len(known)
 
         return sorted(
             self.rows,
             key=lambda row: (
-                place(row.collective, names),
-                row.place,
+                position(row.collective, names),
+                row.placement,
                 row.size_bytes,
-                place(row.backend.partition(":")[0], backends),
-                place(row.backend.partition(":")[2], algorithms),
+                position(row.backend.partition(":")[0], backends),
+                position(row.backend.partition(":")[2], algorithms),
             ),
         )
 
@@ -154,20 +154,17 @@ def to_json(run: Run) -> str:
 
 
 def from_json(text: str, where: str = "the file") -> Run:
-    """The run that `to_json` wrote. Raises UnisonoError where it is none."""
+    """The run that `to_json` wrote. Raises UnisonoError for another text."""
     try:
         document = json.loads(text)
     except ValueError as error:
         raise UnisonoError(f"{where} is not JSON: {error}") from error
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise UnisonoError(f"{where} is no result of `unisono bench --json` ({SCHEMA})")
+        raise UnisonoError(f"{where} is not a result of `unisono bench --json` ({SCHEMA})")
     document["rows"] = [row_from_json(row) for row in document["rows"]]
-    document["skipped"] = [Skipped(**one) for one in document["skipped"]]
-    document["models"] = [
-        Model(**{**one, "regimes": [(size, rate) for size, rate in one["regimes"]]})
-        for one in document["models"]
-    ]
+    document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
+    document["models"] = [model_from_json(model) for model in document["models"]]
     return Run(**document)
 
 
@@ -181,8 +178,9 @@ def read(path: Path) -> Run:
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """A row, with the figures that follow from others, for readers of the file."""
+    values = dataclasses.asdict(row)
     return {
-        **dataclasses.asdict(row),
+        **{"place" if name == "placement" else name: values[name] for name in values},
         "spread": row.time_us.spread,
         "verdict": row.verdict,
     }
@@ -192,4 +190,11 @@ def row_from_json(document: dict[str, Any]) -> Row:
     """The row that `row_to_json` wrote."""
     known = {item.name for item in dataclasses.fields(Row)}
     values = {name: value for name, value in document.items() if name in known}
-    return Row(**{**values, "time_us": Summary(**document["time_us"])})
+    values |= {"placement": document["place"], "time_us": Summary(**document["time_us"])}
+    return Row(**values)
+
+
+def model_from_json(document: dict[str, Any]) -> Model:
+    """The model that `dataclasses.asdict` took apart, with pairs that JSON made lists of."""
+    regimes = [(size, rate) for size, rate in document["regimes"]]
+    return Model(**{**document, "regimes": regimes})

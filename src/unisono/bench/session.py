@@ -1,4 +1,4 @@
-"""A run as its ranks go through it: connect, measure row by row, tell rank 0's listener."""
+"""A run on its ranks: connect, measure row by row, emit events on rank 0."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unisono.bench.connect import connect
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.measure import Measurer
 from unisono.bench.meeting import InFolder, Meeting
-from unisono.bench.results import Model, Row, Run, Skipped, row_from_json, row_to_json
-from unisono.bench.settings import Settings
+from unisono.bench.results import Row, Run, Skipped, model_from_json, row_from_json, row_to_json
+from unisono.bench.settings import BenchSettings
 from unisono.launcher import share
 
 Event: TypeAlias = "dict[str, Any]"
@@ -26,21 +26,21 @@ MARK = "\x1eunisono-bench "
 """Begins the lines in which rank 0 tells the process that started it."""
 
 
-def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
-    """Take part in a run. `listener` hears, on rank 0 alone, what comes out."""
+def run_rank(meeting: Meeting, settings: BenchSettings, listener: Listener | None) -> None:
+    """Take part in a run. `listener` gets the events, on rank 0 alone."""
 
-    def tell(kind: str, **values: Any) -> None:
+    def emit(kind: str, **values: Any) -> None:
         if listener is not None and meeting.rank == 0:
             listener({"event": kind, **values})
 
     begin_s = time.perf_counter()
     connected = connect(meeting, settings)
-    tell(
+    emit(
         "begin",
         machine=machine.machine(),
         versions=machine.versions(),
-        settings=dataclasses.asdict(settings),
-        skipped=[dataclasses.asdict(one) for one in connected.skipped],
+        settings=settings.as_dict(),
+        skipped=[dataclasses.asdict(backend) for backend in connected.skipped],
     )
     measurer = Measurer(
         connected.control,
@@ -54,7 +54,7 @@ def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
     everything: list[Row] = []
     cases = settings.cases(machine.caches_bytes()) if connected.backends else []
     for number, (case, calibrates) in enumerate(cases):
-        tell("next", what=case.where, collective=case.collective.name, done=number, of=len(cases))
+        emit("next", what=case.where, collective=case.collective.name, done=number, of=len(cases))
         rows, skipped = measurer.measure(case)
         if calibrates:
             if any(row.disturbed for row in rows):
@@ -65,12 +65,12 @@ def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
         # The model knows calibration rows alone: what it says of others does not depend on them.
         rows = [forecast.expect(row, calibrates) for row in rows]
         everything += rows
-        tell(
+        emit(
             "rows",
             rows=[row_to_json(row) for row in rows],
-            skipped=[dataclasses.asdict(one) for one in skipped],
+            skipped=[dataclasses.asdict(backend) for backend in skipped],
         )
-    tell(
+    emit(
         "end",
         models=[dataclasses.asdict(model) for model in forecast.models()],
         reduction_ns_per_byte=forecast.reduction_ns_per_byte(),
@@ -81,22 +81,19 @@ def go(meeting: Meeting, settings: Settings, listener: Listener | None) -> None:
     meeting.close()
 
 
-def take_in(run: Run | None, event: Event) -> Run:
+def apply_event(run: Run | None, event: Event) -> Run:
     """The run, with what an event adds to it."""
     if event["event"] == "begin":
-        skipped = [Skipped(**one) for one in event["skipped"]]
+        skipped = [Skipped(**skipped) for skipped in event["skipped"]]
         return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
     if run is None:
-        raise ValueError("the ranks tell of results before they have begun")
+        raise ValueError("an event with results came before the first one")
     if event["event"] == "rows":
         run.rows += [row_from_json(row) for row in event["rows"]]
-        run.skipped += [Skipped(**one) for one in event["skipped"]]
+        run.skipped += [Skipped(**skipped) for skipped in event["skipped"]]
         run.held_out_error = held_out_error(run.rows)
     elif event["event"] == "end":
-        run.models = [
-            Model(**{**one, "regimes": [(size, rate) for size, rate in one["regimes"]]})
-            for one in event["models"]
-        ]
+        run.models = [model_from_json(model) for model in event["models"]]
         run.reduction_ns_per_byte = event["reduction_ns_per_byte"]
         run.finished = True
     return run
@@ -105,9 +102,9 @@ def take_in(run: Run | None, event: Event) -> Run:
 # -- ranks that we started ---------------------------------------------------------------------
 
 
-def go_in_folder(rank: int, size: int, folder: str, settings: Settings) -> None:
+def run_rank_in_folder(rank: int, size: int, folder: str, settings: BenchSettings) -> None:
     """What a rank does that the command has started: its events are lines of its stdout."""
-    go(InFolder(rank, size, folder), settings, _write)
+    run_rank(InFolder(rank, size, folder), settings, _write)
 
 
 def _write(event: Event) -> None:
@@ -115,13 +112,13 @@ def _write(event: Event) -> None:
 
 
 def _main(folder: str) -> None:
-    """A rank of mpirun's."""
+    """What a rank does that mpirun has started."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    settings = Settings.from_json((Path(folder) / "settings.json").read_text())
+    settings = BenchSettings.from_dict(json.loads((Path(folder) / "settings.json").read_text()))
     try:
-        go_in_folder(world.rank, world.size, folder, settings)
+        run_rank_in_folder(world.rank, world.size, folder, settings)
     except BaseException as error:
         # The others would wait for this rank forever.
         if not isinstance(error, KeyboardInterrupt):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.bench.backends.base import Case
-from unisono.bench.collectives import COLLECTIVES, Collective, Place, item_bytes
+from unisono.bench.collectives import COLLECTIVES, Collective, Placement, item_bytes
 from unisono.bench.floor import floor_bytes
 from unisono.plan.predict import calibration_sizes
 from unisono.plan.sizes import format_size
@@ -20,7 +19,7 @@ LEAST_BUDGET_S = 0.15
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """Everything that can be chosen. `budget_s` is for one row, all backends together."""
 
     ranks: int
@@ -31,31 +30,35 @@ class Settings:
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
-    place: str = "natural"
+    placement: str = "natural"
     over: str = "max"
     floor: bool = True
     mpi_spins: bool = False
     budget_s: float = BUDGET_S
 
-    def to_json(self) -> str:
-        """For the ranks that mpirun starts."""
-        return json.dumps(asdict(self))
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, under the names that files of results have."""
+        values = asdict(self)
+        return {"place" if name == "placement" else name: values[name] for name in values}
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """What `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        for name, value in values.items():
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
+        """What `as_dict` returned, also after a way through JSON."""
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(placement=kept.pop("place"), **kept)
 
-    def places(self, collective: Collective) -> tuple[Place, ...]:
-        """Where the buffers of a collective lie; several where both ways were asked for."""
-        if self.place == "natural":
-            return collective.places[:1]
-        if self.place == "both":
-            return collective.places
-        return tuple(place for place in collective.places if place == self.place)
+    def placements(self, collective: Collective) -> tuple[Placement, ...]:
+        """Whether a collective works in place, out of place, or both, as was asked for."""
+        if self.placement == "natural":
+            return collective.placements[:1]
+        if self.placement == "both":
+            return collective.placements
+        return tuple(
+            placement for placement in collective.placements if placement == self.placement
+        )
 
     def roots(self) -> tuple[int, ...]:
         """Who is the root: each rank in turn, unless one was chosen."""
@@ -70,16 +73,16 @@ class Settings:
             first = calibration_sizes(sizes, caches_bytes)
             order = [*first, *(size for size in sizes if size not in first)]
             found += [
-                (self._case(collective, size, place), size in first)
-                for place in self.places(collective)
+                (self._case(collective, size, placement), size in first)
+                for placement in self.placements(collective)
                 for size in order
             ]
         return found
 
-    def _case(self, collective: Collective, size: int, place: Place) -> Case:
+    def _case(self, collective: Collective, size: int, placement: Placement) -> Case:
         # Interned, as the name in a program's source is: the engine knows such names by address.
         op = sys.intern(self.op)
-        return Case(collective, size, place, self.dtype, op, self.roots(), self.ranks)
+        return Case(collective, size, placement, self.dtype, op, self.roots(), self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
         """What the largest row needs on all ranks together, and what that row is.
@@ -91,7 +94,7 @@ class Settings:
         for case, _ in self.cases():
             counts = case.collective.counts(case.size_bytes, items, self.ranks)
             sides = [counts.output, counts.input]
-            buffers = max(sides) if case.place == "in" else sum(sides)
+            buffers = max(sides) if case.placement == "in" else sum(sides)
             each = items * (buffers + max(sides)) + (floor_bytes(case, items) if self.floor else 0)
             needs.append((each * self.ranks, f"{case.collective.name} of {_size(case)}"))
         return max(needs, default=(0, "nothing"))

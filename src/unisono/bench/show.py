@@ -1,4 +1,4 @@
-"""The table on a terminal: it grows while the run goes on, one table a collective."""
+"""The table on a terminal: it grows while the run goes on, one table per collective."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rich.text import Text
 
 from unisono.bench import text
 from unisono.bench.results import Row, Run
-from unisono.bench.session import Event, take_in
+from unisono.bench.session import Event, apply_event
 
 PLAIN_WIDTH = 150
 """Columns where nobody looks: a pipe, a file, a log."""
 
 
 class Show:
-    """Hears the events of a run, keeps it, and shows it."""
+    """Takes in the events of a run, keeps it, and shows it."""
 
     def __init__(self, console: Console) -> None:
         if not console.is_terminal:
@@ -48,8 +48,8 @@ class Show:
         self._live.update(Text(""), refresh=True)
         self._live.stop()
 
-    def hear(self, event: Event) -> None:
-        """Take an event of rank 0 in."""
+    def handle(self, event: Event) -> None:
+        """Add an event of rank 0 to the run, and show it."""
         if event["event"] == "next":
             if self._next is None or event["collective"] != self._next["collective"]:
                 self._print_rest()
@@ -57,12 +57,12 @@ class Show:
                     self.console.print(f"measuring {event['collective']} ...")
             self._next = event
         else:
-            self.run = take_in(self.run, event)
+            self.run = apply_event(self.run, event)
         if event["event"] == "begin":
             self._print_head()
         self._live.update(self._picture(), refresh=self.console.is_terminal)
 
-    def line(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Something else that a rank has written."""
         self.console.print(line, markup=False, highlight=False)
 
@@ -71,8 +71,8 @@ class Show:
     def _print_head(self) -> None:
         assert self.run is not None
         self.console.print(text.about(self.run), highlight=False, markup=False)
-        for one in self.run.skipped:
-            self.console.print(f"{one}", style="yellow", highlight=False, markup=False)
+        for skipped in self.run.skipped:
+            self.console.print(f"{skipped}", style="yellow", highlight=False, markup=False)
 
     def _print_rest(self) -> None:
         """The tables of what has been measured and not shown for good."""

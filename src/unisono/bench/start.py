@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 from unisono.bench import meeting
-from unisono.bench.session import MARK, Event, Listener, go, go_in_folder
-from unisono.bench.settings import Settings
+from unisono.bench.session import MARK, Event, Listener, run_rank, run_rank_in_folder
+from unisono.bench.settings import BenchSettings
 from unisono.errors import UnisonoError
 from unisono.launcher import launch
 from unisono.requirements import require_torch
@@ -28,45 +28,45 @@ GRACE_S = 5.0
 """How long mpirun has to end its ranks, once told to, before it is killed."""
 
 
-def run(settings: Settings, listener: Listener, others: Callable[[str], None]) -> None:
-    """Measure; `listener` hears of everything here, and `others` gets the ranks' other lines.
+def run(settings: BenchSettings, listener: Listener, others: Callable[[str], None]) -> None:
+    """Measure; `listener` gets every event of the run, and `others` gets the ranks' other lines.
 
-    Raises UnisonoError if ranks fail, and KeyboardInterrupt; what was heard until then is right.
+    Raises UnisonoError if ranks fail, and KeyboardInterrupt; events until then are right.
     """
     require_torch("unisono bench")
     if meeting.already_a_rank():
         with _ended_by_signals():
-            go(meeting.of_environment(), settings, listener)
+            run_rank(meeting.of_environment(), settings, listener)
         return
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         mpirun = find_mpirun() if "mpi" in settings.backends else None
         if mpirun is not None:
             _run_mpi(mpirun, settings, folder, _lines_to(listener, others))
             return
-        hear = _lines_to(listener, others)
+        handle_line = _lines_to(listener, others)
         launch(
             _rank,
             settings.ranks,
             (folder, settings),
             threads=1,
-            on_line=lambda rank, stream, text: hear(text),
+            on_line=lambda rank, stream, text: handle_line(text),
         )
 
 
-def _rank(folder: str, settings: Settings) -> None:
-    go_in_folder(int(os.environ["UNISONO_RANK"]), settings.ranks, folder, settings)
+def _rank(folder: str, settings: BenchSettings) -> None:
+    run_rank_in_folder(int(os.environ["UNISONO_RANK"]), settings.ranks, folder, settings)
 
 
 def _lines_to(listener: Listener, others: Callable[[str], None]) -> Callable[[str], None]:
-    def hear(text: str) -> None:
+    def handle(text: str) -> None:
         before, mark, event = text.partition(MARK)
         if mark:
-            heard: Event = json.loads(event)
-            listener(heard)
+            parsed: Event = json.loads(event)
+            listener(parsed)
         if before:
             others(before)
 
-    return hear
+    return handle
 
 
 @contextmanager
@@ -122,8 +122,10 @@ def _command(mpirun: Mpirun, ranks: int, spins: bool) -> list[str]:
     ]
 
 
-def _run_mpi(mpirun: Mpirun, settings: Settings, folder: str, hear: Callable[[str], None]) -> None:
-    (Path(folder) / "settings.json").write_text(settings.to_json())
+def _run_mpi(
+    mpirun: Mpirun, settings: BenchSettings, folder: str, handle_line: Callable[[str], None]
+) -> None:
+    (Path(folder) / "settings.json").write_text(json.dumps(settings.as_dict()))
     # mpirun keeps its session in TMPDIR: what a killed one leaves there goes with ours.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
     command = [
@@ -143,7 +145,7 @@ def _run_mpi(mpirun: Mpirun, settings: Settings, folder: str, hear: Callable[[st
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                hear(line.rstrip("\n"))
+                handle_line(line.rstrip("\n"))
             status = process.wait()
         finally:
             _end(process)

@@ -12,7 +12,7 @@ from unisono.bench.results import Row, Run
 
 
 def to_csv(run: Run) -> str:
-    """One line a row, with nccl-tests' names for the columns that it has; times are us."""
+    """One line per row, with nccl-tests' names for the columns that it has; times are us."""
     out = io.StringIO()
     writer: csv.DictWriter[str] | None = None
     for row in run.in_order:
@@ -35,7 +35,7 @@ def _flat(row: Row) -> dict[str, object]:
         "type": row.dtype,
         "redop": row.op,
         "root": row.root,
-        "place": row.place,
+        "place": row.placement,
         "time": times.pop("p50"),
         "algbw": row.algbw,
         "busbw": row.busbw,
@@ -54,7 +54,7 @@ def _flat(row: Row) -> dict[str, object]:
 
 
 def side_by_side(run: Run) -> str:
-    """Markdown: one line a size, one column a backend; how many times longer than the first."""
+    """Markdown: one line per size, one column per backend; how many times longer than the first."""
     backends = list(dict.fromkeys(row.backend for row in run.in_order))
     first = backends[0] if backends else ""
     headings = ["collective", "size", *(f"{name} us" for name in backends), "floor us"]

@@ -63,16 +63,16 @@ def cells(row: Row, first: Row | None) -> list[str]:
 
 
 def first_of(rows: Sequence[Row], row: Row) -> Row | None:
-    """The first backend's row with the same collective, size and place."""
+    """The first backend's row with the same collective, size and placement."""
     for other in rows:
-        same = (other.collective, other.size_bytes, other.place)
-        if same == (row.collective, row.size_bytes, row.place):
+        same = (other.collective, other.size_bytes, other.placement)
+        if same == (row.collective, row.size_bytes, row.placement):
             return other
     return None
 
 
 def title(rows: Sequence[Row]) -> str:
-    """What the rows of one collective and place have in common."""
+    """What the rows of one collective and placement have in common."""
     row = rows[0]
     parts = [row.collective]
     if row.count:
@@ -82,7 +82,7 @@ def title(rows: Sequence[Row]) -> str:
     if row.collective in ("broadcast", "reduce", "gather", "scatter"):
         parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
     if row.count:
-        parts.append("in place" if row.place == "in" else "out of place")
+        parts.append("in place" if row.placement == "in" else "out of place")
     return f"{', '.join(parts)}, {row.ranks} ranks"
 
 
@@ -116,12 +116,12 @@ def ratio_text(value: float, beside: float | None) -> str:
 
 
 def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows, in order, by collective and place."""
+    """The rows, in order, by collective and placement."""
     wanted = {id(row) for row in rows}
     found: dict[tuple[str, str], list[Row]] = {}
     for row in run.in_order:
         if id(row) in wanted:
-            found.setdefault((row.collective, row.place), []).append(row)
+            found.setdefault((row.collective, row.placement), []).append(row)
     return list(found.values())
 
 
@@ -150,7 +150,7 @@ def summary(run: Run) -> list[str]:
     for row in slow:
         where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
         lines.append(f"{where} is {row.verdict}: {_reason(row)}")
-    lines += [f"{one}" for one in _gaps(run)]
+    lines += [str(gap) for gap in _gaps(run)]
     if any(row.disturbed for row in run.rows):
         lines.append("* other programs took the cores: measure again on a quiet machine")
     if run.wrong:
@@ -174,9 +174,11 @@ def _reason(row: Row) -> str:
 def _gaps(run: Run) -> list[Skipped]:
     """What single backends cannot do, said once for all sizes."""
     found: dict[tuple[str, str], Skipped] = {}
-    for one in run.skipped:
-        backend, colon, where = one.what.partition(": ")
+    for skipped in run.skipped:
+        backend, colon, where = skipped.what.partition(": ")
         if colon:
             collective = where.partition(" ")[0]
-            found.setdefault((backend, collective), Skipped(f"{backend} {collective}", one.reason))
+            found.setdefault(
+                (backend, collective), Skipped(f"{backend} {collective}", skipped.reason)
+            )
     return list(found.values())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from unisono.demo.faults import BOTH_SEND, ONE_TOO_MANY, Moment
-from unisono.demo.scenes import OWNER, SCENES, Numbers, Played, Scene
+from unisono.demo.scenes import OWNER, SCENES, Numbers, RankOutcome, Scene
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_black", "white")
 MIXED = "bold black on bright_white"
@@ -23,11 +23,11 @@ ARROWS = {
 PLAIN = str.maketrans("─┬├└┤┘┐┌┼→│━", "-++++++++>|=")
 
 
-def draw(number: int, played: Sequence[Played]) -> list[Text]:
+def draw(number: int, outcomes: Sequence[RankOutcome]) -> list[Text]:
     """Picture `number`: a title, a sentence, and a row for each rank."""
     scene = SCENES[number]
-    had = [one.rows[number][0] for one in played]
-    has = [one.rows[number][1] for one in played]
+    had = [outcome.rows[number][0] for outcome in outcomes]
+    has = [outcome.rows[number][1] for outcome in outcomes]
     left, right = _width(had), _width(has)
     digits = max(len(f"{value:g}") for row in (*had, *has) for value in row)
     roomy = 20 + (left + right) * (digits + 2) <= WIDTH
@@ -35,33 +35,33 @@ def draw(number: int, played: Sequence[Played]) -> list[Text]:
     for rank, (before, after) in enumerate(zip(had, has, strict=True)):
         line = Text(f"  rank {rank}  ")
         line.append(_cells(before, left, digits, roomy, _owners(scene, rank, before=True)))
-        line.append(f" {_arrow(scene, rank, len(played))} ")
+        line.append(f" {_arrow(scene, rank, len(outcomes))} ")
         line.append(_cells(after, right, digits, roomy, _owners(scene, rank, before=False)))
         lines.append(line)
     return lines
 
 
-def draw_barrier(played: Sequence[Played]) -> list[Text]:
+def draw_barrier(outcomes: Sequence[RankOutcome]) -> list[Text]:
     """Who came when, who left when: a bar is a rank that waits."""
-    moments = [one.barrier for one in played]
-    start = min(one.came_s for one in moments)
-    column_s = (max(one.left_s for one in moments) - start) / BARRIER_COLUMNS
+    moments = [outcome.barrier for outcome in outcomes]
+    start = min(moment.came_s for moment in moments)
+    column_s = (max(moment.left_s for moment in moments) - start) / BARRIER_COLUMNS
     lines = [_heading("barrier", "nobody goes on before the last has come")]
     for rank, moment in enumerate(moments):
         lines.append(_waiting(rank, moment, start, column_s))
     return lines
 
 
-def draw_faults(played: Sequence[Played]) -> list[Text]:
-    """What the ranks were told about a deadlock and about a mismatch."""
+def draw_faults(outcomes: Sequence[RankOutcome]) -> list[Text]:
+    """The errors that a deadlock and a mismatch raised."""
     return [
         _heading("a deadlock", "ranks 0 and 1 both send before they receive: both_send.py"),
         *_program(BOTH_SEND),
-        *_told(played[0].deadlock),
+        *_error_lines(outcomes[0].deadlock),
         Text(),
         _heading("a mismatch", "the last rank passes one number too many: one_too_many.py"),
         *_program(ONE_TOO_MANY),
-        *_told(played[0].mismatch),
+        *_error_lines(outcomes[0].mismatch),
     ]
 
 
@@ -102,11 +102,11 @@ def _cells(
 ) -> Text:
     """A rank's numbers, as wide as `count` of them; without lines between where room is short."""
     cells = Text("│" if row else " ")
-    for place, value in enumerate(row, 1):
+    for column, value in enumerate(row, 1):
         owner = owner_of(value)
         style = MIXED if owner is None else _colour(owner)
         cells.append(f" {value:>{digits}g}", style=style)
-        cells.append("│" if roomy or place == len(row) else "")
+        cells.append("│" if roomy or column == len(row) else "")
     return cells.append(" " * (1 + count * (digits + 1 + roomy) + (not roomy) - cells.cell_len))
 
 
@@ -139,7 +139,7 @@ def _program(text: str) -> list[Text]:
     return [Text(f"  {number}  {line}", style="dim") for number, line in enumerate(lines, 1)]
 
 
-def _told(error: Exception | None) -> list[Text]:
+def _error_lines(error: Exception | None) -> list[Text]:
     lines = str(error).splitlines()
     kind = type(error).__name__
     first = Text.assemble("  ", (kind, "bold red"), f": {lines[0]}")

@@ -40,7 +40,7 @@ def meet(comm: Communicator) -> Moment:
 
 
 def deadlock(comm: Communicator) -> GroupError | None:
-    """What ranks 0 and 1 are told that both send before they receive; None on the others."""
+    """The error of ranks 0 and 1, which both send before they receive; None on the others."""
     pair = comm.split([0, 1])
     if pair is None:
         return None
@@ -48,7 +48,7 @@ def deadlock(comm: Communicator) -> GroupError | None:
 
 
 def mismatch(comm: Communicator) -> GroupError | None:
-    """What every rank is told where the last passes another tensor than the others."""
+    """The error of every rank where the last passes another tensor than the others."""
     group = comm.split(range(comm.size))
     return _error_of(ONE_TOO_MANY, "one_too_many.py", group=group, numpy=numpy)
 

@@ -1,7 +1,7 @@
 """The primitives on real ranks, on numbers that a reader can follow, each result checked.
 
-A rank only reports what its tensors held before and after. What they must hold is computed from
-all ranks' reports by plain arithmetic on lists, in the process that draws the pictures.
+A rank returns only what its tensors held before and after. What they must hold is computed from
+what all ranks returned by plain arithmetic on lists, in the process that draws the pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.errors import GroupError, UnisonoError
 Array = numpy.ndarray[Any, Any]
 Numbers = tuple[float, ...]
 Rows = Sequence[Numbers]
-Sight = tuple[Array | None, Array | None]
+BeforeAndAfter = tuple[Array | None, Array | None]
 OWNER = 10
 """Where data only moves, a number's tens say whose it was: 23 is number 3 of rank 2."""
 
@@ -34,19 +34,19 @@ class WrongResult(UnisonoError):
 @dataclass(frozen=True)
 class Scene:
     """One primitive. `flow` says how data moves: "from 0", "to 0", "all", "ring"; `adds` whether
-    it is added up on the way; `play` makes the call, `expected` says what must come out."""
+    it is added up on the way; `run` makes the call, `expected` says what must come out."""
 
     title: str
     sentence: str
     flow: str
     adds: bool
-    play: Callable[[Communicator], Sight]
+    run: Callable[[Communicator], BeforeAndAfter]
     expected: Callable[[Rows], list[Numbers]]
 
 
 @dataclass(frozen=True)
-class Played:
-    """What one rank saw: before and after of each scene, the barrier, and the faults' reports."""
+class RankOutcome:
+    """What one rank saw: before and after of each scene, the barrier, and the faults' errors."""
 
     rows: tuple[tuple[Numbers, Numbers], ...]
     barrier: Moment
@@ -54,19 +54,19 @@ class Played:
     mismatch: GroupError | None
 
 
-def play_all() -> Played:
+def run_all_scenes() -> RankOutcome:
     """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
     place = os.environ
     meeting = FileExchange(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
     rank, size = int(place["UNISONO_RANK"]), int(place["UNISONO_SIZE"])
     with NativeCommunicator.connect(meeting, rank, size) as comm:
-        return play_on(comm)
+        return run_scenes(comm)
 
 
-def play_on(comm: Communicator) -> Played:
+def run_scenes(comm: Communicator) -> RankOutcome:
     """All of it on this group."""
-    rows = [tuple(map(_numbers, scene.play(comm))) for scene in SCENES]
-    return Played(
+    rows = [tuple(map(_numbers, scene.run(comm))) for scene in SCENES]
+    return RankOutcome(
         rows=tuple((before, after) for before, after in rows),
         barrier=meet(comm),
         deadlock=deadlock(comm),
@@ -74,24 +74,24 @@ def play_on(comm: Communicator) -> Played:
     )
 
 
-def check(played: Sequence[Played]) -> None:
+def check(outcomes: Sequence[RankOutcome]) -> None:
     """Raise WrongResult unless every rank has what arithmetic says, and every fault was found."""
     for number, scene in enumerate(SCENES):
-        expected = scene.expected([one.rows[number][0] for one in played])
-        for rank, (one, right) in enumerate(zip(played, expected, strict=True)):
-            if one.rows[number][1] != right:
+        expected = scene.expected([outcome.rows[number][0] for outcome in outcomes])
+        for rank, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
+            got = outcome.rows[number][1]
+            if got != right:
                 raise WrongResult(
-                    f"{scene.title}: rank {rank} has {list(one.rows[number][1])} and should have "
-                    f"{list(right)}"
+                    f"{scene.title}: rank {rank} has {list(got)} and should have {list(right)}"
                 )
-    last = max(one.barrier.came_s for one in played)
-    for rank, one in enumerate(played):
-        if one.barrier.left_s < last:
+    last = max(outcome.barrier.came_s for outcome in outcomes)
+    for rank, outcome in enumerate(outcomes):
+        if outcome.barrier.left_s < last:
             raise WrongResult(f"barrier: rank {rank} left before the last rank came")
-        if (one.deadlock is None) == (rank < 2):
-            raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have been told")
-        if one.mismatch is None:
-            raise WrongResult(f"mismatch: rank {rank} should have been told")
+        if (outcome.deadlock is None) == (rank < 2):
+            raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have an error")
+        if outcome.mismatch is None:
+            raise WrongResult(f"mismatch: rank {rank} should have an error")
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -111,67 +111,67 @@ def _empty(count: int) -> Array:
     return numpy.full(count, -1, numpy.float32)
 
 
-def _broadcast(comm: Communicator) -> Sight:
+def _broadcast(comm: Communicator) -> BeforeAndAfter:
     before = _moved(comm, 3)
     after = before.copy()
     comm.broadcast(after, root=0)
     return before, after
 
 
-def _scatter(comm: Communicator) -> Sight:
+def _scatter(comm: Communicator) -> BeforeAndAfter:
     before = _moved(comm, comm.size) if comm.rank == 0 else None
     after = _empty(1)
     comm.scatter(after, before, root=0)
     return before, after
 
 
-def _gather(comm: Communicator) -> Sight:
+def _gather(comm: Communicator) -> BeforeAndAfter:
     before = _moved(comm, 1)
     after = _empty(comm.size) if comm.rank == 0 else None
     comm.gather(after, before, root=0)
     return before, after
 
 
-def _reduce(comm: Communicator) -> Sight:
+def _reduce(comm: Communicator) -> BeforeAndAfter:
     before = _counted(comm)
     after = before.copy()
     comm.reduce(after, root=0)
     return before, after
 
 
-def _all_gather(comm: Communicator) -> Sight:
+def _all_gather(comm: Communicator) -> BeforeAndAfter:
     before, after = _moved(comm, 1), _empty(comm.size)
     comm.all_gather(after, before)
     return before, after
 
 
-def _all_reduce(comm: Communicator) -> Sight:
+def _all_reduce(comm: Communicator) -> BeforeAndAfter:
     before = _counted(comm)
     after = before.copy()
     comm.all_reduce(after)
     return before, after
 
 
-def _reduce_scatter(comm: Communicator) -> Sight:
+def _reduce_scatter(comm: Communicator) -> BeforeAndAfter:
     before, after = _counted(comm), _empty(1)
     comm.reduce_scatter(after, before)
     return before, after
 
 
-def _gather_again(comm: Communicator) -> Sight:
+def _gather_again(comm: Communicator) -> BeforeAndAfter:
     before, after = _empty(1), _empty(comm.size)
     comm.reduce_scatter(before, _counted(comm))
     comm.all_gather(after, before)
     return before, after
 
 
-def _all_to_all(comm: Communicator) -> Sight:
+def _all_to_all(comm: Communicator) -> BeforeAndAfter:
     before, after = _moved(comm, comm.size), _empty(comm.size)
     comm.all_to_all(after, before)
     return before, after
 
 
-def _ring(comm: Communicator) -> Sight:
+def _ring(comm: Communicator) -> BeforeAndAfter:
     before, after = _moved(comm, 2), _empty(2)
     sent = comm.isend(before, (comm.rank + 1) % comm.size)
     comm.recv(after, (comm.rank - 1) % comm.size)

@@ -1,4 +1,4 @@
-"""The tour from its start to the report."""
+"""The tour: pictures, the race, and the file that keeps both."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rich.text import Text
 
 from unisono.demo.drawing import WIDTH, draw, draw_barrier, draw_faults, legend, plain
 from unisono.demo.race import Lap, race, row, table
-from unisono.demo.scenes import SCENES, check, play_all
+from unisono.demo.scenes import SCENES, check, run_all_scenes
 from unisono.launcher import launch
 from unisono.requirements import require_torch
 
 
 def run_demo(
     ranks: int,
-    report: Path,
+    path: Path,
     console: Console,
     *,
     pictures: bool = True,
     racing: bool = True,
     budget_s: float = 10.0,
 ) -> None:
-    """Show the primitives on `ranks` ranks, race gloo on two, and write the report.
+    """Show the primitives on `ranks` ranks, race gloo on two, and write both to `path`.
 
     Raises WrongResult if a rank has another value than arithmetic says, TorchMissing if there is
     no torch for the race.
@@ -49,19 +49,19 @@ def run_demo(
         console.print(f"all_reduce of float32 on 2 ranks, in turns with gloo ({budget_s:g} s) ...")
         laps = race(budget_s)
         console.print(table(laps))
-    report.write_text(_report(drawn, laps, ranks))
-    console.print(f"report: {report} ({time.perf_counter() - start:.0f} s in all)")
+    path.write_text(_page(drawn, laps, ranks))
+    console.print(f"wrote {path} ({time.perf_counter() - start:.0f} s in all)")
 
 
 def pictures_of(ranks: int) -> list[list[Text]]:
-    """Play everything on new ranks, check it, and draw it."""
-    played = launch(play_all, ranks, threads=1)
-    check(played)
+    """Run everything on new ranks, check it, and draw it."""
+    outcomes = launch(run_all_scenes, ranks, threads=1)
+    check(outcomes)
     return [
         [legend(ranks)],
-        *(draw(number, played) for number in range(len(SCENES))),
-        draw_barrier(played),
-        draw_faults(played),
+        *(draw(number, outcomes) for number in range(len(SCENES))),
+        draw_barrier(outcomes),
+        draw_faults(outcomes),
     ]
 
 
@@ -72,7 +72,7 @@ def _show(picture: Sequence[Text], console: Console) -> None:
     console.print()
 
 
-def _report(drawn: Sequence[Sequence[Text]], laps: Sequence[Lap], ranks: int) -> str:
+def _page(drawn: Sequence[Sequence[Text]], laps: Sequence[Lap], ranks: int) -> str:
     facts = [platform.machine(), f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
     if laps:
         facts.append(f"torch {version('torch')}")

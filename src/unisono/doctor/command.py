@@ -1,155 +1,92 @@
-"""What `unisono doctor` looks at and prints."""
+"""`unisono doctor`: this machine and every primitive on it, or saved reports."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
-from typing import Any
+from pathlib import Path
 
+import click
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from unisono.doctor import machine, software, variables
-from unisono.doctor.findings import Finding, Level
-from unisono.doctor.ranks import Tested, try_backend
-
-MARKS = {
-    Level.OK: "[green]ok  [/]",
-    Level.WARN: "[yellow]warn[/]",
-    Level.FAIL: "[bold red]FAIL[/]",
-}
+from unisono.errors import UnisonoError
+from unisono.misuse import Misuse
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Everything that was found."""
+@click.command()
+@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--backends",
+    default="unisono,gloo",
+    show_default=True,
+    metavar="NAMES",
+    help="What the self-test runs on; an empty list leaves it out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
+@click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
+@click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
+@click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
+@click.argument("reports", nargs=-1, type=click.Path(path_type=Path))
+@click.pass_context
+def doctor(
+    context: click.Context,
+    ranks: int,
+    backends: str,
+    as_json: bool,
+    variables: bool,
+    markdown: bool,
+    stacks: bool,
+    reports: tuple[Path, ...],
+) -> None:
+    """Check this machine and every primitive on it, or show saved REPORTS.
 
-    findings: tuple[Finding, ...]
-    backends: tuple[Tested, ...]
+    Looks at versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
+    says in one sentence what to do about each that is not well. Then starts RANKS processes that
+    run every collective and message on each backend and compare the results with what they must
+    be. The exit code is 1 if anything is red. In a program of your own the same test is
+    unisono.debug_communication().
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is red."""
-        return all(one.level is not Level.FAIL for one in self.findings) and all(
-            one.ok for one in self.backends
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON; a time that was not taken is null."""
-        backends = [
-            {
-                "backend": one.backend,
-                "ok": one.ok,
-                "tested": one.report is not None,
-                "problem": one.problem,
-                "checks": [
-                    asdict(check)
-                    | {"microseconds": None}
-                    | ({} if math.isnan(check.microseconds) else asdict(check))
-                    for check in (one.report.checks if one.report else ())
-                ],
-            }
-            for one in self.backends
-        ]
-        set_here = {one.name: value for one, value in variables.shown(os.environ) if value}
-        return {
-            "ok": self.ok,
-            "findings": [asdict(one) for one in self.findings],
-            "variables": set_here,
-            "backends": backends,
-        }
-
-
-def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
-    """Look at everything, print it as it is found, and say whether nothing is red."""
-    console.print("[bold]this machine[/]")
-    found = []
-    for finding in _look(ranks):
-        found.append(finding)
-        _print_finding(finding, console)
-    console.print("\n[bold]variables[/] that are set or worth knowing (--variables: all)")
-    print_variables(console)
-    tested = []
-    for backend in backends:
-        console.print(f"\n[bold]self-test[/]: every primitive on {ranks} ranks of {backend}")
-        tested.append(try_backend(backend, ranks))
-        _print_tested(tested[-1], console)
-    diagnosis = Diagnosis(tuple(found), tuple(tested))
-    console.print(f"\n{_sentence(diagnosis)}")
-    return diagnosis.ok
-
-
-def diagnose(ranks: int, backends: Sequence[str]) -> Diagnosis:
-    """The same without a word."""
-    tested = tuple(try_backend(backend, ranks) for backend in backends)
-    return Diagnosis(tuple(_look(ranks)), tested)
-
-
-def print_json(ranks: int, backends: Sequence[str]) -> bool:
-    """Print everything as JSON; whether nothing is red."""
-    diagnosis = diagnose(ranks, backends)
-    print(json.dumps(diagnosis.as_dict(), indent=2))
-    return diagnosis.ok
-
-
-def print_variables(console: Console, every: bool = False) -> None:
-    """A table of variables: name, value here, meaning."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("name", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", ratio=1)
-    for variable, value in variables.shown(os.environ, every, every or software.has_gpu()):
-        meaning = f"use {variable.renamed}" if variable.renamed else variable.meaning
-        shown = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
-        table.add_row(variable.name, shown, escape(meaning))
-    console.print(table)
-
-
-def _look(ranks: int) -> chain[Finding]:
-    return chain(
-        software.findings(),
-        machine.findings(ranks),
-        variables.findings(os.environ, software.has_gpu()),
-    )
-
-
-def _print_finding(finding: Finding, console: Console) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, min_width=13)
-    table.add_column(overflow="fold")
-    advice = f"\n[bold]{escape(finding.advice)}[/]" if finding.advice else ""
-    table.add_row(MARKS[finding.level], escape(finding.topic), escape(finding.text) + advice)
-    console.print(table)
-
-
-def _print_tested(tested: Tested, console: Console) -> None:
-    if tested.report is None:
-        mark = MARKS[Level.WARN if tested.untestable else Level.FAIL]
-        console.print(f"{mark}  {escape(tested.problem)}")
+    REPORTS are files that ranks have saved when something went wrong (error.report.save): shown
+    are the verdict, where every rank was, and the stacks of those to blame. What several ranks
+    have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
+    """
+    if reports:
+        _show_reports(reports, stacks, as_json, context)
         return
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "left", "right", "left"):
-        table.add_column(justify=justify, overflow="fold")
-    for check in tested.report.checks:
-        took = "" if math.isnan(check.microseconds) else f"{check.microseconds:.1f} us"
-        mark = MARKS[Level.OK if check.ok else Level.FAIL]
-        table.add_row(mark, escape(check.primitive), took, escape(check.message))
-    console.print(table)
+    if stacks:
+        raise Misuse("--stacks goes with saved reports")
+    if markdown and not variables:
+        raise Misuse("--markdown goes with --variables")
+    if variables:
+        _show_variables(markdown)
+        return
+    from unisono.doctor.diagnosis import print_json, run_doctor
+
+    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
+    try:
+        well = print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if well else 1)
 
 
-def _sentence(diagnosis: Diagnosis) -> str:
-    red = [one.topic for one in diagnosis.findings if one.level is Level.FAIL]
-    red += [f"self-test of {one.backend}" for one in diagnosis.backends if not one.ok]
-    yellow = [one.topic for one in diagnosis.findings if one.level is Level.WARN]
-    yellow += [f"{one.backend} was not tested" for one in diagnosis.backends if one.untestable]
-    if red:
-        return f"[bold red]not well[/]: {escape(', '.join(red))}"
-    if yellow:
-        return f"[yellow]it works[/]; worth a look: {escape(', '.join(yellow))}"
-    return "[green]all is well[/]"
+def _show_reports(
+    files: tuple[Path, ...], stacks: bool, as_json: bool, context: click.Context
+) -> None:
+    for name in ("ranks", "backends", "variables", "markdown"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise Misuse(f"--{name} does not go with saved reports")
+    from unisono.doctor.saved_reports import run
+
+    problems = run(files, stacks, as_json, Console()).problems
+    for problem in problems:
+        click.echo(f"Error: {problem}", err=True)
+    raise SystemExit(1 if problems else 0)
+
+
+def _show_variables(markdown: bool) -> None:
+    from unisono.doctor import variables
+    from unisono.doctor.diagnosis import print_variables
+
+    if markdown:
+        click.echo(variables.markdown(), nl=False)
+    else:
+        print_variables(Console(), every=True)

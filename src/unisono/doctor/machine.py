@@ -21,7 +21,7 @@ FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAKE_PRIVATE = 129
 DOCKER_SHM_BYTES = 64 << 20
 FEW_FILES = 256
-FILES_A_RANK = 8
+FILES_PER_RANK = 8
 """Pipes, a pidfd and a socket for each rank that a process starts or knows."""
 LOAD_S = 0.3
 """How long the cores are looked at; the kernel counts in hundredths of a second."""
@@ -99,9 +99,9 @@ def _has_futex() -> bool:
     number = FUTEX_CALLS.get(platform.machine())
     if number is None:
         return True  # the self-test will tell
-    word = ctypes.c_uint32(0)
+    futex = ctypes.c_uint32(0)
     called = ctypes.CDLL(None, use_errno=True).syscall
-    return bool(called(number, ctypes.byref(word), FUTEX_WAKE_PRIVATE, 1, None, None, 0) == 0)
+    return bool(called(number, ctypes.byref(futex), FUTEX_WAKE_PRIVATE, 1, None, None, 0) == 0)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _shared_folder() -> Finding:
 
 def _limits(ranks: int) -> Iterator[Finding]:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(FEW_FILES, FILES_A_RANK * ranks + 64)
+    wanted = max(FEW_FILES, FILES_PER_RANK * ranks + 64)
     if files != resource.RLIM_INFINITY and files < wanted:
         yield warn(
             "open files",

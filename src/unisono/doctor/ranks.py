@@ -20,42 +20,42 @@ LAUNCH_S = 90.0
 
 
 @dataclass(frozen=True)
-class Tested:
+class BackendTest:
     """A backend's self-test as rank 0 saw it; where there is none, `problem` says why.
 
     `untestable` means that nothing is known to be wrong: the backend was not tried.
     """
 
     backend: str
-    report: SelfTest | None = None
+    result: SelfTest | None = None
     problem: str = ""
     untestable: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether nothing was found wrong."""
-        return self.untestable or (self.report is not None and self.report.ok)
+        return self.untestable or (self.result is not None and self.result.ok)
 
 
-def try_backend(backend: str, ranks: int) -> Tested:
+def try_backend(backend: str, ranks: int) -> BackendTest:
     """Start ranks, let them run the self-test on this backend of torch.distributed, end them."""
-    problem = _not_to_be_had(backend, ranks)
+    problem = _unavailable(backend, ranks)
     if problem:
-        return Tested(backend, problem=problem)
+        return BackendTest(backend, problem=problem)
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         try:
-            reports = launch(
+            results = launch(
                 _run, ranks, (backend, folder), threads=1, timeout=LAUNCH_S, capture=True
             )
         except (RanksFailed, RanksTimedOut) as error:
-            return Tested(backend, problem=str(error))
-    first = reports[0]
+            return BackendTest(backend, problem=str(error))
+    first = results[0]
     if isinstance(first, str):
-        return Tested(backend, problem=first, untestable=True)
-    return Tested(backend, _with_all_verdicts(reports))
+        return BackendTest(backend, problem=first, untestable=True)
+    return BackendTest(backend, _with_all_verdicts(results))
 
 
-def _not_to_be_had(backend: str, ranks: int) -> str:
+def _unavailable(backend: str, ranks: int) -> str:
     from unisono.torch_backend.autoload import backend_problem
 
     try:
@@ -95,7 +95,7 @@ def _run(backend: str, folder: str) -> SelfTest | str:
         dist.destroy_process_group()
 
 
-def _with_all_verdicts(reports: Sequence[SelfTest | str]) -> SelfTest:
-    """Rank 0's report, unless another rank saw more than could be told through the group."""
-    seen = [one for one in reports if isinstance(one, SelfTest)]
-    return min(seen, key=lambda one: one.ok)
+def _with_all_verdicts(results: Sequence[SelfTest | str]) -> SelfTest:
+    """Rank 0's result, unless another rank saw more than could be told through the group."""
+    seen = [result for result in results if isinstance(result, SelfTest)]
+    return min(seen, key=lambda result: result.ok)

@@ -58,7 +58,7 @@ def read(files: Iterable[Path]) -> Reading:
 def _identity(report: Report) -> Hashable:
     """What the reports of one incident have in common, whichever rank made them. A message has no
     number by which it could be told from another one: there the sentence decides."""
-    pids = tuple(one.pid for one in report.ranks)
+    pids = tuple(rank.pid for rank in report.ranks)
     which = report.verdict if report.call is None else report.call
     return report.group, which, report.culprits, pids
 
@@ -66,13 +66,13 @@ def _identity(report: Report) -> Hashable:
 def _how_much(report: Report) -> tuple[int, int]:
     """How much it says: most of all by stacks, then by its sentence ("was killed by SIGKILL" where
     another rank only saw that somebody "has ended")."""
-    return sum(len(one.stack) > 1 for one in report.ranks), len(report.verdict)
+    return sum(len(rank.stack) > 1 for rank in report.ranks), len(report.verdict)
 
 
 def print_json(reading: Reading) -> None:
     """Everything, all stacks included."""
-    told = [incident.as_dict() for incident in reading.incidents]
-    print(json.dumps({"reports": told, "problems": reading.problems}, indent=2))
+    incidents = [incident.as_dict() for incident in reading.incidents]
+    print(json.dumps({"reports": incidents, "problems": reading.problems}, indent=2))
 
 
 def print_reports(reading: Reading, every_stack: bool, console: Console) -> None:
@@ -94,45 +94,45 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
         facts.append(f"after {report.waited_s:.0f} s")
     facts.append(f"from {', '.join(map(str, incident.files))}")
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
-    if any(_where(one) or one.last for one in report.ranks):
+    if any(_where(rank) or rank.last for rank in report.ranks):
         console.print()
         console.print(_table(report))
     hidden = []
-    for one in report.ranks:
-        if one.stack and (every_stack or one.rank in report.culprits):
-            console.print(Text(f"\nrank {one.rank} (pid {one.pid})", "bold"))
-            for line in one.stack:
+    for rank in report.ranks:
+        if rank.stack and (every_stack or rank.rank in report.culprits):
+            console.print(Text(f"\nrank {rank.rank} (pid {rank.pid})", "bold"))
+            for line in rank.stack:
                 console.print(Text(f"  {line}"), soft_wrap=True)
-        elif one.stack:
-            hidden.append(one.rank)
+        elif rank.stack:
+            hidden.append(rank.rank)
     if hidden:
         stacks = "stack" if len(hidden) == 1 else "stacks"
         console.print(Text(f"\n--stacks shows the {stacks} of {ranks_named(hidden)}", "dim"))
 
 
 def _table(report: Report) -> Table:
-    """A row for each rank; its number in the world stands there where it is another one."""
+    """A row for each rank; its number in the world stands there where it is another rank."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    moved = any(one.rank != one.global_rank for one in report.ranks)
+    moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     for name in ("rank", *(["global rank"] if moved else []), "pid"):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("came", no_wrap=True)
     table.add_column("where it was", overflow="fold")
     table.add_column("last call it finished", overflow="fold")
-    for one in report.ranks:
-        numbers = [one.rank, *([one.global_rank] if moved else []), one.pid or "-"]
-        texts = ["yes" if one.arrived else "no", _where(one) or "-", one.last or "-"]
-        style = "bold red" if one.rank in report.culprits else ""
+    for rank in report.ranks:
+        numbers = [rank.rank, *([rank.global_rank] if moved else []), rank.pid or "-"]
+        texts = ["yes" if rank.arrived else "no", _where(rank) or "-", rank.last or "-"]
+        style = "bold red" if rank.rank in report.culprits else ""
         table.add_row(*(Text(str(cell)) for cell in (*numbers, *texts)), style=style)
     return table
 
 
-def _where(one: RankReport) -> str:
+def _where(rank: RankReport) -> str:
     """The state, or the line and what it calls; empty where nothing is known."""
-    if one.state or not one.place:
-        return one.state or one.doing or one.call
-    line = one.place.partition(" in ")[0]
-    return f"{line}, in {one.doing}" if one.doing else one.place
+    if rank.state or not rank.place:
+        return rank.state or rank.doing or rank.call
+    line = rank.place.partition(" in ")[0]
+    return f"{line}, in {rank.doing}" if rank.doing else rank.place
 
 
 def run(files: Sequence[Path], every_stack: bool, as_json: bool, console: Console) -> Reading:

@@ -46,7 +46,7 @@ STARTING = (
     Variable("MASTER_PORT", "its port"),
     Variable(
         "OMP_NUM_THREADS",
-        "threads a rank; times ranks it should not exceed the cores",
+        "threads per rank; times ranks it should not exceed the cores",
         worth_knowing=True,
     ),
     Variable("MKL_NUM_THREADS", "the same for MKL alone"),
@@ -54,7 +54,7 @@ STARTING = (
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that a process sees, in this order"),
     Variable(
         "CUDA_DEVICE_MAX_CONNECTIONS",
-        "hardware queues a GPU; 1 keeps kernels in the order of their launch, for overlap",
+        "hardware queues per GPU; 1 keeps kernels in the order of their launch, for overlap",
     ),
     Variable("CUDA_LAUNCH_BLOCKING", "1: every kernel is waited for; for debugging only", _SWITCH),
 )
@@ -96,7 +96,7 @@ TORCH = (
     Variable("TORCH_NCCL_ENABLE_TIMING", "1: the flight recorder has durations"),
     Variable(
         "TORCH_NCCL_AVOID_RECORD_STREAMS",
-        "1: tensors in flight are kept by reference; torch 2.15 knows it no more",
+        "1: tensors in flight are kept by reference; torch 2.15 no longer knows it",
     ),
     Variable("TORCH_NCCL_HIGH_PRIORITY", "1: NCCL's streams have high priority"),
     Variable("TORCH_NCCL_NAN_CHECK", "1: NaN in what is sent is an error; slow"),
@@ -146,7 +146,7 @@ NCCL = (
     Variable("NCCL_MIN_NCHANNELS", "at least so many channels"),
     Variable("NCCL_MAX_CTAS", "the newer name of that bound, from NCCL 2.17"),
     Variable("NCCL_MIN_CTAS", "the newer name of that bound, from NCCL 2.17"),
-    Variable("NCCL_NTHREADS", "threads a CUDA block"),
+    Variable("NCCL_NTHREADS", "threads per CUDA block"),
     Variable("NCCL_BUFFSIZE", "bytes of buffer between two GPUs"),
     Variable(
         "NCCL_SOCKET_IFNAME",
@@ -179,7 +179,7 @@ SLOW = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "CUDA_LAUNCH_BLOCKING")
 KNOWN = {variable.name: variable for family in FAMILIES.values() for variable in family}
 
 
-def shown(
+def relevant(
     environment: Mapping[str, str], every: bool = False, gpus: bool = True
 ) -> list[tuple[Variable, str | None]]:
     """The variables that are set or worth knowing, or every known one, with their values. Without

@@ -93,9 +93,9 @@ def save_chart(
 
 def _between(log_size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
     """The logarithm of the time, on a line between the two nearest sizes."""
-    for place in range(len(sizes) - 1):
-        left, right = math.log(sizes[place]), math.log(sizes[place + 1])
+    for index in range(len(sizes) - 1):
+        left, right = math.log(sizes[index]), math.log(sizes[index + 1])
         if log_size <= right + 1e-9:
             share = (log_size - left) / ((right - left) or 1.0)
-            return math.log(values[place]) * (1 - share) + math.log(values[place + 1]) * share
+            return math.log(values[index]) * (1 - share) + math.log(values[index + 1]) * share
     return math.log(values[-1])

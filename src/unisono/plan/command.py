@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.misuse import Misuse
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from unisono.plan import Schedule, Topology
-
-
-class _Misuse(click.ClickException):
-    """A request that cannot be met, in one sentence."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -97,7 +93,7 @@ def plan(
             asked = "say what to plan" if what is None else f"cannot plan {what!r}"
             raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
     except (ValueError, RuntimeError, OSError) as error:
-        raise _Misuse(str(error)) from error
+        raise Misuse(str(error)) from error
 
 
 def _with_nodes(topology: Topology, ranks: int, nodes: int | None) -> Topology:
@@ -124,11 +120,11 @@ def _rank(console: Console, collective: str, ranks: int, size: str, topology: To
     table = Table("", "algorithm", "time", "steps", "busiest rank sends", title=None)
     for column in (2, 3, 4):
         table.columns[column].justify = "right"
-    for place, choice in enumerate(ranking.choices, 1):
+    for number, choice in enumerate(ranking.choices, 1):
         schedule = choice.schedule
         sent = float(schedule.chunks_sent().max()) * schedule.chunk_bytes(total)
         table.add_row(
-            str(place),
+            str(number),
             choice.label,
             format_seconds(choice.time_s),
             f"{schedule.rounds:,}",
@@ -181,8 +177,8 @@ def _sweep(
 def _where(collective: str, ranks: int, topology: Topology, size: str = "") -> str:
     nodes = topology.nodes(ranks)
     of = f" of {size}" if size else ""
-    places = "1 node" if nodes == 1 else f"{nodes:,} nodes"
-    return f"{collective}{of} on {ranks:,} rank{'s' * (ranks > 1)}, {places}, {topology.name}"
+    on_nodes = "1 node" if nodes == 1 else f"{nodes:,} nodes"
+    return f"{collective}{of} on {ranks:,} rank{'s' * (ranks > 1)}, {on_nodes}, {topology.name}"
 
 
 def _table(console: Console, ranks: int, collective: str | None, nodes: int | None) -> None:

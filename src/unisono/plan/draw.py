@@ -96,10 +96,10 @@ def _steps_svg(schedule: Schedule, top: float, width: float) -> Iterator[str]:
     note = "solid: added, dashed: copied; chunks:"
     yield _text(_MARGIN - 20, bottom + 30, note, size=12, anchor="start", colour="#777777")
     shown = min(schedule.chunks, int((width - 300) // 30))
-    for place in range(shown):
-        chunk = place * schedule.chunks // shown
+    for column in range(shown):
+        chunk = column * schedule.chunks // shown
         name, colour = f"c{chunk}", _colour(chunk, schedule.chunks)
-        yield _text(285 + 30 * place, bottom + 30, name, size=12, colour=colour)
+        yield _text(285 + 30 * column, bottom + 30, name, size=12, colour=colour)
 
 
 def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> Iterator[str]:

@@ -65,13 +65,15 @@ class Mesh:
         """Where a rank stands along each axis."""
         self._check_rank(global_rank)
         where = np.unravel_index(global_rank, self.shape)
-        return {axis: int(place) for axis, place in zip(self.axes, where, strict=True)}
+        return {axis: int(position) for axis, position in zip(self.axes, where, strict=True)}
 
     def rank_at(self, **coordinates: int) -> int:
         """The rank that stands there. Axes that are not named count from 0."""
-        for axis, place in coordinates.items():
-            if not 0 <= place < self[axis]:
-                raise ValueError(f"{axis}={place} is outside the axis: it has {self[axis]} ranks")
+        for axis, position in coordinates.items():
+            if not 0 <= position < self[axis]:
+                raise ValueError(
+                    f"{axis}={position} is outside the axis: it has {self[axis]} ranks"
+                )
         where = tuple(coordinates.get(axis, 0) for axis in self.axes)
         return int(np.ravel_multi_index(where, self.shape))
 
@@ -85,10 +87,10 @@ class Mesh:
 
     def _neighbour(self, global_rank: int, axis: str, step: int, cyclic: bool) -> int | None:
         where = self.coordinates(global_rank)
-        place, size = where[self.axes[self._position(axis)]] + step, self[axis]
-        if not cyclic and not 0 <= place < size:
+        position, size = where[self.axes[self._position(axis)]] + step, self[axis]
+        if not cyclic and not 0 <= position < size:
             return None
-        return self.rank_at(**{**where, axis: place % size})
+        return self.rank_at(**{**where, axis: position % size})
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Mesh:
         return found[:_SUGGESTIONS] or [self._greatest_common(world_size)]
 
     def _refilled(self, changed: Sequence[int], world_size: int) -> Iterator[tuple[int, ...]]:
-        """The shapes of `world_size` ranks that differ from ours at one or two places."""
+        """The shapes of `world_size` ranks that differ from ours in one or two axes."""
         kept = prod(size for at, size in enumerate(self.shape) if at not in changed)
         if world_size % kept:
             return

@@ -34,7 +34,7 @@ _Held = tuple[int, int]
 def verify(schedule: Schedule) -> None:
     """Prove that `schedule` does what its collective promises, or raise `ScheduleError`.
 
-    Every transfer is played through, with a count of contributions in place of numbers. The proof
+    Every transfer is simulated, with a count of contributions in place of numbers. The proof
     says of every rank and chunk: nothing is read before it is there; no two transfers of a step
     write over each other; at the end each buffer holds every contribution that it should, once,
     and no other. The error names rank, chunk and step.
@@ -47,7 +47,7 @@ def verify(schedule: Schedule) -> None:
     written: dict[tuple[int, int], int] = {}
     doubled: dict[tuple[int, int], int] = {}
     for number, step in enumerate(schedule.steps):
-        _play(step, number, held, written, doubled)
+        _apply(step, number, held, written, doubled)
     for rank, chunk, wanted in _after(schedule):
         _compare(schedule, rank, chunk, wanted, held[rank].get(chunk), written, doubled)
 
@@ -117,7 +117,7 @@ def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
                 yield rank, chunk, everyone
 
 
-def _play(
+def _apply(
     step: Step,
     number: int,
     held: list[dict[int, _Held]],
@@ -137,8 +137,8 @@ def _play(
                     chunk,
                     number,
                 )
-            place = destination, chunk
-            earlier = arriving.get(place)
+            target = destination, chunk
+            earlier = arriving.get(target)
             if earlier is not None and not (reduces and earlier[1]):
                 raise _error(
                     f"rank {destination} gets chunk {chunk} twice, and one of them overwrites it",
@@ -157,12 +157,12 @@ def _play(
                     )
                 twice = had[1] | sent[1] | (had[0] & sent[0])
                 if twice and not (had[1] or sent[1]):
-                    doubled[place] = number
-                arriving[place] = (had[0] | sent[0], twice), True
+                    doubled[target] = number
+                arriving[target] = (had[0] | sent[0], twice), True
             else:
                 if (source, chunk) in doubled:
-                    doubled[place] = doubled[source, chunk]
-                arriving[place] = sent, False
+                    doubled[target] = doubled[source, chunk]
+                arriving[target] = sent, False
     for (rank, chunk), (value, _) in arriving.items():
         held[rank][chunk] = value
         written[rank, chunk] = number

@@ -249,8 +249,8 @@ class Schedule:
         step = phase.step
         if time == 0 or (phase.shift == 0 and phase.turn == 0):
             return step
-        place = step.chunk % phase.within
-        chunk = step.chunk - place + (place + phase.shift * time) % phase.within
+        offset = step.chunk % phase.within
+        chunk = step.chunk - offset + (offset + phase.shift * time) % phase.within
         destination = step.destination
         if phase.turn:
             destination = (destination + phase.turn * time) % self.ranks

@@ -105,17 +105,17 @@ def simulate(
         raise ValueError(f"a tensor cannot have {total_bytes} bytes")
     parts = _Parts(schedule.ranks, topology)
     slowness = parts.slowness(slow_ranks or {}, slow_links or {})
-    play = _Play(schedule, topology, parts, slowness, schedule.chunk_bytes(total_bytes))
+    simulation = _Simulation(schedule, topology, parts, slowness, schedule.chunk_bytes(total_bytes))
     for rank, seconds in (late_s or {}).items():
         parts.check_rank(rank)
-        play.ready[rank] += seconds
+        simulation.ready[rank] += seconds
     for phase in schedule.phases:
         if phase.turn:
             for time in range(phase.times):
-                play.run(schedule.at(phase, time), 1)
+                simulation.run(schedule.at(phase, time), 1)
         else:
-            play.run(phase.step, phase.times)
-    return play.timeline(total_bytes)
+            simulation.run(phase.step, phase.times)
+    return simulation.timeline(total_bytes)
 
 
 class _Parts:
@@ -154,16 +154,16 @@ class _Parts:
         for name, factor in links.items():
             match = re.fullmatch(r"rank (\d+)|node (\d+) card (\d+)", name)
             if match is None:
-                raise ValueError(f"{name!r} is no link: write 'rank 3' or 'node 2 card 0'")
+                raise ValueError(f"{name!r} is not a link: write 'rank 3' or 'node 2 card 0'")
             if match[1] is not None:
                 self.check_rank(int(match[1]))
-                places = [self.out + int(match[1]), self.into + int(match[1])]
+                both = [self.out + int(match[1]), self.into + int(match[1])]
             else:
                 card = int(match[2]) * self.topology.cards + int(match[3])
                 if int(match[3]) >= self.topology.cards or card >= self.cards:
                     raise ValueError(f"there is no {name}")
-                places = [self.card_out + card, self.card_into + card]
-            slow[places] = factor
+                both = [self.card_out + card, self.card_into + card]
+            slow[both] = factor
         if not np.all(slow > 0):
             raise ValueError("a factor of slowness must be more than 0")
         return slow
@@ -174,7 +174,7 @@ class _Stage:
     """The parts that some messages pass, how long each is busy, and whether each has its own."""
 
     part: Indices
-    place: Indices | slice
+    at: Indices | slice
     busy_s: Seconds
     alone: bool
 
@@ -186,23 +186,23 @@ class _Stage:
     def serve(self, begin: Seconds, free: Seconds) -> Seconds:
         """When each message begins to pass, where it could from `begin`; moves `free` on."""
         if self.alone:
-            begin = np.maximum(begin, free[self.place])
-            free[self.place] = begin + self.busy_s
+            begin = np.maximum(begin, free[self.at])
+            free[self.at] = begin + self.busy_s
             return begin
         order = np.lexsort((begin, self.part))  # by part, then time; stable, so then as listed
         part = self.part[order]
         starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
         length = np.diff(np.append(starts, len(part)))
         begin = begin.copy()
-        for place in range(int(length.max())):
-            turn = order[starts[length > place] + place]
+        for position in range(int(length.max())):
+            turn = order[starts[length > position] + position]
             begin[turn] = np.maximum(begin[turn], free[self.part[turn]])
             free[self.part[turn]] = begin[turn] + self.busy_s[turn]
         return begin
 
 
 def _as_slice(index: Indices) -> Indices | slice:
-    """The same places as a slice, which NumPy is much faster with, if they follow each other."""
+    """The same indices as a slice, which NumPy is much faster with, if they follow each other."""
     if len(index) and np.all(np.diff(index) == 1):
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
@@ -217,12 +217,12 @@ class _Messages:
         pair = step.source * parts.ranks + step.destination
         unique, first, index = np.unique(pair, return_index=True, return_inverse=True)
         order = np.argsort(first)  # as listed
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
         self.source, self.destination = np.divmod(unique[order], parts.ranks)
         self.source_at = _as_slice(self.source)
-        chunks = np.bincount(place[index], step.count)
-        added = np.bincount(place[index], step.count * step.reduces)
+        chunks = np.bincount(position[index], step.count)
+        added = np.bincount(position[index], step.count * step.reduces)
         self.bytes = chunks * chunk_bytes
         rank_slow = slow[parts.reducer :]
         port = self.bytes / topology.inside_bytes_per_s
@@ -267,7 +267,7 @@ class _Messages:
         return left, arrived, done
 
 
-class _Play:
+class _Simulation:
     """The state of a simulation between two steps."""
 
     def __init__(
@@ -295,7 +295,7 @@ class _Play:
                 self._take(messages)
             return
         # Where everything is later by the same time after a round of the nodes, it will be so
-        # after every further one: the rest need not be played.
+        # after every further one: the rest need not be simulated.
         size = self.topology.node_size
         period = size if size < self.schedule.ranks else 1
         left = times

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from unisono.bench.collectives import Collective, Place, gradient_counts, neighbour
+from unisono.bench.collectives import Collective, Placement, gradient_counts, neighbour
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class Case:
 
     collective: Collective
     size_bytes: int
-    place: Place
+    placement: Placement
     dtype: str
     op: str
     roots: tuple[int, ...]
@@ -58,7 +58,7 @@ class Buffers:
         def zeros(count: int) -> torch.Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
-        if case.place == "out":
+        if case.placement == "out":
             return cls(zeros(counts.output), zeros(counts.input))
         if counts.output == counts.input:
             both = zeros(counts.output)
@@ -88,7 +88,7 @@ class Backend(ABC):
     size: int
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
-        """What is timed, one a root. Raises Unsupported."""
+        """What is timed, one call per root. Raises Unsupported."""
         make = getattr(self, case.collective.name)
         roots = case.roots if case.collective.rooted else (0,)
         return [make(case, buffers, root) for root in roots]
@@ -160,19 +160,19 @@ class Backend(ABC):
             return _nothing
         messages = range(case.collective.messages(case.size_bytes))
         output, input = self.native(buffers.output), self.native(buffers.input)
-        word = self.native(buffers.output.new_zeros(1))
+        reply = self.native(buffers.output.new_zeros(1))
         send, recv, wait = self.start_send, self.start_recv, self.wait_for
         if self.rank % 2:
 
             def take() -> None:
                 wait([recv(output, peer) for _ in messages])
-                wait([send(word, peer)])
+                wait([send(reply, peer)])
 
             return take
 
         def give() -> None:
             wait([send(input, peer) for _ in messages])
-            wait([recv(word, peer)])
+            wait([recv(reply, peer)])
 
         return give
 
@@ -189,7 +189,7 @@ def _nothing() -> None:
 
 def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:
     """A call that works in place, out of place: the input is copied over first."""
-    if case.place == "in" or not copies:
+    if case.placement == "in" or not copies:
         return call
     copy, output, input = type(buffers.output).copy_, buffers.output, buffers.input
 

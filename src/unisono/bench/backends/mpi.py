@@ -37,9 +37,9 @@ class Mpi(Backend):
         return getattr(self.mpi, _OPS[case.op])
 
     def _sides(self, case: Case, buffers: Buffers) -> tuple[Any, Any]:
-        """(output, input), where the input may be MPI's word for "it is in the output"."""
+        """(output, input), where the input may be MPI's constant for "it is in the output"."""
         output = self.native(buffers.output)
-        return output, self.mpi.IN_PLACE if case.place == "in" else self.native(buffers.input)
+        return output, self.mpi.IN_PLACE if case.placement == "in" else self.native(buffers.input)
 
     def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
         output, input = self._sides(case, buffers)
@@ -55,7 +55,7 @@ class Mpi(Backend):
         return partial(self.world.Allgather, input, output)
 
     def reduce_scatter(self, case: Case, buffers: Buffers, root: int) -> Call:
-        if case.place == "in":
+        if case.placement == "in":
             raise Unsupported("MPI leaves an in-place result at the front of the buffer")
         output, input = self._sides(case, buffers)
         return partial(self.world.Reduce_scatter_block, input, output, self._op(case))
@@ -81,7 +81,7 @@ class Mpi(Backend):
         output: Any = self.native(buffers.output)
         if self.rank != root:
             input = None
-        elif case.place == "in":
+        elif case.placement == "in":
             output = self.mpi.IN_PLACE
         return partial(self.world.Scatter, input, output, root)
 

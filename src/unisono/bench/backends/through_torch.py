@@ -72,7 +72,7 @@ class ThroughTorch(Backend):
     def all_to_all(self, case: Case, buffers: Buffers, root: int) -> Call:
         import torch.distributed as dist
 
-        if case.place == "in":
+        if case.placement == "in":
             raise Unsupported("torch's all_to_all needs two tensors")
         return partial(dist.all_to_all_single, buffers.output, buffers.input, group=self.group)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.base import Communicator
+from unisono.doctor.selftest.calls import PreparedCall, prepared_calls
 from unisono.doctor.selftest.results import Check, SelfTest
-from unisono.doctor.selftest.trials import Trial, trials
-from unisono.doctor.selftest.verdicts import heard_from_all
+from unisono.doctor.selftest.verdicts import collect_verdicts
 from unisono.requirements import require_torch
 from unisono.world.world import resolve
 
@@ -45,31 +45,35 @@ def debug_communication(
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"
     checks: list[Check] = []
-    for primitive, prepare in trials(comm, elements, torch.device(device)):
+    for primitive, prepare in prepared_calls(comm, elements, torch.device(device)):
         if comm.errored is not None:
             checks.append(Check(primitive, False, math.nan, "not run: the group has ended"))
         else:
             checks.append(_check(comm, primitive, prepare, repeats))
-    told = heard_from_all(comm, checks, torch.device(device))
-    report = SelfTest(comm.name, backend, comm.rank, comm.size, told)
-    if show and (comm.rank == 0 or (comm.errored is not None and not report.ok)):
-        print(report, file=sys.stderr if comm.rank else sys.stdout, flush=True)
-    return report
+    agreed = collect_verdicts(comm, checks, torch.device(device))
+    result = SelfTest(comm.name, backend, comm.rank, comm.size, agreed)
+    if show and (comm.rank == 0 or (comm.errored is not None and not result.ok)):
+        print(result, file=sys.stderr if comm.rank else sys.stdout, flush=True)
+    return result
 
 
-def _check(comm: Communicator, primitive: str, prepare: Callable[[], Trial], repeats: int) -> Check:
+def _check(
+    comm: Communicator, primitive: str, prepare: Callable[[], PreparedCall], repeats: int
+) -> Check:
     """Make every one of the calls, whatever becomes of the first: the others make them too."""
     times_us: list[float] = []
     problem = ""
     for _ in range(max(1, repeats)):
         try:
-            trial = prepare()
+            prepared = prepare()
             comm.barrier()  # else the time of a call would be the lateness of the others
             start = time.perf_counter()
-            trial.call()
-            result = [one.cpu() for one in trial.result]  # a GPU's work is over when it is here
+            prepared.call()
+            result = [
+                tensor.cpu() for tensor in prepared.result
+            ]  # a GPU's work is over when it is here
             times_us.append((time.perf_counter() - start) * 1e6)
-            problem = problem or _difference(result, trial.expected)
+            problem = problem or _difference(result, prepared.expected)
         except Exception as error:
             problem = problem or f"{type(error).__name__}: {error}"
         if comm.errored is not None:
@@ -85,6 +89,6 @@ def _difference(result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     for mine, right in zip(result, expected, strict=True):
         far = ~torch.isclose(mine, right, rtol=1e-6, atol=0)  # a mean may be rounded twice
         if far.any():
-            place = int(far.nonzero()[0])
-            return f"element {place} is {mine[place].item():g} and must be {right[place].item():g}"
+            index = int(far.nonzero()[0])
+            return f"element {index} is {mine[index].item():g} and must be {right[index].item():g}"
     return ""

@@ -1,4 +1,4 @@
-"""How the ranks of a self-test tell each other what they found."""
+"""How the ranks of a self-test share what they found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERDICT_BYTES = 2048
 """How much of what it found wrong a rank can tell the others."""
 
 
-def heard_from_all(
+def collect_verdicts(
     comm: Communicator, checks: Sequence[Check], device: torch.device
 ) -> tuple[Check, ...]:
     """The checks with every rank's verdict in them. The group that carries the verdicts is the one
@@ -29,26 +29,26 @@ def heard_from_all(
 
     if comm.size == 1 or comm.errored is not None:
         return tuple(checks)
-    mine = {one.primitive: one.message[:300] for one in checks if not one.ok}
+    mine = {check.primitive: check.message[:300] for check in checks if not check.ok}
     row = torch.zeros(VERDICT_BYTES, dtype=torch.uint8)
-    sealed = _sealed(mine)
-    row[: len(sealed)] = torch.frombuffer(bytearray(sealed), dtype=torch.uint8)
+    encoded = _encode(mine)
+    row[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     rows = torch.zeros(comm.size * VERDICT_BYTES, dtype=torch.uint8, device=device)
     try:
         comm.all_gather(rows, row.to(device))
     except (GroupError, RuntimeError, ValueError, TypeError) as error:
         lost = Check("the ranks' verdicts", False, math.nan, f"{type(error).__name__}: {error}")
         return (*checks, lost)
-    verdicts = [_opened(bytes(one.tolist())) for one in rows.cpu().chunk(comm.size)]
-    lost_ranks = [str(rank) for rank, one in enumerate(verdicts) if one is None]
-    told = [_joined(check, verdicts) for check in checks]
+    verdicts = [_decode(bytes(verdict.tolist())) for verdict in rows.cpu().chunk(comm.size)]
+    lost_ranks = [str(rank) for rank, verdict in enumerate(verdicts) if verdict is None]
+    merged = [_with_verdicts(check, verdicts) for check in checks]
     if lost_ranks:
         who = ", ".join(lost_ranks)
-        told.append(Check("the ranks' verdicts", False, math.nan, f"no intact one of rank {who}"))
-    return tuple(told)
+        merged.append(Check("the ranks' verdicts", False, math.nan, f"no intact one of rank {who}"))
+    return tuple(merged)
 
 
-def _joined(check: Check, verdicts: Sequence[dict[str, str] | None]) -> Check:
+def _with_verdicts(check: Check, verdicts: Sequence[dict[str, str] | None]) -> Check:
     found = {
         rank: verdict[check.primitive]
         for rank, verdict in enumerate(verdicts)
@@ -60,7 +60,7 @@ def _joined(check: Check, verdicts: Sequence[dict[str, str] | None]) -> Check:
     return replace(check, ok=False, message="; ".join(texts))
 
 
-def _sealed(verdict: dict[str, str]) -> bytes:
+def _encode(verdict: dict[str, str]) -> bytes:
     """A rank's verdict in at most VERDICT_BYTES: checksum, length, JSON. Texts give way first."""
     room = VERDICT_BYTES - 8
     for kept in (300, 100, 40, 0):
@@ -70,7 +70,7 @@ def _sealed(verdict: dict[str, str]) -> bytes:
     return zlib.crc32(body).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
 
 
-def _opened(row: bytes) -> dict[str, str] | None:
+def _decode(row: bytes) -> dict[str, str] | None:
     length = int.from_bytes(row[4:8], "little")
     body = row[8 : 8 + length]
     if zlib.crc32(body) != int.from_bytes(row[:4], "little") or not body:

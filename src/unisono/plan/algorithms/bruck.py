@@ -51,9 +51,11 @@ def all_to_all(ranks: int) -> Schedule:
     steps = []
     for far in _distances(ranks):
         distance = np.flatnonzero(np.arange(ranks) & far)
-        place = (origin + distance % far) % ranks
+        position = (origin + distance % far) % ranks
         chunk = origin * ranks + (origin + distance) % ranks
-        steps.append(Step.of(place.ravel(), ((place + far) % ranks).ravel(), chunk.ravel(), "copy"))
+        steps.append(
+            Step.of(position.ravel(), ((position + far) % ranks).ravel(), chunk.ravel(), "copy")
+        )
     return Schedule.from_steps("all_to_all", "bruck", ranks, ranks * ranks, steps)
 
 

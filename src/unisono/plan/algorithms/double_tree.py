@@ -93,15 +93,15 @@ def trees_below_root(ranks: int) -> tuple[Ranks, Ranks]:
 
 def depths(tree: Ranks) -> Ranks:
     """How many steps each rank is away from the root."""
-    depth, place = np.zeros(len(tree), np.int64), np.arange(len(tree))
-    while np.any(tree[place] >= 0):
-        depth += tree[place] >= 0
-        place = np.where(tree[place] >= 0, tree[place], place)
+    depth, ancestor = np.zeros(len(tree), np.int64), np.arange(len(tree))
+    while np.any(tree[ancestor] >= 0):
+        depth += tree[ancestor] >= 0
+        ancestor = np.where(tree[ancestor] >= 0, tree[ancestor], ancestor)
     return depth
 
 
 def _relabelled(tree: Ranks, label: Ranks) -> Ranks:
-    """The same tree where rank r stands in the place of `label[r]`."""
+    """The same tree where rank r takes the position of `label[r]`."""
     rank_at = np.argsort(label)
     parent = tree[label]
     return np.where(parent >= 0, rank_at[parent], -1)

@@ -2,7 +2,7 @@
 
 The three stages are those of Horovod's hierarchical all-reduce (2018) and of BlueConnect (Cho and
 others, 2019). The g ranks of a node reduce and scatter, each straight to each; then the ranks with
-the same place in their nodes all-reduce their share over the m nodes by halving and doubling; then
+the same rank in their nodes all-reduce their share over the m nodes by halving and doubling; then
 each node gathers. It needs nodes of equal size; with p the largest power of two up to m:
 
 | steps                     | a rank sends inside   | and between nodes, m = p |

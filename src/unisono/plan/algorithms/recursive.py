@@ -31,8 +31,10 @@ Ranks = NDArray[np.int64]
 def all_reduce_doubling(ranks: int) -> Schedule:
     """Every rank ends with the sum of all: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
-    place = np.arange(len(leader))
-    steps = [Step.of(leader, leader[place ^ far], 0, "reduce") for far in _distances(len(leader))]
+    position = np.arange(len(leader))
+    steps = [
+        Step.of(leader, leader[position ^ far], 0, "reduce") for far in _distances(len(leader))
+    ]
     before = Step.of(folded, folded - 1, 0, "reduce")
     after = Step.of(folded - 1, folded, 0, "copy")
     return Schedule.from_steps(
@@ -97,8 +99,8 @@ def _fold(ranks: int) -> tuple[Ranks, Ranks]:
     """The ranks that stay, a power of two of them, and those whose left neighbour acts for them."""
     staying = 1 << (ranks.bit_length() - 1)
     extra = ranks - staying
-    place = np.arange(staying)
-    return np.where(place < extra, 2 * place, place + extra), 2 * np.arange(extra) + 1
+    position = np.arange(staying)
+    return np.where(position < extra, 2 * position, position + extra), 2 * np.arange(extra) + 1
 
 
 def _distances(staying: int) -> list[int]:
@@ -107,10 +109,10 @@ def _distances(staying: int) -> list[int]:
 
 def _doubling(leader: Ranks, start: Ranks) -> list[Step | Phase]:
     """Leader p, who begins with the chunks from start[p] to start[p + 1], gives away all it has."""
-    place = np.arange(len(leader))
+    position = np.arange(len(leader))
     steps: list[Step | Phase] = []
     for far in _distances(len(leader)):
-        first = place - place % far
+        first = position - position % far
         count = start[first + far] - start[first]
-        steps.append(Step.of(leader, leader[place ^ far], start[first], "copy", count))
+        steps.append(Step.of(leader, leader[position ^ far], start[first], "copy", count))
     return steps

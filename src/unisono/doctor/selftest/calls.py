@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PreparedCall:
     """One call, ready to be made: what to call, where the result will lie, and what it must be."""
 
     call: Callable[[], object]
@@ -28,9 +28,9 @@ def _values(rank: int, part: int, elements: int) -> torch.Tensor:
     return (torch.arange(elements) * 3 + 17 * rank + 5 * part).remainder(97).float()
 
 
-def trials(
+def prepared_calls(
     comm: Communicator, elements: int, device: torch.device
-) -> Iterator[tuple[str, Callable[[], Trial]]]:
+) -> Iterator[tuple[str, Callable[[], PreparedCall]]]:
     """Every primitive's name and how to make one call of it ready.
 
     What must come out is computed here from all ranks' inputs, without any communication.
@@ -48,13 +48,15 @@ def trials(
     def blank(parts: int = 1) -> torch.Tensor:
         return torch.full((parts * elements,), -1.0, device=device)
 
-    def in_place(call: Callable[[torch.Tensor], object], expected: torch.Tensor) -> Trial:
+    def in_place(call: Callable[[torch.Tensor], object], expected: torch.Tensor) -> PreparedCall:
         tensor = own.clone()
-        return Trial(lambda: call(tensor), [tensor], [expected])
+        return PreparedCall(lambda: call(tensor), [tensor], [expected])
 
-    def into(call: Callable[[torch.Tensor], object], parts: int, expected: torch.Tensor) -> Trial:
+    def into(
+        call: Callable[[torch.Tensor], object], parts: int, expected: torch.Tensor
+    ) -> PreparedCall:
         output = blank(parts)
-        return Trial(lambda: call(output), [output], [expected])
+        return PreparedCall(lambda: call(output), [output], [expected])
 
     def waited(tensor: torch.Tensor) -> None:
         work = comm.all_reduce(tensor, async_op=True)
@@ -66,7 +68,7 @@ def trials(
         comm.reduce_scatter(part, wide)
         comm.all_gather(tensor, part)
 
-    yield "barrier", lambda: Trial(lambda: comm.barrier(), [], [])
+    yield "barrier", lambda: PreparedCall(lambda: comm.barrier(), [], [])
     yield "broadcast", lambda: in_place(lambda t: comm.broadcast(t, root), narrow[root])
     reduced = total if rank == root else narrow[rank]
     yield "reduce", lambda: in_place(lambda t: comm.reduce(t, root), reduced)
@@ -109,7 +111,7 @@ def _messages(
     own: torch.Tensor,
     blank: Callable[[], torch.Tensor],
     narrow: Sequence[torch.Tensor],
-) -> Iterator[tuple[str, Callable[[], Trial]]]:
+) -> Iterator[tuple[str, Callable[[], PreparedCall]]]:
     """Point to point, each rank to the next one of a ring."""
     rank, size = comm.rank, comm.size
     following, previous = (rank + 1) % size, (rank - 1) % size
@@ -132,10 +134,10 @@ def _messages(
         for work in comm.batch_isend_irecv(messages):
             work.wait()
 
-    def around(ring: Callable[[torch.Tensor], None]) -> Callable[[], Trial]:
-        def prepare() -> Trial:
+    def around(ring: Callable[[torch.Tensor], None]) -> Callable[[], PreparedCall]:
+        def prepare() -> PreparedCall:
             tensor = blank()
-            return Trial(lambda: ring(tensor), [tensor], [narrow[previous]])
+            return PreparedCall(lambda: ring(tensor), [tensor], [narrow[previous]])
 
         return prepare
 

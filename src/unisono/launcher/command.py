@@ -1,0 +1,127 @@
+"""`unisono run`: start a program on several ranks of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from unisono.errors import TorchMissing, UnisonoError
+from unisono.misuse import Misuse
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-n", "--ranks", required=True, type=click.IntRange(min=1), help="How many processes to start."
+)
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.option(
+    "--backend", metavar="NAME", help="The default for init_process_group() without a backend."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads a rank (OMP_NUM_THREADS).  [default: as many as fit the cores]",
+)
+@click.option("--pin", is_flag=True, help="Bind each rank to its share of the cores.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="End everything after so long, and show where each rank was.",
+)
+@click.option("--no-prefix", is_flag=True, help="Leave out [rank 0] before each line.")
+@click.option(
+    "--capture", is_flag=True, help="Show what ranks write only if they fail: the last of it."
+)
+@click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
+@click.option(
+    "--watch-grace",
+    "watch_grace_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="With --watch: end everything so long after a report of a mismatch; inf: never.",
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a trace of all calls, for chrome://tracing and ui.perfetto.dev. Implies --watch.",
+)
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    ranks: int,
+    module: bool,
+    backend: str | None,
+    threads: int | None,
+    pin: bool,
+    timeout_s: float | None,
+    no_prefix: bool,
+    capture: bool,
+    watch: bool,
+    watch_grace_s: float,
+    trace: Path | None,
+    program: str,
+    args: tuple[str, ...],
+) -> None:
+    """Start PROGRAM on several ranks of this machine.
+
+    \b
+      unisono run -n 4 train.py --lr 0.1       four ranks of train.py
+      unisono run -n 2 -m package.train        a module
+      unisono run -n 4 --backend gloo train.py
+
+    In the program, unisono.init() joins the ranks, and so does torch.distributed's
+    init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
+    variables are set as torchrun sets them. No port needs to be chosen, and any number of runs may
+    go on at once.
+
+    Every line that a rank writes comes with the rank's name. If ranks fail, the others are ended
+    and each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
+    signal N), 124 after a timeout.
+
+    For several machines use torchrun; unisono works in the programs that it starts, too.
+    """
+    from unisono.launcher.protocol import Script
+    from unisono.launcher.script import RunSettings, run_script
+
+    if not module and not Path(program).is_file():
+        there = "is no file" if Path(program).exists() else "does not exist"
+        raise Misuse(f"{program} {there}")
+    settings = RunSettings(
+        ranks=ranks,
+        backend=None if backend is None else _known_backend(backend),
+        threads=threads,
+        pin=pin,
+        timeout_s=timeout_s,
+        prefix=not no_prefix,
+        capture=capture,
+        watch=watch,
+        watch_grace_s=watch_grace_s,
+        trace=None if trace is None else trace.absolute(),
+    )
+    try:
+        outcome = run_script(Script(program, module, args), settings)
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    if outcome.report is not None:
+        click.echo(f"\nunisono.watch: {outcome.report}", err=True)
+    if outcome.error is not None:
+        click.echo(f"\nunisono run: {outcome.error}", err=True)
+    raise SystemExit(outcome.exit_code)
+
+
+def _known_backend(name: str) -> str:
+    from unisono.torch_backend.autoload import backend_problem
+
+    try:
+        problem = backend_problem(name.lower())
+    except TorchMissing as error:
+        raise Misuse(str(error)) from error
+    if problem:
+        raise Misuse(problem)
+    return name.lower()

@@ -1,0 +1,46 @@
+"""The command `unisono`: its table of commands, and what asking for help imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+from click.testing import CliRunner
+
+from unisono.cli import COMMANDS, main
+
+
+def test_the_table_says_what_the_commands_say() -> None:
+    context = click.Context(main)
+    for name, (module, sentence) in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.callback is not None
+        assert command.callback.__module__ == module
+        assert command.get_short_help_str(limit=200) == sentence
+    listed = CliRunner().invoke(main, ["--help"]).stdout
+    assert all(f"\n  {name}  " in listed for name in COMMANDS)
+    refused = CliRunner().invoke(main, ["demmo"])
+    assert refused.exit_code == 2
+    assert "No such command 'demmo'" in refused.stderr
+
+
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+PROBE = """
+import sys
+from click.testing import CliRunner
+from unisono.cli import main
+assert CliRunner().invoke(main, ["--help"]).exit_code == 0
+print([name for name in sys.modules if name.startswith("unisono.") and "command" in name])
+for args in (["doctor", "--help"], ["demo", "--help"], ["run", "--help"], ["bench", "--help"]):
+    assert CliRunner().invoke(main, args).exit_code == 0
+print([name for name in ("torch", "numpy", "unisono.doctor.diagnosis") if name in sys.modules])
+"""
