@@ -32,7 +32,7 @@ T = TypeVar("T")
 class AxisGroup:
     """The group that this rank is in along one axis, or several.
 
-    `ranks` are its members as global ranks, `rank` is our place among them, `size` their number.
+    `ranks` are its members as global ranks, `rank` is ours among them, `size` their number.
     The Communicator `comm` and the torch process group `group` are made when they are first asked
     for, by the members alone.
     """
@@ -74,7 +74,7 @@ class AxisGroup:
             return self._group
 
     def neighbour(self, step: int) -> int:
-        """The global rank that is `step` places further, in a ring."""
+        """The global rank that is `step` ranks further, in a ring."""
         return self.ranks[(self.rank + step) % self.size]
 
     def close(self) -> None:
@@ -96,39 +96,39 @@ class AxisGroup:
             raise UnisonoError(f"the manager of the group of ranks {self.ranks} is closed")
 
 
-class _Of(Generic[T]):
+class _GroupAttribute(Generic[T]):
     """A name of the manager for something of one of its groups: `tp_rank`, `cp_dp_group`, ..."""
 
     def __init__(self, axes: Sequence[str], read: Callable[[AxisGroup], T]) -> None:
         self._axes, self._read = axes, read
 
     @overload
-    def __get__(self, manager: None, owner: type) -> _Of[T]: ...
+    def __get__(self, manager: None, owner: type) -> _GroupAttribute[T]: ...
     @overload
     def __get__(self, manager: ProcessGroupManager, owner: type) -> T: ...
-    def __get__(self, manager: ProcessGroupManager | None, owner: type) -> T | _Of[T]:
+    def __get__(self, manager: ProcessGroupManager | None, owner: type) -> T | _GroupAttribute[T]:
         return self if manager is None else self._read(manager.along(*self._axes))
 
 
-def _names(
+def _attributes(
     *axes: str,
 ) -> tuple[
-    _Of[Communicator],
-    _Of[ProcessGroup],
-    _Of[int],
-    _Of[int],
-    _Of[tuple[int, ...]],
-    _Of[int],
-    _Of[int],
+    _GroupAttribute[Communicator],
+    _GroupAttribute[ProcessGroup],
+    _GroupAttribute[int],
+    _GroupAttribute[int],
+    _GroupAttribute[tuple[int, ...]],
+    _GroupAttribute[int],
+    _GroupAttribute[int],
 ]:
     return (
-        _Of(axes, lambda own: own.comm),
-        _Of(axes, lambda own: own.group),
-        _Of(axes, lambda own: own.size),
-        _Of(axes, lambda own: own.rank),
-        _Of(axes, lambda own: own.ranks),
-        _Of(axes, lambda own: own.ranks[0]),
-        _Of(axes, lambda own: own.ranks[-1]),
+        _GroupAttribute(axes, lambda own: own.comm),
+        _GroupAttribute(axes, lambda own: own.group),
+        _GroupAttribute(axes, lambda own: own.size),
+        _GroupAttribute(axes, lambda own: own.rank),
+        _GroupAttribute(axes, lambda own: own.ranks),
+        _GroupAttribute(axes, lambda own: own.ranks[0]),
+        _GroupAttribute(axes, lambda own: own.ranks[-1]),
     )
 
 
@@ -138,7 +138,7 @@ class ProcessGroupManager:
     Ranks are laid out as `Mesh` says, tp fastest, then cp, ep, pp, dp. For each axis `x` there are
 
     - `x`, the Communicator, and `x_group`, the torch process group (for `dist.*` and DDP);
-    - `x_world_size` and `x_rank`, the size of this rank's group and its place in it;
+    - `x_world_size` and `x_rank`, the size of this rank's group and its rank in it;
     - `x_ranks`, `x_first_rank`, `x_last_rank`: the members, as global ranks.
 
     `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
@@ -150,11 +150,11 @@ class ProcessGroupManager:
     the world. Raises ValueError if the sizes do not multiply to its size.
     """
 
-    tp, tp_group, tp_world_size, tp_rank, tp_ranks, tp_first_rank, tp_last_rank = _names("tp")
-    cp, cp_group, cp_world_size, cp_rank, cp_ranks, cp_first_rank, cp_last_rank = _names("cp")
-    ep, ep_group, ep_world_size, ep_rank, ep_ranks, ep_first_rank, ep_last_rank = _names("ep")
-    pp, pp_group, pp_world_size, pp_rank, pp_ranks, pp_first_rank, pp_last_rank = _names("pp")
-    dp, dp_group, dp_world_size, dp_rank, dp_ranks, dp_first_rank, dp_last_rank = _names("dp")
+    tp, tp_group, tp_world_size, tp_rank, tp_ranks, tp_first_rank, tp_last_rank = _attributes("tp")
+    cp, cp_group, cp_world_size, cp_rank, cp_ranks, cp_first_rank, cp_last_rank = _attributes("cp")
+    ep, ep_group, ep_world_size, ep_rank, ep_ranks, ep_first_rank, ep_last_rank = _attributes("ep")
+    pp, pp_group, pp_world_size, pp_rank, pp_ranks, pp_first_rank, pp_last_rank = _attributes("pp")
+    dp, dp_group, dp_world_size, dp_rank, dp_ranks, dp_first_rank, dp_last_rank = _attributes("dp")
     (
         cp_dp,
         cp_dp_group,
@@ -163,7 +163,7 @@ class ProcessGroupManager:
         cp_dp_ranks,
         cp_dp_first_rank,
         cp_dp_last_rank,
-    ) = _names("cp", "dp")
+    ) = _attributes("cp", "dp")
     (
         pp_dp,
         pp_dp_group,
@@ -172,7 +172,7 @@ class ProcessGroupManager:
         pp_dp_ranks,
         pp_dp_first_rank,
         pp_dp_last_rank,
-    ) = _names("pp", "dp")
+    ) = _attributes("pp", "dp")
 
     def __init__(
         self,
@@ -190,14 +190,14 @@ class ProcessGroupManager:
         mesh.check_world(parent.size)
         self._begin(mesh, parent, range(parent.size))
 
-    def _begin(self, mesh: Mesh, parent: _Parent, places: Sequence[int]) -> None:
+    def _begin(self, mesh: Mesh, parent: _Parent, parent_ranks: Sequence[int]) -> None:
         self.mesh = mesh
         self.global_rank = parent.global_ranks[parent.rank]
         self.world_size = mesh.size
         self._parent = parent
-        self._places = list(places)  # a rank of the mesh -> a rank of the parent
-        self._rank = self._places.index(parent.rank)
-        self._suffix = parent.next_suffix(self._places)
+        self._parent_ranks = list(parent_ranks)  # a rank of the mesh -> a rank of the parent
+        self._rank = self._parent_ranks.index(parent.rank)
+        self._suffix = parent.next_suffix(self._parent_ranks)
         self._groups: dict[tuple[str, ...], AxisGroup] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -206,16 +206,16 @@ class ProcessGroupManager:
 
     def along(self, *axes: str) -> AxisGroup:
         """This rank's group along one axis or several. Nothing is made before its `comm` or
-        `group` is asked for. Raises ValueError for an axis that there is not."""
-        wide = self._wide(axes)
+        `group` is asked for. Raises ValueError for an axis that does not exist."""
+        key = self._axes_of_several(axes)
         with self._lock:
-            if wide not in self._groups:
-                self._groups[wide] = self._axis_group(wide)
+            if key not in self._groups:
+                self._groups[key] = self._axis_group(key)
                 if self._closed:
-                    self._groups[wide].close()
-            return self._groups[wide]
+                    self._groups[key].close()
+            return self._groups[key]
 
-    def _wide(self, axes: Sequence[str]) -> tuple[str, ...]:
+    def _axes_of_several(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Those with more than one rank, fastest first: groups with the same ones are the same."""
         known = [axis for axis in axes if axis in self.mesh.axes or axis not in AXES]
         if known or not axes:
@@ -223,10 +223,10 @@ class ProcessGroupManager:
         order = reversed(self.mesh.axes)
         return tuple(axis for axis in order if axis in known and self.mesh[axis] > 1)
 
-    def _axis_group(self, wide: tuple[str, ...]) -> AxisGroup:
-        members = self.mesh.members(self._rank, *wide) if wide else [self._rank]
-        places = [self._places[member] for member in members]
-        return self._parent.axis_group(places, "_".join(wide or ("own",)) + self._suffix)
+    def _axis_group(self, axes: tuple[str, ...]) -> AxisGroup:
+        members = self.mesh.members(self._rank, *axes) if axes else [self._rank]
+        parent_ranks = [self._parent_ranks[member] for member in members]
+        return self._parent.axis_group(parent_ranks, "_".join(axes or ("own",)) + self._suffix)
 
     @property
     def pp_next_rank(self) -> int | None:
@@ -269,7 +269,7 @@ class ProcessGroupManager:
         from torch.distributed.device_mesh import DeviceMesh
 
         groups = [self.along(axis).group for axis in self.mesh.axes]
-        ranks = [self._parent.global_ranks[place] for place in self._places]
+        ranks = [self._parent.global_ranks[rank] for rank in self._parent_ranks]
         return DeviceMesh.from_group(
             groups,
             device_type,
@@ -282,26 +282,26 @@ class ProcessGroupManager:
         """A manager of the groups of torch's DeviceMesh, which stay the mesh's own: `close` leaves
         them alone. Its dimensions are the axes, by their names; `along` takes those that are not
         tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that this
-        process has no place in."""
+        process is not in."""
         from unisono.comm.over_torch import process_groups
 
         names = device_mesh.mesh_dim_names
         if not names:
             raise ValueError("the DeviceMesh has no mesh_dim_names: axes need names")
         if device_mesh.get_coordinate() is None:
-            raise ValueError("this process has no place in the DeviceMesh")
+            raise ValueError("this process is not in the DeviceMesh")
         manager = cls.__new__(cls)
         mesh = Mesh(dict(zip(names, device_mesh.mesh.shape, strict=True)))
         parent = _parent(process_groups.world())
         manager._begin(mesh, parent, device_mesh.mesh.flatten().tolist())
         for axis in names:
             if mesh[axis] > 1:
-                ranks = [manager._places[rank] for rank in mesh.members(manager._rank, axis)]
+                ranks = [manager._parent_ranks[rank] for rank in mesh.members(manager._rank, axis)]
                 manager._groups[axis,] = AxisGroup(
                     ranks,
                     manager.global_rank,
                     lambda own: resolve(own.group),
-                    _constantly(device_mesh.get_group(axis)),
+                    _always(device_mesh.get_group(axis)),
                     owned=False,
                 )
         return manager
@@ -334,11 +334,13 @@ class ProcessGroupManager:
 
     def __repr__(self) -> str:
         where = self.mesh.coordinates(self._rank)
-        places = (f"{axis} {where[axis]}/{self.mesh[axis]}" for axis in reversed(self.mesh.axes))
-        return f"<{type(self).__name__} rank {self.global_rank}: {', '.join(places)}>"
+        coordinates = (
+            f"{axis} {where[axis]}/{self.mesh[axis]}" for axis in reversed(self.mesh.axes)
+        )
+        return f"<{type(self).__name__} rank {self.global_rank}: {', '.join(coordinates)}>"
 
 
-def _constantly(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
+def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
     return lambda own: group
 
 
@@ -357,21 +359,21 @@ class _Parent:
         self.global_ranks = global_ranks
         self.size = len(global_ranks)
 
-    def next_suffix(self, places: Sequence[int]) -> str:
-        """What tells the groups of a new manager of these ranks from those of all others. Its
-        members agree on it without a word, for each of them has made the same ones before."""
+    def next_suffix(self, members: Sequence[int]) -> str:
+        """What tells the groups of a new manager of these members from those of all others. They
+        agree on it without a message, for each of them has made the same ones before."""
         layout = ""
-        if list(places) != list(range(self.size)):
-            layout = "@" + hashlib.sha256(repr(list(places)).encode()).hexdigest()[:8]
+        if list(members) != list(range(self.size)):
+            layout = "@" + hashlib.sha256(repr(list(members)).encode()).hexdigest()[:8]
         with _managers_lock:
             made = _managers.setdefault(self.source, Counter())
             made[layout] += 1
             number = made[layout]
         return layout + (f"#{number}" if number > 1 else "")
 
-    def axis_group(self, places: Sequence[int], label: str) -> AxisGroup:
+    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
         def split(own: AxisGroup) -> Communicator:
-            comm: Communicator = self.source.split(places, label)
+            comm: Communicator = self.source.split(members, label)
             return comm
 
         def group_over(own: AxisGroup) -> ProcessGroup:
@@ -381,23 +383,23 @@ class _Parent:
             group: ProcessGroup = torch_groups.group_over(own.comm)
             return group
 
-        return self._axis_group(places, split, group_over)
+        return self._axis_group(members, split, group_over)
 
     def _axis_group(
         self,
-        places: Sequence[int],
+        members: Sequence[int],
         make_comm: Callable[[AxisGroup], Communicator],
         make_group: Callable[[AxisGroup], ProcessGroup],
     ) -> AxisGroup:
-        ranks = [self.global_ranks[place] for place in places]
+        ranks = [self.global_ranks[member] for member in members]
         return AxisGroup(ranks, self.global_ranks[self.rank], make_comm, make_group)
 
 
-class _ForeignParent(_Parent):
+class _TorchParent(_Parent):
     """A torch process group of another backend: torch makes the groups, and we wrap them."""
 
-    def axis_group(self, places: Sequence[int], label: str) -> AxisGroup:
-        ranks = [self.global_ranks[place] for place in places]
+    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
+        ranks = [self.global_ranks[member] for member in members]
         # Groups with one label have no member in common: the first one tells them apart.
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
 
@@ -407,7 +409,7 @@ class _ForeignParent(_Parent):
             group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
             return group
 
-        return self._axis_group(places, lambda own: resolve(own.group), new_group)
+        return self._axis_group(members, lambda own: resolve(own.group), new_group)
 
 
 def _parent(group: Any) -> _Parent:
@@ -423,7 +425,7 @@ def _parent(group: Any) -> _Parent:
             group = process_groups.world()
         wrapped = getattr(group, "process_group", group)
         if torch_groups.is_foreign(wrapped):
-            return _ForeignParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
+            return _TorchParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
     comm = resolve(group)
     return _Parent(comm, comm.rank, comm.global_ranks or range(comm.size))
 

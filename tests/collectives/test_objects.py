@@ -174,9 +174,9 @@ def test_what_is_no_plain_data_is_named() -> None:
     class Own(dict):  # type: ignore[type-arg]
         pass
 
-    with pytest.raises(TypeError, match=r"\['a'\]\[1\]: builtins.object is no plain data.*allow"):
+    with pytest.raises(TypeError, match=r"\['a'\]\[1\]: builtins.object is not plain data.*allow"):
         encode({"a": [1, object()]})
-    with pytest.raises(TypeError, match="Own is no plain data"):
+    with pytest.raises(TypeError, match="Own is not plain data"):
         encode(Own())
     with pytest.raises(TypeError, match="not dense"):
         encode(torch.ones(2).to_sparse())

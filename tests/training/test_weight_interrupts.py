@@ -22,8 +22,8 @@ from ranks import attempt
 from unisono import Communicator, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
 from unisono.training import WeightReceiver, WeightSender
-from unisono.training.deferral import signals_wait
-from unisono.training.weights.shards import Held, held
+from unisono.training.deferral import defer_signals
+from unisono.training.weights.shards import HeldTensor, held_tensors
 from unisono.training.weights.staging import Staging
 
 FILES = {str(Path(module.__file__ or "")) for module in (weight_staging, weights_module)}
@@ -42,14 +42,14 @@ class Engine:
         self.version = 0
         self.staging = Staging()
 
-    def stage(self) -> dict[str, Held]:
-        mine = held(self.weights)
+    def stage(self) -> dict[str, HeldTensor]:
+        mine = held_tensors(self.weights)
         self.staging.prepare(None, mine, torch.device("cpu"))  # type: ignore[arg-type]
         for tensor in self.staging.tensors.values():
             tensor.fill_(self.version + 1)
         return mine
 
-    def change_over(self, mine: dict[str, Held]) -> None:
+    def change_over(self, mine: dict[str, HeldTensor]) -> None:
         number = self.version + 1
         self.staging.swap(mine, partial(setattr, self, "version", number))
 
@@ -238,7 +238,7 @@ def test_signals_wait_and_a_second_one_does_not(interrupting: None) -> None:
     reached = []
 
     def raise_signals(count: int) -> None:
-        with signals_wait():
+        with defer_signals():
             for _ in range(count):
                 signal.raise_signal(signal.SIGALRM)
             reached.append(count)
@@ -258,7 +258,7 @@ def test_every_handler_is_called_though_one_raises() -> None:
         raise Interrupt
 
     def raise_all() -> None:
-        with signals_wait():
+        with defer_signals():
             for number in numbers:
                 signal.raise_signal(number)
             assert called == []
@@ -280,7 +280,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
 
     def look() -> None:
         before = signal.getsignal(signal.SIGINT)
-        with signals_wait():
+        with defer_signals():
             seen.append(signal.getsignal(signal.SIGINT) is before)
 
     thread = threading.Thread(target=look)

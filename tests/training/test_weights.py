@@ -274,7 +274,7 @@ def test_dtensors_send_and_receive_as_they_lie(process_group: Any) -> None:
 def test_boxes_cut_into_small_ones_lose_nothing() -> None:
     for shape in ((5, 3, 7), (1, 1, 9), (4,), ()):
         for most in (1, 2, 10, 1000):
-            pieces = list(Box((10,) * len(shape), shape).cut(most))
+            pieces = list(Box((10,) * len(shape), shape).split(most))
             seen = torch.zeros(shape)
             for piece in pieces:
                 assert piece.count <= most

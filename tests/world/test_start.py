@@ -18,7 +18,7 @@ import unisono
 from programs import eventually, plain_environment, program
 from ranks import attempt
 from unisono.environment import local_rank_here, place_here, size_here
-from unisono.world.start import Facts, choose
+from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
 
 # -- who started the ranks -------------------------------------------------------------------------
@@ -228,24 +228,26 @@ def test_ranks_of_torchrun_meet_in_its_store(
 # -- the backend -----------------------------------------------------------------------------------
 
 
-def facts(boot: str = "a", gpu: str = "") -> Facts:
-    return Facts(f"host-{boot}", boot, True, gpu)
+def described(boot: str = "a", gpu: str = "") -> RankDescription:
+    return RankDescription(f"host-{boot}", boot, True, gpu)
 
 
 @pytest.mark.parametrize(
     ("everyone", "backend", "reason"),
     [
-        ([facts()], "unisono", "no rank has a GPU"),
-        ([facts(), facts()], "unisono", "one machine"),
-        ([facts("a"), facts("b")], "gloo", "several machines"),
-        ([facts(gpu="x")], "nccl", "a GPU of its own"),
-        ([facts("a", "x"), facts("b", "y")], "nccl", "a GPU of its own"),
-        ([facts(gpu="x"), facts(gpu="x")], "unisono", "not have a GPU each"),
-        ([facts("a", "x"), facts("b")], "gloo", "not have a GPU each"),
+        ([described()], "unisono", "no rank has a GPU"),
+        ([described(), described()], "unisono", "one machine"),
+        ([described("a"), described("b")], "gloo", "several machines"),
+        ([described(gpu="x")], "nccl", "a GPU of its own"),
+        ([described("a", "x"), described("b", "y")], "nccl", "a GPU of its own"),
+        ([described(gpu="x"), described(gpu="x")], "unisono", "not have a GPU each"),
+        ([described("a", "x"), described("b")], "gloo", "not have a GPU each"),
     ],
 )
-def test_the_choice_and_its_reason(everyone: list[Facts], backend: str, reason: str) -> None:
-    found = choose(everyone)
+def test_the_choice_and_its_reason(
+    everyone: list[RankDescription], backend: str, reason: str
+) -> None:
+    found = choose_backend(everyone)
     assert found[0] == backend
     assert reason in found[1]
 

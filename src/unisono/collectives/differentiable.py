@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from unisono.collectives import primitives, ragged
-from unisono.collectives.integers import all_gather_words
+from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.comm.base import Communicator, Op, PremulSum
@@ -35,15 +35,15 @@ def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torc
     share the extreme value share the gradient evenly, as torch.amax does.
     """
     comm = _group_of(group, "all_reduce", tensor)
-    known = _smooth(op, comm, "all_reduce", tensor)
+    known = _differentiable_op(op, comm, "all_reduce", tensor)
     apply: Any = {"min": _Extreme, "max": _Extreme, "product": _Product}.get(str(known), _Sum).apply
-    return apply(*_tracked(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
+    return apply(*_track_alike(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
 
 
 def all_gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """A list of every rank's tensor, on every rank; shapes may differ."""
     comm = _group_of(group, "all_gather", tensor)
-    return list(_Gather.apply(*_tracked(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
+    return list(_Gather.apply(*_track_alike(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
 
 
 def reduce_scatter(
@@ -51,10 +51,10 @@ def reduce_scatter(
 ) -> torch.Tensor:
     """The ranks' tensors combined; rank r has part r. Sum, mean and PremulSum have gradients."""
     parts, comm = _parts_of(group, "reduce_scatter", tensors)
-    known = _smooth(op, comm, "reduce_scatter", parts[0])
+    known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
         comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
-    return _ReduceScatter.apply(comm, known, *_tracked(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def all_to_all(
@@ -63,7 +63,7 @@ def all_to_all(
     """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
     along its first dimension, the result is one tensor."""
     parts, comm = _parts_of(group, "all_to_all", tensors)
-    results = list(_AllToAll.apply(comm, *_tracked(comm, parts)))  # type: ignore[no-untyped-call]
+    results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
 
@@ -72,7 +72,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Te
     and gets a gradient of zero."""
     comm = _group_of(group, "broadcast", tensor)
     check_rank(comm, "broadcast", src)
-    return _Broadcast.apply(*_tracked(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
+    return _Broadcast.apply(*_track_alike(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
@@ -82,13 +82,13 @@ def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
     return comm
 
 
-def _tracked(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _track_alike(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same tensors, tracked by autograd on every rank if they are on one: else that one would
     wait in its backward pass for ranks that have none."""
     if comm.size == 1 or not torch.is_grad_enabled():
         return tensors
     wanted = any(tensor.requires_grad for tensor in tensors)
-    flags = all_gather_words(comm, (int(wanted),), tensors[0].device)
+    flags = all_gather_integers(comm, (int(wanted),), tensors[0].device)
     if wanted or [1] not in flags:
         return tensors
     first = tensors[0].detach()
@@ -97,7 +97,7 @@ def _tracked(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tens
     return [first, *tensors[1:]]
 
 
-def _smooth(op: Any, comm: Communicator, operation: str, tensor: torch.Tensor) -> Op:
+def _differentiable_op(op: Any, comm: Communicator, operation: str, tensor: torch.Tensor) -> Op:
     known = reduction(op, comm, operation, tensor)
     if known in ("band", "bor", "bxor"):
         comm.refuse(operation, f"{known} has no gradient")
@@ -110,7 +110,7 @@ def _parts_of(group: Any, operation: str, tensors: Any) -> tuple[list[torch.Tens
     return primitives.parts(comm, operation, tensors), comm
 
 
-def _scaled(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:
+def _scale_gradient(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:
     """The gradient before it is summed: op is a sum of inputs times a factor."""
     if isinstance(op, PremulSum):
         return gradient * op.factor
@@ -198,7 +198,7 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        scaled = _scaled(gradient, ctx.op, ctx.comm.size)
+        scaled = _scale_gradient(gradient, ctx.op, ctx.comm.size)
         return None, None, *all_gather(scaled, ctx.comm)
 
 

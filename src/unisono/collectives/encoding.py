@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.collectives.tensor_bytes import as_bytes
+from unisono.collectives.tensor_bytes import flat_bytes
 
 _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")
@@ -42,7 +42,7 @@ Out = bytearray
 def encode(value: Any, allow_pickle: bool = False) -> bytearray:
     """The bytes of a value.
 
-    Raises TypeError, with the path, for what is no plain data, unless it may be pickled, and
+    Raises TypeError, with the path, for what is not plain data, unless it may be pickled, and
     ValueError for what is nested too deeply.
     """
     out = bytearray()
@@ -83,7 +83,7 @@ def _put(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> Non
         _refuse(value, path)
 
 
-def _refuse(value: Any, path: tuple[str, ...], why: str = "no plain data") -> None:
+def _refuse(value: Any, path: tuple[str, ...], why: str = "not plain data") -> None:
     kind = type(value)
     raise TypeError(
         f"{_where(path)}{kind.__module__}.{kind.__qualname__} is {why}: pass allow_pickle=True on "
@@ -115,7 +115,7 @@ def _put_str(out: Out, value: str, path: tuple[str, ...], allow_pickle: bool) ->
     _put_bytes(out, b"s", value.encode("utf-8", "surrogatepass"))
 
 
-def _put_raw(out: Out, value: bytes, path: tuple[str, ...], allow_pickle: bool) -> None:
+def _put_binary(out: Out, value: bytes, path: tuple[str, ...], allow_pickle: bool) -> None:
     _put_bytes(out, b"b", value)
 
 
@@ -148,7 +148,7 @@ def _put_tensor(out: Out, value: torch.Tensor, path: tuple[str, ...], allow_pick
     if value.layout is not torch.strided or value.is_quantized:
         _refuse(value, path, "not dense")
     name = str(value.dtype).removeprefix("torch.")
-    _put_elements(out, b"x", name, as_bytes(value).cpu().numpy(), tuple(value.shape))
+    _put_elements(out, b"x", name, flat_bytes(value).cpu().numpy(), tuple(value.shape))
 
 
 def _put_array(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
@@ -178,7 +178,7 @@ _WRITERS: dict[type, Callable[..., None]] = {
     float: _put_float,
     complex: _put_complex,
     str: _put_str,
-    bytes: _put_raw,
+    bytes: _put_binary,
     list: _put_many(b"l"),
     tuple: _put_many(b"t"),
     set: _put_many(b"e"),
@@ -202,12 +202,12 @@ def torch_dtype(name: object) -> torch.dtype:
 def _numpy_dtype(name: str) -> numpy.dtype[Any]:
     """NumPy would parse more than names, and as Python: "i4,(" is a SyntaxError there."""
     if not _NUMPY_DTYPE.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no dtype of plain elements")
+        raise ValueError(f"{name[:80]!r} is not a dtype of plain elements")
     return numpy.dtype(name)
 
 
 class _Reader:
-    """A place in the bytes. Whatever a length says is compared with what is left first."""
+    """A position in the bytes. Whatever a length says is compared with what is left first."""
 
     def __init__(self, data: memoryview, allow_pickle: bool) -> None:
         self.data = data
@@ -271,10 +271,10 @@ class _Reader:
         count = 1
         for length in shape:
             count *= length
-        raw = bytearray(self.take(count * dtype.itemsize))
+        data = bytearray(self.take(count * dtype.itemsize))
         if tag == b"x":
-            if not raw:
+            if not data:
                 return torch.empty(shape, dtype=dtype)
-            return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(shape)
-        array = numpy.ndarray(shape, dtype, raw)
+            return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)
+        array = numpy.ndarray(shape, dtype, data)
         return array[()] if tag == b"n" and not shape else array

@@ -1,4 +1,4 @@
-"""A few integers of every rank: how ranks tell each other what they are about to do."""
+"""A few integers from every rank: how ranks tell each other what they are about to do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def device_of(comm: Communicator) -> Any:
     return getattr(comm, "device", "cpu")
 
 
-def all_gather_words(comm: Communicator, words: Sequence[int], device: Any) -> list[list[int]]:
-    """Every rank's words, in rank order; all ranks pass equally many. They travel in memory of
+def all_gather_integers(
+    comm: Communicator, integers: Sequence[int], device: Any
+) -> list[list[int]]:
+    """Every rank's integers, in rank order; all ranks pass equally many. They travel in memory of
     this device."""
     if str(device) == "cpu":  # arrays are made in a fraction of the time that tensors take
-        everyone = numpy.empty((comm.size, len(words)), dtype=numpy.int64)
-        comm.all_gather(everyone, numpy.array(words, dtype=numpy.int64))
+        everyone = numpy.empty((comm.size, len(integers)), dtype=numpy.int64)
+        comm.all_gather(everyone, numpy.array(integers, dtype=numpy.int64))
         return everyone.tolist()
-    tensor = torch.empty((comm.size, len(words)), dtype=torch.int64, device=device)
-    comm.all_gather(tensor, torch.tensor(words, dtype=torch.int64, device=device))
+    tensor = torch.empty((comm.size, len(integers)), dtype=torch.int64, device=device)
+    comm.all_gather(tensor, torch.tensor(integers, dtype=torch.int64, device=device))
     return tensor.tolist()

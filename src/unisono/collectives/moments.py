@@ -13,7 +13,14 @@ from torch.autograd.function import once_differentiable
 
 from unisono.collectives import differentiable
 from unisono.collectives.refusals import refuse_type
-from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
+from unisono.collectives.statistics import (
+    gather_statistics,
+    is_small,
+    keep_or_squeeze,
+    shard_of,
+    widen,
+    widen_to_64_bits,
+)
 from unisono.comm.base import Communicator
 from unisono.world.world import resolve
 
@@ -35,7 +42,7 @@ def weighted_sum(
     if not isinstance(x, torch.Tensor):
         refuse_type(comm, "all_reduce", f"weighted_sum takes a tensor, not {type(x).__name__}")
     product = x * weight
-    local = wide(product)
+    local = widen(product)
     if dim is not None:
         local = local.sum(dim, keepdim=keepdim)
     return differentiable.all_reduce(local, "sum", comm).to(product.dtype)
@@ -50,11 +57,11 @@ def mean(
     shard, axis = shard_of(comm, "mean", x, dim, complexes=True)
     if dim is None:
         return differentiable.all_reduce(x, "mean", comm)
-    total = long(wide(shard).sum(axis, keepdim=True))
+    total = widen_to_64_bits(widen(shard).sum(axis, keepdim=True))
     count = total.new_full((1,), shard.size(axis))
     together = differentiable.all_reduce(torch.cat([total.flatten(), count]), "sum", comm)
     result = (together[:-1] / together[-1]).view(total.shape).to(x.dtype)
-    return shown(result, axis, keepdim)
+    return keep_or_squeeze(result, axis, keepdim)
 
 
 def variance(
@@ -73,7 +80,7 @@ def variance(
     comm = resolve(group)
     shard, axis = shard_of(comm, "variance", x, dim)
     result = _Variance.apply(shard, axis, comm, correction)  # type: ignore[no-untyped-call]
-    return shown(result, axis, keepdim and dim is not None)
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
 class _Variance(torch.autograd.Function):
@@ -86,14 +93,14 @@ class _Variance(torch.autograd.Function):
     ) -> torch.Tensor:
         length = x.size(dim)
         if length:
-            spread, centre = torch.var_mean(wide(x), dim, correction=0, keepdim=True)
-            spread, centre = long(spread) * length, long(centre)
+            spread, centre = torch.var_mean(widen(x), dim, correction=0, keepdim=True)
+            spread, centre = widen_to_64_bits(spread) * length, widen_to_64_bits(centre)
         else:
             shape = [1 if i == dim else n for i, n in enumerate(x.shape)]
             spread = centre = torch.zeros(shape, dtype=torch.float64, device=x.device)
         count = torch.full_like(centre, length)
         if is_small(comm, centre, spread, count):
-            counts, centres, spreads = gathered(comm, count, centre, spread)
+            counts, centres, spreads = gather_statistics(comm, count, centre, spread)
             elements = counts.sum(0)
             middle = (counts * centres).sum(0) / elements
             squares = (spreads + counts * (centres - middle).square()).sum(0)
@@ -113,6 +120,6 @@ class _Variance(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, middle, freedom = ctx.saved_tensors
-        total = long(gradient).clone(memory_format=torch.contiguous_format)
+        total = widen_to_64_bits(gradient).clone(memory_format=torch.contiguous_format)
         ctx.comm.all_reduce(total)
         return (2 * (x - middle) / freedom * total).to(x.dtype), None, None, None

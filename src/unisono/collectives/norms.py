@@ -12,7 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from unisono.collectives.integers import device_of
-from unisono.collectives.statistics import gathered, is_small, long, shard_of, shown, wide
+from unisono.collectives.statistics import (
+    gather_statistics,
+    is_small,
+    keep_or_squeeze,
+    shard_of,
+    widen,
+    widen_to_64_bits,
+)
 from unisono.comm.base import Communicator
 from unisono.world.world import resolve
 
@@ -27,7 +34,7 @@ def l2_norm(
     comm = resolve(group)
     shard, axis = shard_of(comm, "l2_norm", x, dim, complexes=True)
     result = _Norm.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
-    return shown(result, axis, keepdim and dim is not None)
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
 def normalize(
@@ -35,8 +42,8 @@ def normalize(
 ) -> torch.Tensor:
     """x divided by its `l2_norm`, or by `eps` where that is smaller; each rank has its shard's
     part."""
-    norm = l2_norm(wide(x) if isinstance(x, torch.Tensor) else x, dim, group, keepdim=True)
-    return (wide(x) / norm.clamp_min(eps)).to(x.dtype)
+    norm = l2_norm(widen(x) if isinstance(x, torch.Tensor) else x, dim, group, keepdim=True)
+    return (widen(x) / norm.clamp_min(eps)).to(x.dtype)
 
 
 def clip_grad_norm(
@@ -58,11 +65,11 @@ def clip_grad_norm(
     """
     comm = resolve(group)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    gradients = [one.grad for one in given if one.grad is not None]
+    gradients = [parameter.grad for parameter in given if parameter.grad is not None]
     device = gradients[0].device if gradients else torch.device(device_of(comm))
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
-        norms = torch.stack([_norm(one, norm_type) for one in gradients])
+        norms = torch.stack([_norm(gradient, norm_type) for gradient in gradients])
         total = torch.linalg.vector_norm(norms, norm_type)
     if norm_type == float("inf"):
         comm.all_reduce(total, "max")
@@ -78,7 +85,7 @@ def clip_grad_norm(
 
 def _norm(gradient: torch.Tensor, order: float) -> torch.Tensor:
     """A norm that does not overflow in half precision."""
-    dtype = wide(gradient.new_empty(0)).dtype
+    dtype = widen(gradient.new_empty(0)).dtype
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, order, dtype=dtype)
     return norm.double()
 
@@ -86,9 +93,11 @@ def _norm(gradient: torch.Tensor, order: float) -> torch.Tensor:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
-        local = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=long(x.new_empty(0)).dtype)
+        local = torch.linalg.vector_norm(
+            x, dim=dim, keepdim=True, dtype=widen_to_64_bits(x.new_empty(0)).dtype
+        )
         if is_small(comm, local):
-            norm = torch.linalg.vector_norm(gathered(comm, local)[0], dim=0)
+            norm = torch.linalg.vector_norm(gather_statistics(comm, local)[0], dim=0)
         else:
             squares = local.square_()
             comm.all_reduce(squares)
@@ -102,7 +111,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, norm = ctx.saved_tensors
-        total = long(gradient).clone(memory_format=torch.contiguous_format)
+        total = widen_to_64_bits(gradient).clone(memory_format=torch.contiguous_format)
         ctx.comm.all_reduce(total)
         slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
         return (x * slope).to(x.dtype), None, None

@@ -21,8 +21,8 @@ import torch
 from unisono.collectives import ragged, structures
 from unisono.collectives.integers import device_of
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import check_rank, refuse_type
-from unisono.collectives.results import ResultWork, over
+from unisono.collectives.refusals import as_dense_tensor, check_rank, refuse_type
+from unisono.collectives.results import ResultWork, result_or_work
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world.world import resolve
 
@@ -43,12 +43,12 @@ def all_reduce(
     """
     comm = resolve(group)
     if type(tensor) is not _Tensor and not _is_tensor(tensor):
-        _no_out(comm, "all_reduce", out)
+        _refuse_out(comm, "all_reduce", out)
         return structures.all_reduce(comm, tensor, op, async_op)
     if op != "sum":
         op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
-        tensor = _copied_to(comm, "all_reduce", out, tensor)
+        tensor = _copy_into(comm, "all_reduce", out, tensor)
     if async_op:
         return ResultWork(comm.all_reduce(tensor, op, async_op=True), tensor)
     comm.all_reduce(tensor, op)
@@ -71,9 +71,9 @@ def reduce(
     check_rank(comm, "reduce", dst)
     if comm.rank != dst:
         given = tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
-        return over(comm.reduce(given, dst, op, async_op=async_op), async_op, None)
-    result = copy_of(tensor) if out is None else _copied_to(comm, "reduce", out, tensor)
-    return over(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
+        return result_or_work(comm.reduce(given, dst, op, async_op=async_op), async_op, None)
+    result = copy_of(tensor) if out is None else _copy_into(comm, "reduce", out, tensor)
+    return result_or_work(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
 
 
 def broadcast(tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = False) -> Any:
@@ -86,7 +86,7 @@ def broadcast(tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = 
     if type(tensor) is not _Tensor and not _is_tensor(tensor):
         check_rank(comm, "broadcast", src)
         return structures.broadcast(comm, tensor, src, async_op)
-    return over(comm.broadcast(tensor, src, async_op=async_op), async_op, tensor)
+    return result_or_work(comm.broadcast(tensor, src, async_op=async_op), async_op, tensor)
 
 
 def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
@@ -100,11 +100,11 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     comm = resolve(group)
     if out is not None:
         _check_tensor(comm, "all_gather", tensor)
-        return over(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
+        return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
     if not _is_tensor(tensor):
         return structures.all_gather(comm, tensor, async_op)
-    result = ragged.all_gather(comm, _as_torch(comm, "all_gather", tensor), async_op)
-    return _as_given(tensor, result)
+    result = ragged.all_gather(comm, as_dense_tensor(comm, "all_gather", tensor), async_op)
+    return _in_given_type(tensor, result)
 
 
 def gather(
@@ -118,13 +118,13 @@ def gather(
     comm = resolve(group)
     check_rank(comm, "gather", dst)
     if not _is_tensor(tensor):
-        _no_out(comm, "gather", out)
+        _refuse_out(comm, "gather", out)
         return structures.gather(comm, tensor, dst, async_op)
     buffers = None
     if out is not None and comm.rank == dst:
         buffers = parts(comm, "gather", out)
-    result = ragged.gather(comm, _as_torch(comm, "gather", tensor), dst, buffers, async_op)
-    return _as_given(tensor, result)
+    result = ragged.gather(comm, as_dense_tensor(comm, "gather", tensor), dst, buffers, async_op)
+    return _in_given_type(tensor, result)
 
 
 def scatter(
@@ -149,9 +149,9 @@ def scatter(
     elif tensors is not None:
         comm.refuse("scatter", f"only rank {src}, the source, passes tensors: pass None")
     device = device_of(comm) if mine is None else mine[0].device
-    buffer = None if out is None else _as_torch(comm, "scatter", out)
+    buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
-    return _as_given(_first(tensors) if out is None else out, result)
+    return _in_given_type(_first(tensors) if out is None else out, result)
 
 
 def reduce_scatter(
@@ -167,10 +167,12 @@ def reduce_scatter(
         _check_parts(comm, "reduce_scatter", tensors)
         shape, like = tensors[comm.rank].shape, tensors[comm.rank]
     else:
-        shape, like = _cut_shape(comm, "reduce_scatter", tensors), tensors
+        shape, like = _part_shape(comm, "reduce_scatter", tensors), tensors
     op = reduction(op, comm, "reduce_scatter", like)
     output = _empty(like, shape) if out is None else out
-    return over(comm.reduce_scatter(output, tensors, op, async_op=async_op), async_op, output)
+    return result_or_work(
+        comm.reduce_scatter(output, tensors, op, async_op=async_op), async_op, output
+    )
 
 
 def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
@@ -182,12 +184,12 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
     comm = resolve(group)
     listed = isinstance(tensors, (list, tuple))
     if not listed:
-        _cut_shape(comm, "all_to_all", tensors)
+        _part_shape(comm, "all_to_all", tensors)
         out = _empty(tensors, tensors.shape) if out is None else out
     if out is not None:
-        return over(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
+        return result_or_work(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
     result = ragged.all_to_all(comm, parts(comm, "all_to_all", tensors), async_op)
-    return _as_given(tensors[0], result)
+    return _in_given_type(tensors[0], result)
 
 
 # -- point to point ------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ def _check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
         refuse_type(comm, operation, f"{type(tensor).__name__} is neither a tensor nor an array")
 
 
-def _no_out(comm: Communicator, operation: str, out: Any) -> None:
+def _refuse_out(comm: Communicator, operation: str, out: Any) -> None:
     if out is not None:
         refuse_type(comm, operation, "out= is for tensors: it does not go with a structure")
 
@@ -244,7 +246,7 @@ def copy_of(tensor: Any) -> Any:
     return tensor.copy()
 
 
-def _copied_to(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
+def _copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
     """`out`, with the elements of `tensor`."""
     if type(out) is not type(tensor) and not _is_tensor(out):
         refuse_type(comm, operation, f"out is {type(out).__name__}, not a tensor or an array")
@@ -267,7 +269,7 @@ def _empty(like: Any, shape: Any) -> Any:
     return numpy.empty(shape, like.dtype)
 
 
-def _cut_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ...]:
+def _part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ...]:
     """The shape of a rank's part of a tensor that is cut along its first dimension."""
     _check_tensor(comm, operation, tensor)
     shape = tuple(tensor.shape)
@@ -294,33 +296,22 @@ def parts(comm: Communicator, operation: str, tensors: Any) -> list[torch.Tensor
     """One tensor for each rank."""
     if isinstance(tensors, (list, tuple)):
         _check_parts(comm, operation, tensors)
-        return [_as_torch(comm, operation, tensor) for tensor in tensors]
-    length = _cut_shape(comm, operation, tensors)[0]
-    whole = _as_torch(comm, operation, tensors)
+        return [as_dense_tensor(comm, operation, tensor) for tensor in tensors]
+    length = _part_shape(comm, operation, tensors)[0]
+    whole = as_dense_tensor(comm, operation, tensors)
     return [whole[rank * length : (rank + 1) * length] for rank in range(comm.size)]
-
-
-def _as_torch(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
-    if not isinstance(tensor, _Tensor):
-        try:
-            return torch.from_numpy(tensor)
-        except (TypeError, ValueError) as error:
-            refuse_type(comm, operation, str(error))
-    if tensor.layout is not torch.strided:
-        refuse_type(comm, operation, f"{tensor.layout} has no plain memory: pass a dense tensor")
-    return tensor.resolve_conj().resolve_neg()
 
 
 def _first(tensors: Any) -> Any:
     return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
 
 
-def _as_given(given: Any, result: Any) -> Any:
+def _in_given_type(given: Any, result: Any) -> Any:
     """Arrays where arrays were given."""
     if not isinstance(given, numpy.ndarray) or result is None:
         return result
     if isinstance(result, ResultWork):
-        return ResultWork(result, finish=lambda: _as_given(given, result.wait()))
+        return ResultWork(result, finish=lambda: _in_given_type(given, result.wait()))
     if isinstance(result, list):
         return [tensor.numpy() for tensor in result]
     return result.numpy()

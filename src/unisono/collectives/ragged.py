@@ -1,7 +1,7 @@
 """Moving tensors whose shapes only their owners know.
 
-Every rank says first what it has, in a few words: dtype and shape, its *card*. A second message
-moves the elements into tensors of the right shapes. (To put small tensors onto their cards would
+Every rank says first what it has, in a few integers: dtype and shape, its *spec*. A second message
+moves the elements into tensors of the right shapes. (To put small tensors onto their specs would
 save that message, and costs more than it saves in packing and unpacking.)
 """
 
@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unisono.collectives.integers import all_gather_words
-from unisono.collectives.results import over
-from unisono.collectives.tensor_bytes import as_bytes
+from unisono.collectives.integers import all_gather_integers
+from unisono.collectives.results import result_or_work
+from unisono.collectives.tensor_bytes import flat_bytes
 from unisono.comm.base import Communicator
 
-_DIMS = 8
+_SHORT_DIMS = 8
 _MOST_DIMS = 64
-"""A card has room for so many dimensions; for more there is a second, long one. torch knows no
+"""A spec has room for so many dimensions; for more there is a second, long one. torch knows no
 tensor with more than 64."""
 _PADDING = (0,) * _MOST_DIMS
 
 
-class Card(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a rank has: a dtype by its number, and a shape."""
 
     dtype_number: int
@@ -36,7 +36,7 @@ class Card(NamedTuple):
         return _dtypes()[self.dtype_number]
 
     def empty(self, device: Any) -> torch.Tensor:
-        """A tensor for what the card describes."""
+        """A tensor for what the spec describes."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def empty_beside(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -48,14 +48,14 @@ class Card(NamedTuple):
 
 def all_gather(comm: Communicator, tensor: torch.Tensor, async_op: bool = False) -> Any:
     """Every rank's tensor, in rank order, whatever its shape and dtype."""
-    cards = _meet(comm, tensor)
-    outputs = [card.empty_beside(tensor) for card in cards]
-    if _alike(cards):
+    specs = _all_gather_specs(comm, tensor)
+    outputs = [spec.empty_beside(tensor) for spec in specs]
+    if _have_one_dtype(specs):
         work = comm.all_gather(outputs, tensor, async_op=async_op)
     else:
-        parts = [as_bytes(output) for output in outputs]
-        work = comm.all_gather(parts, as_bytes(tensor), async_op=async_op)
-    return over(work, async_op, outputs)
+        parts = [flat_bytes(output) for output in outputs]
+        work = comm.all_gather(parts, flat_bytes(tensor), async_op=async_op)
+    return result_or_work(work, async_op, outputs)
 
 
 def gather(
@@ -67,18 +67,18 @@ def gather(
 ) -> Any:
     """Every rank's tensor, in rank order, on rank `dst`, in `out` where it is given; None
     elsewhere."""
-    cards = _meet(comm, tensor)
+    specs = _all_gather_specs(comm, tensor)
     outputs = None
     if comm.rank == dst and out is not None:
-        outputs = [_fitting(comm, "gather", *pair) for pair in zip(cards, out, strict=True)]
+        outputs = [_check_fits(comm, "gather", *pair) for pair in zip(specs, out, strict=True)]
     elif comm.rank == dst:
-        outputs = [card.empty_beside(tensor) for card in cards]
-    if _alike(cards):
+        outputs = [spec.empty_beside(tensor) for spec in specs]
+    if _have_one_dtype(specs):
         work = comm.gather(outputs, tensor, dst, async_op=async_op)
     else:
-        parts = None if outputs is None else [as_bytes(output) for output in outputs]
-        work = comm.gather(parts, as_bytes(tensor), dst, async_op=async_op)
-    return over(work, async_op, outputs)
+        parts = None if outputs is None else [flat_bytes(output) for output in outputs]
+        work = comm.gather(parts, flat_bytes(tensor), dst, async_op=async_op)
+    return result_or_work(work, async_op, outputs)
 
 
 def scatter(
@@ -91,59 +91,61 @@ def scatter(
 ) -> Any:
     """Tensor r of rank `src`'s, on rank r, which learns from `src` what it gets."""
     mine = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=device)
-    comm.scatter(mine, None if tensors is None else _long_cards(tensors, device), src)
-    card = _read(mine.tolist())
-    output = card.empty(device) if out is None else _fitting(comm, "scatter", card, out)
-    return over(comm.scatter(output, tensors, src, async_op=async_op), async_op, output)
+    comm.scatter(mine, None if tensors is None else _pack_long_specs(tensors, device), src)
+    spec = _unpack_spec(mine.tolist())
+    output = spec.empty(device) if out is None else _check_fits(comm, "scatter", spec, out)
+    return result_or_work(comm.scatter(output, tensors, src, async_op=async_op), async_op, output)
 
 
 def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bool = False) -> Any:
     """Tensor r of every rank's, on rank r, in rank order."""
     device = tensors[0].device
-    words = torch.empty((comm.size, 2 + _MOST_DIMS), dtype=torch.int64, device=device)
-    comm.all_to_all(words, _long_cards(tensors, device))
-    outputs = [_read(row).empty(device) for row in words.tolist()]
-    return over(comm.all_to_all(outputs, tensors, async_op=async_op), async_op, outputs)
+    integers = torch.empty((comm.size, 2 + _MOST_DIMS), dtype=torch.int64, device=device)
+    comm.all_to_all(integers, _pack_long_specs(tensors, device))
+    outputs = [_unpack_spec(row).empty(device) for row in integers.tolist()]
+    return result_or_work(comm.all_to_all(outputs, tensors, async_op=async_op), async_op, outputs)
 
 
-# -- cards ---------------------------------------------------------------------------------------
+# -- specs ---------------------------------------------------------------------------------------
 
 
-def _meet(comm: Communicator, tensor: torch.Tensor) -> list[Card]:
+def _all_gather_specs(comm: Communicator, tensor: torch.Tensor) -> list[TensorSpec]:
     """What every rank has."""
-    number, shape = _numbers()[tensor.dtype], tuple(tensor.shape)
-    dims = shape if len(shape) <= _DIMS else ()
-    words = (number, len(shape), *dims, *_PADDING[len(dims) : _DIMS])
-    cards = all_gather_words(comm, words, tensor.device)
-    if any(words[1] > _DIMS for words in cards):
+    number, shape = _dtype_numbers()[tensor.dtype], tuple(tensor.shape)
+    dims = shape if len(shape) <= _SHORT_DIMS else ()
+    integers = (number, len(shape), *dims, *_PADDING[len(dims) : _SHORT_DIMS])
+    specs = all_gather_integers(comm, integers, tensor.device)
+    if any(integers[1] > _SHORT_DIMS for integers in specs):
         long = (number, len(shape), *shape, *_PADDING[len(shape) :])
-        cards = all_gather_words(comm, long, tensor.device)
-    return [_read(words) for words in cards]
+        specs = all_gather_integers(comm, long, tensor.device)
+    return [_unpack_spec(integers) for integers in specs]
 
 
-def _alike(cards: list[Card]) -> bool:
-    return all(card.dtype_number == cards[0].dtype_number for card in cards)
+def _have_one_dtype(specs: list[TensorSpec]) -> bool:
+    return all(spec.dtype_number == specs[0].dtype_number for spec in specs)
 
 
-def _long_cards(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
+def _pack_long_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
     rows = []
     for tensor in tensors:
         shape = tensor.shape
-        rows.append([_numbers()[tensor.dtype], len(shape), *shape, *_PADDING[len(shape) :]])
+        rows.append([_dtype_numbers()[tensor.dtype], len(shape), *shape, *_PADDING[len(shape) :]])
     return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def _fitting(comm: Communicator, operation: str, card: Card, out: torch.Tensor) -> torch.Tensor:
-    if out.dtype != card.dtype or tuple(out.shape) != card.shape:
+def _check_fits(
+    comm: Communicator, operation: str, spec: TensorSpec, out: torch.Tensor
+) -> torch.Tensor:
+    if out.dtype != spec.dtype or tuple(out.shape) != spec.shape:
         comm.refuse(
             operation,
-            f"out is {out.dtype} of shape {tuple(out.shape)} for {card.dtype} of {card.shape}",
+            f"out is {out.dtype} of shape {tuple(out.shape)} for {spec.dtype} of {spec.shape}",
         )
     return out
 
 
-def _read(words: Sequence[int]) -> Card:
-    return Card(words[0], tuple(words[2 : 2 + words[1]]))
+def _unpack_spec(integers: Sequence[int]) -> TensorSpec:
+    return TensorSpec(integers[0], tuple(integers[2 : 2 + integers[1]]))
 
 
 @cache
@@ -154,5 +156,5 @@ def _dtypes() -> list[torch.dtype]:
 
 
 @cache
-def _numbers() -> dict[torch.dtype, int]:
+def _dtype_numbers() -> dict[torch.dtype, int]:
     return {dtype: number for number, dtype in enumerate(_dtypes())}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+
 from unisono.comm.base import Communicator
 
 
@@ -16,6 +18,18 @@ def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
 
 
 def check_rank(comm: Communicator, operation: str, rank: Any) -> None:
-    """Refuse what is no rank of the group."""
+    """Refuse what is not a rank of the group."""
     if not isinstance(rank, int) or not 0 <= rank < comm.size:
         comm.refuse(operation, f"rank {rank!r} is not a rank of a group of {comm.size}")
+
+
+def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
+    """A tensor, or an array as a tensor of the same memory. Refuses what has no plain memory."""
+    if not isinstance(tensor, torch.Tensor):
+        try:
+            return torch.from_numpy(tensor)
+        except (TypeError, ValueError) as error:
+            refuse_type(comm, operation, str(error))
+    if tensor.layout is not torch.strided:
+        refuse_type(comm, operation, f"{tensor.layout} has no plain memory: pass a dense tensor")
+    return tensor.resolve_conj().resolve_neg()

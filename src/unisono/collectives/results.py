@@ -1,4 +1,4 @@
-"""Works that hand over a result."""
+"""Works that return a result."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ResultWork(Work):
         return self._work.source_rank()
 
 
-def over(
+def result_or_work(
     work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of a call, or, where it goes on by itself, a work that will have it. `finish`
-    makes the result of what has arrived."""
+    """The result of a call or, with `async_op`, a work whose `wait()` returns it. `finish` makes
+    the result from what has arrived."""
     if async_op:
         return ResultWork(work, result, finish)
     return result if finish is None else finish()

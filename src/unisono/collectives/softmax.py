@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from unisono.collectives.statistics import gathered, is_small, shard_of, shown, wide
+from unisono.collectives.statistics import (
+    gather_statistics,
+    is_small,
+    keep_or_squeeze,
+    shard_of,
+    widen,
+)
 from unisono.comm.base import Communicator
 from unisono.world.world import resolve
 
@@ -43,7 +49,7 @@ def logsumexp(
     comm = resolve(group)
     shard, axis = shard_of(comm, "logsumexp", x, dim)
     result = _LogSumExp.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
-    return shown(result, axis, keepdim and dim is not None)
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
 def _maximum_and_sum(
@@ -57,7 +63,7 @@ def _maximum_and_sum(
     finite = _finite(maximum)
     if is_small(comm, maximum, maximum):
         total = torch.exp(x - finite).sum(dim, keepdim=True)
-        maxima, totals = gathered(comm, maximum, total)
+        maxima, totals = gather_statistics(comm, maximum, total)
         shift = _finite(maxima.amax(0))
         # A shard of -inf alone has m = -inf and s = 0: exp(m - M) and not exp(0 - M), which may
         # be infinite.
@@ -76,7 +82,7 @@ def _finite(maximum: torch.Tensor) -> torch.Tensor:
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
-        x = wide(given)
+        x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
         # In one process +inf gives NaN everywhere along dim; so it does here.
         y = torch.exp(x - shift) / total.masked_fill(total.isposinf(), torch.nan)
@@ -88,7 +94,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        y, g = wide(ctx.saved_tensors[0]), wide(gradient)
+        y, g = widen(ctx.saved_tensors[0]), widen(gradient)
         weighted = (y * g).sum(ctx.dim, keepdim=True)
         ctx.comm.all_reduce(weighted)
         return (y * (g - weighted)).to(gradient.dtype), None, None
@@ -97,7 +103,7 @@ class _Softmax(torch.autograd.Function):
 class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
-        x = wide(given)
+        x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
         y = (x - shift) - total.masked_fill(total.isposinf(), torch.nan).log()
         ctx.dim, ctx.comm = dim, comm
@@ -108,7 +114,7 @@ class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        y, g = wide(ctx.saved_tensors[0]), wide(gradient)
+        y, g = widen(ctx.saved_tensors[0]), widen(gradient)
         total = g.sum(ctx.dim, keepdim=True)
         ctx.comm.all_reduce(total)
         return (g - y.exp() * total).to(gradient.dtype), None, None
@@ -117,7 +123,7 @@ class _LogSoftmax(torch.autograd.Function):
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
-        x = wide(given)
+        x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
         ctx.comm = comm
         ctx.save_for_backward(given, shift, total)
@@ -127,7 +133,7 @@ class _LogSumExp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         given, shift, total = ctx.saved_tensors
-        sum_of_gradients = wide(gradient).clone(memory_format=torch.contiguous_format)
+        sum_of_gradients = widen(gradient).clone(memory_format=torch.contiguous_format)
         ctx.comm.all_reduce(sum_of_gradients)
-        share = torch.exp(wide(given) - shift) / total.masked_fill(total == 0, 1)
+        share = torch.exp(widen(given) - shift) / total.masked_fill(total == 0, 1)
         return (share * sum_of_gradients).to(given.dtype), None, None

@@ -15,10 +15,10 @@ from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator
 
 _GATHERED_BYTES = 64 * 1024
-"""Up to so many bytes over all ranks, one gathering is sooner over than two reductions."""
+"""Up to so many bytes over all ranks, one all_gather takes less time than two all_reduces."""
 
-_LONG = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
-_HALVES = (torch.float16, torch.bfloat16)
+_64_BITS = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def shard_of(
@@ -37,29 +37,27 @@ def shard_of(
     return x, dim % x.dim()
 
 
-def shown(result: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
-    """What is left of a dimension that has been reduced to one element."""
+def keep_or_squeeze(result: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+    """A result whose dimension `dim` has one element: with that dimension, or without it."""
     return result if keepdim else result.squeeze(dim)
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a type to compute in."""
-    return x.float() if x.dtype in _HALVES else x
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a dtype to compute in: halves in float32."""
+    return x.float() if x.dtype in HALF_DTYPES else x
 
 
-def long(x: torch.Tensor) -> torch.Tensor:
+def widen_to_64_bits(x: torch.Tensor) -> torch.Tensor:
     """The same numbers in 64 bits, in which sums of shards lose nothing that matters."""
-    return x.to(_LONG.get(x.dtype, torch.float64))
+    return x.to(_64_BITS.get(x.dtype, torch.float64))
 
 
 def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
     """Whether to gather these from all ranks rather than reduce them."""
-    return (
-        comm.size * sum(one.numel() * one.element_size() for one in statistics) <= _GATHERED_BYTES
-    )
+    return comm.size * sum(tensor.nbytes for tensor in statistics) <= _GATHERED_BYTES
 
 
-def gathered(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gather_statistics(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Every rank's statistics, of one shape and dtype, in one message: for each, a tensor whose
     first dimension is the rank."""
     mine = torch.stack(statistics)

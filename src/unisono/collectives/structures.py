@@ -15,12 +15,12 @@ import torch
 
 from unisono.collectives import ragged
 from unisono.collectives.encoding import decode, encode, torch_dtype
-from unisono.collectives.integers import all_gather_words, device_of
+from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import refuse_type
-from unisono.collectives.results import over
-from unisono.collectives.tensor_bytes import as_bytes
+from unisono.collectives.refusals import as_dense_tensor, refuse_type
+from unisono.collectives.results import result_or_work
+from unisono.collectives.tensor_bytes import bytes_of, flat_bytes, tensor_from_bytes
 from unisono.collectives.trees import (
     Tree,
     description,
@@ -43,46 +43,46 @@ _DTYPES: dict[type, torch.dtype] = {
 def all_reduce(comm: Communicator, structure: Any, op: Any, async_op: bool) -> Any:
     """Reduce every leaf over all ranks."""
     known = reduction(op, comm, "all_reduce")
-    tree = _agreed(comm, "all_reduce", structure, known)
-    return _in_place(
+    tree = _take_apart_alike(comm, "all_reduce", structure, known)
+    return _call_in_place(
         comm, structure, tree, async_op, lambda row: comm.all_reduce(row, known, async_op=async_op)
     )
 
 
 def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> Any:
     """Copy every leaf of rank `src` to all ranks."""
-    tree = _agreed(comm, "broadcast", structure, None)
-    return _in_place(
+    tree = _take_apart_alike(comm, "broadcast", structure, None)
+    return _call_in_place(
         comm, structure, tree, async_op, lambda row: comm.broadcast(row, src, async_op=async_op)
     )
 
 
 def all_gather(comm: Communicator, structure: Any, async_op: bool) -> Any:
     """Every rank's structure."""
-    return _gathered(comm, "all_gather", structure, None, async_op)
+    return _gather_structures(comm, "all_gather", structure, None, async_op)
 
 
 def gather(comm: Communicator, structure: Any, dst: int, async_op: bool) -> Any:
     """Every rank's structure, on rank `dst`."""
-    return _gathered(comm, "gather", structure, dst, async_op)
+    return _gather_structures(comm, "gather", structure, dst, async_op)
 
 
 # -- in place ------------------------------------------------------------------------------------
 
 
-def _agreed(comm: Communicator, operation: str, structure: Any, op: Op | None) -> Tree:
+def _take_apart_alike(comm: Communicator, operation: str, structure: Any, op: Op | None) -> Tree:
     """The structure taken apart, once it is known that all ranks have one like it."""
-    tree = _taken_apart(comm, operation, structure)
+    tree = _take_apart(comm, operation, structure)
     if op is not None:
         _check_meaning(comm, operation, tree, op)
     mine = struct.unpack("=2q", signature(tree))
-    everyone = all_gather_words(comm, mine, device_of(comm))
+    everyone = all_gather_integers(comm, mine, device_of(comm))
     if everyone.count(list(mine)) < comm.size:
-        raise _different(comm, operation, all_gather_object(description(tree), comm))
+        raise _difference_error(comm, operation, all_gather_object(description(tree), comm))
     return tree
 
 
-def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
+def _take_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
     try:
         tree = take_apart(structure)
     except TypeError as error:
@@ -96,8 +96,7 @@ def _taken_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
 
 def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> None:
     name = "premul_sum" if isinstance(op, PremulSum) else op
-    for one in {dtype for dtype, _ in tree.forms}:
-        dtype = name_of_dtype(one)
+    for dtype in {name_of_dtype(dtype) for dtype, _ in tree.leaf_types}:
         if not has_meaning(name, dtype):
             where = paths_of(tree, [dtype])
             reduction(op, comm, operation, *tree.tensors, where=where)
@@ -108,14 +107,14 @@ def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> No
             reduction(op, comm, operation, sample, where=where)
 
 
-def _different(comm: Communicator, operation: str, descriptions: Any) -> ValueError:
+def _difference_error(comm: Communicator, operation: str, descriptions: Any) -> ValueError:
     return ValueError(
         f"{operation} on group {comm.name}: the ranks' structures differ: "
         f"{difference(descriptions)}"
     )
 
 
-def _in_place(
+def _call_in_place(
     comm: Communicator,
     structure: Any,
     tree: Tree,
@@ -127,7 +126,7 @@ def _in_place(
     if len(set(map(id, rows))) < len(rows):  # each one once
         rows = list({id(tensor): tensor for tensor in rows}.values())
     if not tree.numbers:
-        return over(call(rows) if rows else None, async_op, structure)
+        return result_or_work(call(rows) if rows else None, async_op, structure)
     device = device_of(comm)
     packed = {
         kind: torch.tensor(
@@ -143,29 +142,28 @@ def _in_place(
         numbers = [next(queues[type(number)]) for number in tree.numbers]
         return put_together(structure, tree.tensors, numbers)
 
-    return over(work, async_op, None, finish)
+    return result_or_work(work, async_op, None, finish)
 
 
 # -- gathering -----------------------------------------------------------------------------------
 
 
-def _gathered(
+def _gather_structures(
     comm: Communicator, operation: str, structure: Any, dst: int | None, async_op: bool
 ) -> Any:
     """Two messages: what everybody has, then all tensors of a rank as one row of bytes."""
-    tree = _taken_apart(comm, operation, structure)
-    tensors = [_dense(comm, operation, one) for one in tree.tensors]
+    tree = _take_apart(comm, operation, structure)
+    tensors = [as_dense_tensor(comm, operation, leaf) for leaf in tree.tensors]
     device = tensors[0].device if tensors else torch.device(device_of(comm))
-    shapes = [[dtype_name(one), list(one.shape)] for one in tensors]
+    shapes = [[dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
     skeleton = description(tree, shapes=False)
-    card = bytearray(encode([skeleton, shapes, tree.numbers]))
-    raw = torch.frombuffer(card, dtype=torch.uint8).to(device)
-    cards = [decode(one.cpu().numpy()) for one in ragged.all_gather(comm, raw)]
-    skeletons = [one[0] for one in cards]
-    if any(one != skeletons[0] for one in skeletons):
-        raise _different(comm, operation, skeletons)
-    row = _row([as_bytes(one) for one in tensors], device)
-    lengths = [sum(_padded(_bytes_of(*one)) for one in card[1]) for card in cards]
+    mine = tensor_from_bytes(encode([skeleton, shapes, tree.numbers]), device)
+    everyone = [decode(bytes_of(theirs)) for theirs in ragged.all_gather(comm, mine)]
+    skeletons = [skeleton for skeleton, _, _ in everyone]
+    if any(skeleton != skeletons[0] for skeleton in skeletons):
+        raise _difference_error(comm, operation, skeletons)
+    row = _pack_row([flat_bytes(tensor) for tensor in tensors], device)
+    lengths = [sum(_align(_byte_count(*leaf)) for leaf in shapes) for _, shapes, _ in everyone]
     work, rows = None, None
     if dst is None or comm.rank == dst:
         rows = [torch.empty(length, dtype=torch.uint8, device=device) for length in lengths]
@@ -179,59 +177,48 @@ def _gathered(
     def finish() -> Any:
         if rows is None:
             return None
-        arrays = [isinstance(one, numpy.ndarray) for one in tree.tensors]
+        arrays = [isinstance(leaf, numpy.ndarray) for leaf in tree.tensors]
         return [
-            put_together(structure, _cut(row, card[1], arrays), card[2])
-            for row, card in zip(rows, cards, strict=True)
+            put_together(structure, _unpack_row(row, shapes, arrays), numbers)
+            for row, (_, shapes, numbers) in zip(rows, everyone, strict=True)
         ]
 
-    return over(work, async_op, None, finish)
-
-
-def _dense(comm: Communicator, operation: str, leaf: Any) -> torch.Tensor:
-    if isinstance(leaf, numpy.ndarray):
-        try:
-            return torch.from_numpy(leaf)
-        except (TypeError, ValueError) as error:
-            refuse_type(comm, operation, str(error))
-    if leaf.layout is not torch.strided:
-        refuse_type(comm, operation, f"{leaf.layout} has no plain memory: pass dense tensors")
-    return leaf  # type: ignore[no-any-return]
+    return result_or_work(work, async_op, None, finish)
 
 
 _ALIGNMENT = 16
 """Every tensor begins where an element of any dtype may."""
 
 
-def _padded(count: int) -> int:
+def _align(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
-def _bytes_of(dtype: str, shape: list[int]) -> int:
+def _byte_count(dtype: str, shape: list[int]) -> int:
     count = torch_dtype(dtype).itemsize
     for length in shape:
         count *= length
     return count
 
 
-def _row(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _pack_row(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     pieces: list[torch.Tensor] = []
     padding = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=device)
     for part in parts:
         count = part.numel()
         pieces.append(part.to(device))
-        if _padded(count) != count:
-            pieces.append(padding[: _padded(count) - count])
+        if _align(count) != count:
+            pieces.append(padding[: _align(count) - count])
     return torch.cat(pieces) if pieces else padding[:0]
 
 
-def _cut(row: torch.Tensor, shapes: list[Any], arrays: list[bool]) -> list[Any]:
+def _unpack_row(row: torch.Tensor, shapes: list[Any], arrays: list[bool]) -> list[Any]:
     """The tensors in a row of bytes, each with memory of its own."""
     leaves: list[Any] = []
     at = 0
     for (dtype, shape), is_array in zip(shapes, arrays, strict=True):
-        count = _bytes_of(dtype, shape)
+        count = _byte_count(dtype, shape)
         leaf = row[at : at + count].view(torch_dtype(dtype)).view(shape).clone()
         leaves.append(leaf.numpy() if is_array else leaf)
-        at += _padded(count)
+        at += _align(count)
     return leaves

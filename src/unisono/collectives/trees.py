@@ -1,6 +1,6 @@
 """Taking structures apart and putting them together again.
 
-A structure is made of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
+A structure is children of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
 plain numbers and None at its ends, the *leaves*. Dicts are taken in the order of their keys, so
 that ranks which filled theirs in different orders agree. A *skeleton* says how leaves hang
 together; equal skeletons are equal tuples.
@@ -23,7 +23,7 @@ from unisono.comm.base import dtype_name
 
 _NUMBERS = frozenset((bool, int, float, complex))
 _BRACKETS = frozenset(("dict", "list", "tuple"))
-_form = attrgetter("dtype", "shape")
+_leaf_type = attrgetter("dtype", "shape")
 _TENSORS = (torch.Tensor, numpy.ndarray)
 
 
@@ -35,39 +35,39 @@ class Tree:
     tensors: list[Any]
     numbers: list[Any]
     skeleton: Any = None
-    forms: tuple[Any, ...] = ()
+    leaf_types: tuple[Any, ...] = ()
 
 
 def take_apart(structure: Any) -> Tree:
     """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
     tree = Tree([], [])
     tree.skeleton = _walk(structure, tree, ())
-    tree.forms = tuple(map(_form, tree.tensors))
+    tree.leaf_types = tuple(map(_leaf_type, tree.tensors))
     return tree
 
 
 def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    """A structure like this one, with other leaves in the places of its own."""
-    return _rebuilt(structure, iter(tensors), iter(numbers))
+    """A structure like this one, with other leaves instead of its own."""
+    return _rebuild(structure, iter(tensors), iter(numbers))
 
 
 def signature(tree: Tree) -> bytes:
     """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
-    return _digest(tree.skeleton, tree.forms)
+    return _digest(tree.skeleton, tree.leaf_types)
 
 
 @lru_cache(maxsize=32)
-def _digest(skeleton: Any, forms: tuple[Any, ...]) -> bytes:
-    return blake2b(repr(_described(skeleton, forms)).encode(), digest_size=16).digest()
+def _digest(skeleton: Any, leaf_types: tuple[Any, ...]) -> bytes:
+    return blake2b(repr(_describe(skeleton, leaf_types)).encode(), digest_size=16).digest()
 
 
 def description(tree: Tree, *, shapes: bool = True) -> list[list[str]]:
     """[path, what is there] for each node, outer ones first."""
-    return _described(tree.skeleton, tree.forms, shapes)
+    return _describe(tree.skeleton, tree.leaf_types, shapes)
 
 
 def difference(descriptions: Sequence[Sequence[Sequence[str]]]) -> str | None:
-    """The first place where ranks have different things, in words; None where there is none."""
+    """The first path at which ranks have different things, as text; None where there is none."""
     for rank, theirs in enumerate(descriptions):
         for (path, first), (_, other) in zip(descriptions[0], theirs, strict=False):
             if first != other:
@@ -85,7 +85,7 @@ def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
         return kind.__name__
     if node is None:
         return "None"
-    name, keys, values = _parts(node, path)
+    name, keys, values = _open_node(node, path)
     if set(map(type, values)) == {torch.Tensor}:  # often, and much faster than one by one
         tree.tensors.extend(values)
         return (name, keys, ("tensor",) * len(keys))
@@ -96,7 +96,7 @@ def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
     return (name, keys, tuple(below))
 
 
-def _parts(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]:
+def _open_node(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]:
     """What a node is, its keys and its values."""
     if isinstance(node, dict):
         keys = _in_order(node)
@@ -106,7 +106,7 @@ def _parts(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]
             return type(node).__name__, node._fields, node
         return "list" if isinstance(node, list) else "tuple", tuple(range(len(node))), node
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        names = tuple(one.name for one in dataclasses.fields(node))
+        names = tuple(field.name for field in dataclasses.fields(node))
         return type(node).__name__, names, [getattr(node, name) for name in names]
     where = "".join(path)
     raise TypeError(
@@ -126,8 +126,8 @@ def _step(name: str, key: Any) -> str:
     return f"[{key!r}]" if name in _BRACKETS else f".{key}"
 
 
-def _described(skeleton: Any, forms: tuple[Any, ...], shapes: bool = True) -> list[list[str]]:
-    rest = iter(forms)
+def _describe(skeleton: Any, leaf_types: tuple[Any, ...], shapes: bool = True) -> list[list[str]]:
+    rest = iter(leaf_types)
 
     def nodes(skeleton: Any, path: str) -> Iterator[list[str]]:
         if isinstance(skeleton, str):
@@ -142,27 +142,27 @@ def _described(skeleton: Any, forms: tuple[Any, ...], shapes: bool = True) -> li
             yield [path, f"{name} of {len(keys)}"]
         else:
             yield [path, f"{name} with {', '.join(map(repr, keys)) or 'nothing'}"]
-        for key, one in zip(keys, below, strict=True):
-            yield from nodes(one, path + _step(name, key))
+        for key, child in zip(keys, below, strict=True):
+            yield from nodes(child, path + _step(name, key))
 
     return list(nodes(skeleton, ""))
 
 
-def _rebuilt(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+def _rebuild(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
     if isinstance(node, _TENSORS):
         return next(tensors)
     if type(node) in _NUMBERS:
         return next(numbers)
     if node is None:
         return None
-    name, keys, values = _parts(node, ())
-    made = [_rebuilt(value, tensors, numbers) for value in values]
+    name, keys, values = _open_node(node, ())
+    children = [_rebuild(value, tensors, numbers) for value in values]
     if name in ("list", "tuple"):
-        return made if name == "list" else tuple(made)
+        return children if name == "list" else tuple(children)
     if isinstance(node, tuple):
-        return type(node)(*made)
+        return type(node)(*children)
     twin = copy.copy(node)
-    for key, value in zip(keys, made, strict=True):
+    for key, value in zip(keys, children, strict=True):
         if isinstance(node, dict):
             twin[key] = value
         else:

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 import numpy
 import torch
 
+from unisono.collectives.integers import device_of
 from unisono.collectives.objects import broadcast_object
 from unisono.collectives.primitives import all_reduce
 from unisono.errors import GroupError, UnisonoError
@@ -25,7 +26,7 @@ def agree(value: Any, src: int = 0, group: Any = None) -> Any:
     """Rank `src`'s value, on every rank; what the others pass is ignored.
 
     It travels as plain data and arrives as it was: a learning rate keeps all its digits. Raises
-    TypeError on every rank where it is no plain data (see `unisono.broadcast_object`).
+    TypeError on every rank where it is not plain data (see `unisono.broadcast_object`).
     """
     return broadcast_object(value, src, group)
 
@@ -42,7 +43,7 @@ def all_ranks(flag: object, group: Any = None) -> bool:
 
 def _vote(flag: object, op: str, group: Any) -> bool:
     comm = resolve(group)
-    vote = torch.tensor([bool(flag)], dtype=torch.uint8, device=getattr(comm, "device", "cpu"))
+    vote = torch.tensor([bool(flag)], dtype=torch.uint8, device=device_of(comm))
     return bool(all_reduce(vote, op, comm))
 
 
@@ -52,7 +53,7 @@ def sync_seed(seed: SupportsIndex | None = None, group: Any = None) -> int:
     It is rank 0's seed; where rank 0 passes None, a new one. Ranks that are to draw different
     numbers, for dropout say, go on with `torch.manual_seed(seed + rank)`.
 
-    Raises ValueError on every rank if rank 0's seed is not a whole number of 0 to 2**63 - 1.
+    Raises ValueError on every rank if rank 0's seed is not a whole number from 0 to 2**63 - 1.
     """
     comm = resolve(group)
     if comm.rank == 0 and seed is None:
@@ -62,7 +63,7 @@ def sync_seed(seed: SupportsIndex | None = None, group: Any = None) -> int:
     else:
         agreed = agree(repr(seed), 0, comm)  # the others are to hear of a bad one, too
     if not isinstance(agreed, int) or not 0 <= agreed < 2**63:
-        raise ValueError(f"rank 0's seed is no whole number of 0 to 2**63 - 1: {agreed}")
+        raise ValueError(f"rank 0's seed is not a whole number from 0 to 2**63 - 1: {agreed}")
     random.seed(agreed)
     numpy.random.seed(agreed % 2**32)  # NumPy takes 32 bits
     torch.manual_seed(agreed)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from unisono.collectives.integers import all_gather_words
+from unisono.collectives.integers import all_gather_integers
+from unisono.collectives.statistics import widen
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world.world import resolve
 
@@ -69,14 +70,14 @@ def tree_attention(
     """
     comm = resolve(group)
     width = _width(comm, query, key, value)
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         comm.refuse("all_gather", "tree_attention has no gradients: use torch.no_grad()")
     scale = width**-0.5 if scale is None else scale
     with torch.no_grad():
-        scores = _wide(query) @ _wide(key).transpose(-1, -2) * scale
+        scores = widen(query) @ widen(key).transpose(-1, -2) * scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        mine = torch.cat(_summary(scores, _wide(value)), dim=-1)
+        mine = torch.cat(_summary(scores, widen(value)), dim=-1)
         everyone = mine.new_empty(comm.size, *mine.shape)
         comm.all_gather(everyone, mine.contiguous())
         tops, sums, values = everyone.split_with_sizes([1, 1, value.shape[-1]], dim=-1)
@@ -88,17 +89,13 @@ def tree_attention(
 
 def _width(comm: Communicator, *three: torch.Tensor) -> int:
     query, key, value = three
-    shapes = ", ".join(str(tuple(one.shape)) for one in three)
-    if min(one.dim() for one in three) < 2:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
+    if min(tensor.dim() for tensor in three) < 2:
         comm.refuse("all_gather", f"shapes {shapes}: positions and width are needed")
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if not fits or query.shape[:-2] != key.shape[:-2]:
         comm.refuse("all_gather", f"query, key and value of shapes {shapes} do not fit")
     return int(query.shape[-1])
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _exp(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
@@ -171,8 +168,10 @@ class _Ring(torch.autograd.Function):
         causal: bool,
         scale: float,
     ) -> torch.Tensor:
-        lengths = [words[0] for words in all_gather_words(comm, (query.shape[-2],), query.device)]
-        wide = _wide(query)
+        lengths = [
+            length for (length,) in all_gather_integers(comm, (query.shape[-2],), query.device)
+        ]
+        wide = widen(query)
         top = wide.new_full((*query.shape[:-1], 1), -torch.inf)
         total = torch.zeros_like(top)
         result = wide.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -184,7 +183,7 @@ class _Ring(torch.autograd.Function):
             coming = both if is_last else carrier.pass_on(both, (source - 1) % comm.size)
             block = _Block(lengths, comm.rank, source, causal)
             if not block.is_hidden:
-                keys, values = _wide(both).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
+                keys, values = widen(both).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
                 found = _summary(block.scores(wide, keys, scale), values)
                 highest = torch.maximum(top, found[0])
                 old, new = _exp(top, highest), _exp(found[0], highest)
@@ -203,7 +202,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         query, key, value, result, log_sum = ctx.saved_tensors
         comm: Communicator = ctx.comm
-        wide, slope = _wide(query), _wide(gradient)
+        wide, slope = widen(query), widen(gradient)
         widths = [key.shape[-1], value.shape[-1]]
         own = (slope * result).sum(-1, keepdim=True)
         query_slope = torch.zeros_like(wide)
@@ -216,9 +215,9 @@ class _Ring(torch.autograd.Function):
             is_last = step == comm.size - 1
             coming = both if is_last else keys_carrier.pass_on(both, (source - 1) % comm.size)
             block = _Block(ctx.lengths, comm.rank, source, ctx.causal)
-            ours = torch.zeros_like(_wide(both))
+            ours = torch.zeros_like(widen(both))
             if not block.is_hidden:
-                keys, values = _wide(both).split_with_sizes(widths, -1)
+                keys, values = widen(both).split_with_sizes(widths, -1)
                 weights = (block.scores(wide, keys, ctx.scale) - log_sum).exp()
                 inner = weights * (slope @ values.transpose(-1, -2) - own) * ctx.scale
                 query_slope += inner @ keys

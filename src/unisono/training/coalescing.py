@@ -1,10 +1,10 @@
-"""Many tensors in few messages: one a dtype."""
+"""Many tensors in few messages: one per dtype."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,11 +15,13 @@ from unisono.comm.base import Communicator, Work
 from unisono.comm.work import joined
 from unisono.world.world import resolve
 
+Item = TypeVar("Item")
+
 
 def reduce_many(
     tensors: Iterable[torch.Tensor], op: Any = "sum", group: Any = None, *, async_op: bool = False
 ) -> Any:
-    """Combine each of these tensors over all ranks, in place, in one message a dtype.
+    """Combine each of these tensors over all ranks, in place, in one message per dtype.
 
     All ranks pass tensors of the same shapes and dtypes in the same order. Returns them as a list;
     with `async_op` a Work whose `wait()` does.
@@ -28,7 +30,7 @@ def reduce_many(
     given = _dense(comm, "all_reduce", tensors)
     op = reduction(op, comm, "all_reduce", *given)
     works, endings = [], []
-    for alike in by_kind(given):
+    for alike in group_alike(given):
         work, end = _begin(comm, alike, op)
         works.append(work)
         endings.append(end)
@@ -45,23 +47,22 @@ def reduce_many(
 def _begin(
     comm: Communicator, tensors: list[torch.Tensor], op: Any
 ) -> tuple[Work | None, Callable[[], Any]]:
-    plain = [one.detach() for one in tensors]
+    plain = [tensor.detach() for tensor in tensors]
     if comm.backend == "unisono" and not _may_overlap(plain):
         return comm.all_reduce(plain, op, async_op=True), list
-    flat = torch.cat([one.reshape(-1) for one in plain])
+    flat = torch.cat([tensor.reshape(-1) for tensor in plain])
 
     def copy_back() -> None:
-        parts = torch.split(flat, [one.numel() for one in plain])
-        torch._foreach_copy_(
-            plain, [part.view(one.shape) for part, one in zip(parts, plain, strict=True)]
-        )
+        parts = torch.split(flat, [tensor.numel() for tensor in plain])
+        rows = [part.view(tensor.shape) for part, tensor in zip(parts, plain, strict=True)]
+        torch._foreach_copy_(plain, rows)
 
     return comm.all_reduce(flat, op, async_op=True), copy_back
 
 
 def _may_overlap(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether tensors may have elements in common: those cannot be reduced in place."""
-    spans = sorted((one.data_ptr(), _span_bytes(one)) for one in tensors)
+    spans = sorted((tensor.data_ptr(), _span_bytes(tensor)) for tensor in tensors)
     return any(begin + size > after for (begin, size), (after, _) in itertools.pairwise(spans))
 
 
@@ -73,24 +74,28 @@ def _span_bytes(tensor: torch.Tensor) -> int:
 
 
 def broadcast_many(tensors: Iterable[torch.Tensor], src: int = 0, group: Any = None) -> None:
-    """Copy rank `src`'s tensors into those of all ranks, in one message a dtype."""
+    """Copy rank `src`'s tensors into those of all ranks, in one message per dtype."""
     comm = resolve(group)
     check_rank(comm, "broadcast", src)
-    for alike in by_kind(_dense(comm, "broadcast", tensors)):
-        comm.broadcast([one.detach() for one in alike], src)
+    for alike in group_alike(_dense(comm, "broadcast", tensors)):
+        comm.broadcast([tensor.detach() for tensor in alike], src)
 
 
-def by_kind(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors of each dtype and device; kinds in the order in which they first appear."""
-    kinds: dict[Any, list[torch.Tensor]] = {}
-    for one in tensors:
-        kinds.setdefault((one.dtype, one.device), []).append(one)
-    return list(kinds.values())
+def group_alike(
+    items: Iterable[Item], tensor_of: Callable[[Item], Any] = lambda item: item
+) -> list[list[Item]]:
+    """Items whose tensors have one dtype and device, together; in the order in which each pair of
+    these first appears."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        tensor = tensor_of(item)
+        groups.setdefault((tensor.dtype, tensor.device), []).append(item)
+    return list(groups.values())
 
 
 def _dense(comm: Communicator, operation: str, tensors: Any) -> list[torch.Tensor]:
     listed = list(tensors)
-    for one in listed:
-        if not isinstance(one, torch.Tensor) or one.layout is not torch.strided:
-            refuse_type(comm, operation, f"{type(one).__name__} is no dense tensor")
+    for tensor in listed:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            refuse_type(comm, operation, f"{type(tensor).__name__} is not a dense tensor")
     return listed

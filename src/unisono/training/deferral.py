@@ -27,7 +27,7 @@ class _Deferring:
 
 
 @contextlib.contextmanager
-def signals_wait() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """In here a signal that has a handler in Python (Ctrl-C has) does not interrupt; its handler is
     called at the end, and what that raises is raised there. Only the main thread is interrupted by
     signals, so in others there is nothing to do."""

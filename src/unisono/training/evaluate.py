@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unisono.collectives import primitives, structures
+from unisono.collectives.integers import device_of
 from unisono.collectives.objects import all_gather_object, gather_object
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.comm.base import Communicator
@@ -39,21 +40,23 @@ def gather_in_order(
     comm = resolve(group)
     check_rank(comm, "gather", dst)
     numbers = _as_indices(comm, indices)
-    cards = all_gather_object([_length(comm, results), len(numbers), _kind(results), total], comm)
-    kind = _agreed_kind(comm, cards)
-    places = _places(comm, primitives.all_gather(numbers, comm), total)
+    everyone = all_gather_object(
+        [_length(comm, results), len(numbers), _kind(results), total], comm
+    )
+    kind = _common_kind(comm, everyone)
+    positions = _first_positions(comm, primitives.all_gather(numbers, comm), total)
     if kind == _LIST:
         lists = gather_object(list(results), dst, comm)
         if lists is None:
             return None
-        everything = [result for one in lists for result in one]
-        return [everything[place] for place in places]
+        everything = [result for results in lists for result in results]
+        return [everything[position] for position in positions]
     rows = results.detach() if isinstance(results, torch.Tensor) else torch.empty(0)
     tensors = primitives.gather(rows, dst, comm)
     if tensors is None:
         return None
-    filled = [one for one in tensors if len(one)]
-    return torch.cat(filled)[places] if filled else rows
+    filled = [tensor for tensor in tensors if len(tensor)]
+    return torch.cat(filled)[positions] if filled else rows
 
 
 def mean_over_samples(
@@ -69,7 +72,7 @@ def mean_over_samples(
     """
     comm = resolve(group)
     try:
-        mine = {"count": int(count), "sums": {name: float(one) for name, one in sums.items()}}
+        mine = {"count": int(count), "sums": {name: float(value) for name, value in sums.items()}}
     except (TypeError, ValueError, RuntimeError) as error:
         refuse_type(comm, "all_gather", f"mean_over_samples takes numbers: {error}")
     everyone = structures.all_reduce(comm, mine, "sum", False)
@@ -99,36 +102,40 @@ def _length(comm: Communicator, results: Any) -> int:
 
 def _as_indices(comm: Communicator, indices: Any) -> torch.Tensor:
     try:
-        numbers = torch.as_tensor(indices, device=getattr(comm, "device", "cpu"))
+        numbers = torch.as_tensor(indices, device=device_of(comm))
     except (TypeError, ValueError, RuntimeError) as error:
-        refuse_type(comm, "all_gather", f"the indices of gather_in_order are no numbers: {error}")
+        refuse_type(comm, "all_gather", f"the indices of gather_in_order are not numbers: {error}")
     if numbers.numel() and (numbers.is_floating_point() or numbers.dim() != 1):
         what = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
         refuse_type(comm, "all_gather", f"gather_in_order takes a row of whole indices, not {what}")
     return numbers.flatten().long()
 
 
-def _agreed_kind(comm: Communicator, cards: list[Any]) -> str:
+def _common_kind(comm: Communicator, everyone: list[Any]) -> str:
     """The kind of the results of those ranks that have any."""
     where = f"gather_in_order on group {comm.name}"
-    for rank, (results, indices, _, total) in enumerate(cards):
+    for rank, (results, indices, _, total) in enumerate(everyone):
         if results != indices:
             raise ValueError(f"{where}: rank {rank} has {results} results and {indices} indices")
-        if total != cards[0][3]:
-            raise ValueError(f"{where}: rank 0 says total={cards[0][3]}, and rank {rank} {total}")
-    having = [rank for rank, card in enumerate(cards) if card[0]] or [0]
-    first, kind = having[0], str(cards[having[0]][2])
+        if total != everyone[0][3]:
+            raise ValueError(
+                f"{where}: rank 0 says total={everyone[0][3]}, and rank {rank} {total}"
+            )
+    having = [rank for rank, theirs in enumerate(everyone) if theirs[0]] or [0]
+    first, kind = having[0], str(everyone[having[0]][2])
     for rank in having:
-        if cards[rank][2] != kind:
-            raise ValueError(f"{where}: rank {first} has {kind}, and rank {rank} {cards[rank][2]}")
+        if everyone[rank][2] != kind:
+            raise ValueError(
+                f"{where}: rank {first} has {kind}, and rank {rank} {everyone[rank][2]}"
+            )
     return kind
 
 
-def _places(comm: Communicator, indices: list[torch.Tensor], total: int) -> list[int]:
+def _first_positions(comm: Communicator, indices: list[torch.Tensor], total: int) -> list[int]:
     """For each sample, where its result stands in the results of all ranks, one after another."""
     where: dict[int, int] = {}
-    for place, index in enumerate(torch.cat(indices).tolist()):
-        where.setdefault(index, place)
+    for position, index in enumerate(torch.cat(indices).tolist()):
+        where.setdefault(index, position)
     outside = [index for index in where if not 0 <= index < total]
     missing = [index for index in range(total) if index not in where]
     for what, found in (("is out of range", outside), ("has no result", missing)):

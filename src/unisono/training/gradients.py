@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from unisono.collectives.integers import device_of
-from unisono.comm.base import Communicator, Work
+from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 from unisono.training.buckets import (
-    Bucket,
+    BucketReduction,
+    GradientBucket,
     Missing,
     Parameters,
     Slot,
@@ -109,21 +110,23 @@ class GradientSync:
     ) -> None:
         self._comm = resolve(group)
         self._op = check_options(BUCKET_BYTES if bucket_bytes is None else bucket_bytes, unused, op)
-        self._overlap, self._unused = overlap, unused
+        self._completedlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._slots = slots_of(model)
         self._refuse_those_of_another()
         self._frozen = [
-            (name, one)
-            for name, one in (self._model.named_parameters() if self._model is not None else ())
-            if not one.requires_grad
+            (name, parameter)
+            for name, parameter in self._named_parameters()
+            if not parameter.requires_grad
         ]
         options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
         check_the_same_everywhere(self._comm, self._slots, options)
         if not self._slots:
             raise ValueError("no parameter wants a gradient")
-        self._bucket_bytes = _usual_bytes(self._comm) if bucket_bytes is None else bucket_bytes
+        self._bucket_bytes = (
+            _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
+        )
         if src is not None:
             self._start_from(src)
         self._seen: dict[int, None] = {}  # the order of the first step
@@ -132,7 +135,7 @@ class GradientSync:
         self._steps, self._communicating_s, self._waiting_s = 0, 0.0, 0.0
         self._served: set[int] = set()  # optimizers that have stepped since `finish`
         self._finished = False
-        self._start_over()
+        self._start_step()
         self._arrange(list(reversed(self._slots)))
         self._handles: list[Any] = [
             slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -141,35 +144,40 @@ class GradientSync:
             for slot in self._slots
         ]
 
+    def _named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return () if self._model is None else self._model.named_parameters()
+
     def _refuse_those_of_another(self) -> None:
         """Two that reduce the same gradients would do so at the same time."""
         for slot in self._slots:
             hooks = getattr(slot.parameter, "_post_accumulate_grad_hooks", None) or {}
-            made = (getattr(hook, "func", None) for hook in hooks.values())
-            if any(isinstance(getattr(one, "__self__", None), GradientSync) for one in made):
+            methods = (getattr(hook, "func", None) for hook in hooks.values())
+            if any(
+                isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
+            ):
                 why = f"{slot.name} belongs to another GradientSync: close() that one first"
                 self._comm.refuse("all_gather", why)
 
     def _start_from(self, src: int) -> None:
-        kept: list[torch.Tensor] = [slot.parameter.detach() for slot in self._slots]
+        tensors = [slot.parameter for slot in self._slots]
         if self._model is not None:
-            kept = [one.detach() for one in (*self._model.parameters(), *self._model.buffers())]
-        broadcast_many(kept, src, self._comm)
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+        broadcast_many(tensors, src, self._comm)
 
     def _arrange(self, order: list[Slot]) -> None:
         self._buckets = buckets_of(
             order, self._comm, self._bucket_bytes, self._op, kept=True, wide=self._wide
         )
-        self._places: dict[int, tuple[Bucket, int]] = {
-            slot.number: (bucket, place)
+        self._bucket_of: dict[int, tuple[GradientBucket, int]] = {
+            slot.number: (bucket, index)
             for bucket in self._buckets
-            for place, slot in enumerate(bucket.slots)
+            for index, slot in enumerate(bucket.slots)
         }
 
-    def _start_over(self) -> None:
-        self._works: list[Work] = []
+    def _start_step(self) -> None:
+        self._reductions: list[BucketReduction] = []
         self._begun_s: list[float] = []
-        self._over = 0  # how many were seen to be over
+        self._completed = 0  # how many were seen to have completed
         self._latest_s = 0.0  # and when
 
     # -- during backward -------------------------------------------------------------------------
@@ -177,8 +185,8 @@ class GradientSync:
     def _arrived(self, slot: Slot, parameter: torch.Tensor) -> None:
         """A gradient is there."""
         self._finished = False
-        bucket, place = self._places[slot.number]
-        if bucket.begun or (bucket.arrived[place] and not self._silent):
+        bucket, index = self._bucket_of[slot.number]
+        if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(
                 f"a second gradient for {slot.name} before finish(): put all backward passes of a "
                 "step but the last under no_sync()"
@@ -186,33 +194,36 @@ class GradientSync:
         if not self._learned:
             self._seen.setdefault(slot.number)
         with torch.no_grad():
-            bucket.take(place)
+            bucket.collect(index)
         if self._silent:
             return
-        bucket.arrived[place] = True
+        bucket.arrived[index] = True
         bucket.waiting_for -= 1
-        if self._overlap:
-            self._look()
-            while len(self._works) < len(self._buckets) and self._next_is_full():
-                self._set_out()
+        if self._completedlap:
+            self._note_completed()
+            while len(self._reductions) < len(self._buckets) and self._next_is_full():
+                self._begin_next()
 
     def _next_is_full(self) -> bool:
-        return self._buckets[len(self._works)].waiting_for == 0
+        return self._buckets[len(self._reductions)].waiting_for == 0
 
-    def _set_out(self) -> None:
+    def _begin_next(self) -> None:
         """Buckets set out in their order, whichever is full first: ranks may differ in that."""
         with torch.no_grad():
-            work = self._buckets[len(self._works)].begin()
-        self._works.append(work)
+            reduction = self._buckets[len(self._reductions)].begin()
+        self._reductions.append(reduction)
         self._begun_s.append(time.monotonic())
 
-    def _look(self) -> None:
-        """See which buckets are over by now."""
-        while self._over < len(self._works) and self._works[self._over].is_completed():
+    def _note_completed(self) -> None:
+        """See which buckets have arrived by now."""
+        while (
+            self._completed < len(self._reductions)
+            and self._reductions[self._completed].work.is_completed()
+        ):
             now_s: float = time.monotonic()
-            self._communicating_s += now_s - max(self._begun_s[self._over], self._latest_s)
+            self._communicating_s += now_s - max(self._begun_s[self._completed], self._latest_s)
             self._latest_s = now_s
-            self._over += 1
+            self._completed += 1
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -234,15 +245,15 @@ class GradientSync:
         GroupError if the communication failed.
         """
         self._complete()
-        missing = [one for bucket in self._buckets for one in bucket.end()]
+        missing = [lack for reduction in self._reductions for lack in reduction.end()]
         self._steps += 1
         self._finished = True
         self._served.clear()
-        self._start_over()
+        self._start_step()
         if self._unused == "error":
             check_used(missing, self._comm)
         if not self._learned:  # from a whole step: a rank that discards it would not take part
-            self._learn()
+            self._adopt_order()
             self._check_for_newcomers()
         thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
         if thawed:
@@ -253,30 +264,31 @@ class GradientSync:
 
     def _complete(self) -> None:
         begun_s = time.monotonic()
-        self._look()
-        while len(self._works) < len(self._buckets):
-            self._set_out()
-        for work in self._works:
-            work.wait()
-            self._look()
+        self._note_completed()
+        while len(self._reductions) < len(self._buckets):
+            self._begin_next()
+        for reduction in self._reductions:
+            reduction.work.wait()
+            self._note_completed()
         self._waiting_s += time.monotonic() - begun_s
 
-    def _learn(self) -> None:
+    def _adopt_order(self) -> None:
         """Take the order in which rank 0 saw its gradients for that of all ranks."""
-        order = [*self._seen, *(one.number for one in self._slots if one.number not in self._seen)]
-        tensor = torch.tensor(order, device=device_of(self._comm))
+        numbers = dict.fromkeys([*self._seen, *(slot.number for slot in self._slots)])
+        tensor = torch.tensor(list(numbers), device=device_of(self._comm))
         self._comm.broadcast(tensor)
         before = self._buckets
         self._arrange([self._slots[index] for index in tensor.tolist()])
         for bucket in self._buckets:
-            bucket.take_over(before)
+            bucket.move_from(before)
         self._learned = True
 
     def _check_for_newcomers(self) -> None:
         """Once: to look for them in every step would take long."""
-        known = {id(slot.parameter) for slot in self._slots} | {id(one) for _, one in self._frozen}
-        named = self._model.named_parameters() if self._model is not None else ()
-        new = [name for name, one in named if id(one) not in known]
+        known = {id(slot.parameter) for slot in self._slots} | {
+            id(parameter) for _, parameter in self._frozen
+        }
+        new = [name for name, parameter in self._named_parameters() if id(parameter) not in known]
         if new:
             raise UnisonoError(
                 f"{', '.join(new)} came after this GradientSync was made: close it and make another"
@@ -294,7 +306,7 @@ class GradientSync:
         self._complete()
         for bucket in self._buckets:
             bucket.forget()
-        self._start_over()
+        self._start_step()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Have every `optimizer.step()` call `finish` first, unless the program has done so since
@@ -326,7 +338,7 @@ class GradientSync:
         self._handles.clear()
 
 
-def _usual_bytes(comm: Communicator) -> int:
+def _default_bucket_bytes(comm: Communicator) -> int:
     """How large buckets are by default: as rank 0 finds its machine."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -355,10 +367,10 @@ def sync_gradients(
     comm = resolve(group)
     buckets = buckets_of(slots_of(parameters), comm, bucket_bytes, op, kept=False)
     with torch.no_grad():
-        works = [bucket.begin() for bucket in buckets]
+        reductions = [bucket.begin() for bucket in buckets]
     missing: list[Missing] = []
-    for bucket, work in zip(buckets, works, strict=True):
-        work.wait()
-        missing += bucket.end()
+    for reduction in reductions:
+        reduction.work.wait()
+        missing += reduction.end()
     if unused == "error":
         check_used(missing, comm)

@@ -8,8 +8,9 @@ and of the optimizer's state each rank holds one part in `size`. Known as ZeRO, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from unisono.training.buckets import (
     check_used,
     slots_of,
 )
+from unisono.training.coalescing import group_alike
 from unisono.world.world import resolve
 
 
@@ -45,12 +47,12 @@ class _Row:
         """Bring the gradients into one row; those that are views of it lie there already. Take
         over what was written into the parameters: they may come from a checkpoint."""
         self.share.copy_(self.mine)
-        for place, (slot, view) in enumerate(zip(self.slots, self.views, strict=True)):
-            if slot.parameter.data_ptr() != self.parts[place].data_ptr():
+        for index, (slot, view) in enumerate(zip(self.slots, self.views, strict=True)):
+            if slot.parameter.data_ptr() != self.parts[index].data_ptr():
                 why = f"{slot.name} was given other memory after its ShardedOptimizer was made"
                 comm.refuse("all_reduce", f"{why}: move and convert models before that")
             gradient = slot.parameter.grad
-            self.absent[place] = float(gradient is None)
+            self.absent[index] = float(gradient is None)
             if gradient is None:
                 view.zero_()
             elif gradient.layout is not torch.strided:
@@ -104,7 +106,10 @@ class ShardedOptimizer:
         shares: list[dict[str, Any]] = []
         with torch.no_grad():
             for slots, own in groups:
-                rows = [_row(self._comm, alike) for alike in _alike(slots)]
+                rows = [
+                    _make_row(self._comm, alike)
+                    for alike in group_alike(slots, attrgetter("parameter"))
+                ]
                 self._rows += rows
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():
@@ -184,7 +189,8 @@ def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
         parameters = list(parameters)
         if parameters and isinstance(parameters[0], dict):
             return [
-                (_slots_of_group(one["params"]), _without_parameters(one)) for one in parameters
+                (_slots_of_group(group["params"]), _without_parameters(group))
+                for group in parameters
             ]
     return [(slots_of(parameters), {})]
 
@@ -197,14 +203,7 @@ def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _alike(slots: Iterable[Slot]) -> list[list[Slot]]:
-    kinds: dict[Any, list[Slot]] = {}
-    for slot in slots:
-        kinds.setdefault((slot.parameter.dtype, slot.parameter.device), []).append(slot)
-    return list(kinds.values())
-
-
-def _row(comm: Communicator, slots: list[Slot]) -> _Row:
+def _make_row(comm: Communicator, slots: list[Slot]) -> _Row:
     first = slots[0].parameter
     sizes = [slot.parameter.numel() for slot in slots]
     length = -(-sum(sizes) // comm.size)

@@ -36,7 +36,7 @@ _log = logging.getLogger("unisono")
 
 
 @dataclass(frozen=True)
-class Start:
+class StartedWorld:
     """A world that has started: what moves its data, why, and how it ends."""
 
     comm: Communicator
@@ -45,7 +45,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RankDescription:
     """What a rank tells the others of itself. `gpu` is the one that it would take, "" for none."""
 
     host: str
@@ -54,13 +54,13 @@ class Facts:
     gpu: str
 
 
-def choose(everyone: Sequence[Facts]) -> tuple[str, str]:
+def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     """The backend for these ranks, and why."""
-    gpus = [one.gpu for one in everyone]
+    gpus = [rank.gpu for rank in everyone]
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
-    hosts = sorted({one.host for one in everyone if one.boot != everyone[0].boot})
+    hosts = sorted({rank.host for rank in everyone if rank.boot != everyone[0].boot})
     if hosts:
         return "gloo", f"{lack}, and they are on several machines"
     return "unisono", f"{lack}, and all are on one machine"
@@ -68,7 +68,7 @@ def choose(everyone: Sequence[Facts]) -> tuple[str, str]:
 
 def start(
     place: Place, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
-) -> Start:
+) -> StartedWorld:
     """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
     `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
     timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
@@ -77,31 +77,35 @@ def start(
         if backend == "nccl":
             require_torch("the backend nccl")
             importlib.import_module("torch")  # a rank without it would tell the others of no GPU
-        mine = facts_here(place)
+        mine = describe_this_rank(place)
         comm: NativeCommunicator | SoloCommunicator | None = None
         everyone = [mine]
         if place.size > 1 and (store is None or backend == "unisono"):
             comm = _connect(where, store, place, timeout_s, deadline, mine)
-            everyone = [Facts(**json.loads(word)) for word in comm.words]
+            everyone = [RankDescription(**json.loads(word)) for word in comm.words]
         elif place.size > 1:
-            everyone = _told_in(store, mine, place, deadline)
+            everyone = _gather_through_store(store, mine, place, deadline)
     reason = "it was asked for"
     if backend == "auto":
-        backend, reason = choose(everyone)
+        backend, reason = choose_backend(everyone)
     if place.rank == 0:
         _log.info("backend %s for %d rank(s): %s", backend, place.size, reason)
     if backend == "unisono":
         if comm is None and place.size == 1:
             comm = SoloCommunicator(timeout_s=timeout_s)
         comm = comm or _connect(store, store, place, timeout_s, deadline, mine)
-        wants_torch = any(one.has_torch for one in everyone) if with_torch is None else with_torch
-        return _with_torch(comm, store, reason) if wants_torch else Start(comm, reason, comm.close)
-    return _on_torch(backend, comm, store, place, timeout_s, reason, everyone)
+        wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
+        return (
+            _start_torch_over(comm, store, reason)
+            if wants_torch
+            else StartedWorld(comm, reason, comm.close)
+        )
+    return _start_over_torch(backend, comm, store, place, timeout_s, reason, everyone)
 
 
-def _check_gpus(everyone: Sequence[Facts]) -> None:
+def _check_gpus(everyone: Sequence[RankDescription]) -> None:
     """nccl needs a GPU on every rank: what one of them lacks, all of them raise."""
-    lacking = [rank for rank, facts in enumerate(everyone) if not facts.gpu]
+    lacking = [rank for rank, theirs in enumerate(everyone) if not theirs.gpu]
     if lacking:
         raise UnisonoError(
             "nccl needs a GPU for every rank, and torch can use none on "
@@ -110,13 +114,15 @@ def _check_gpus(everyone: Sequence[Facts]) -> None:
         )
 
 
-def facts_here(place: Place) -> Facts:
-    """The facts about this process."""
+def describe_this_rank(place: Place) -> RankDescription:
+    """What this process tells the others of itself."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     torch = sys.modules.get("torch")
-    return Facts(socket.gethostname(), boot, torch is not None, _gpu(torch, place.local_rank))
+    return RankDescription(
+        socket.gethostname(), boot, torch is not None, _gpu(torch, place.local_rank)
+    )
 
 
 def device_index(torch: Any, local_rank: int) -> int:
@@ -136,8 +142,8 @@ def _gpu(torch: Any, local_rank: int) -> str:
 
 @contextlib.contextmanager
 def _meeting(place: Place, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
-    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or by who
-    started them."""
+    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or at
+    the process that started them."""
     if rendezvous is not None or place.size == 1:
         yield rendezvous, Deadline(timeout_s)
     elif place.launcher == "torchrun" or master_is_known():
@@ -186,7 +192,12 @@ must not find a store that is about to go."""
 
 
 def _connect(
-    where: Any, store: Any, place: Place, timeout_s: float, deadline: Deadline, mine: Facts
+    where: Any,
+    store: Any,
+    place: Place,
+    timeout_s: float,
+    deadline: Deadline,
+    mine: RankDescription,
 ) -> NativeCommunicator:
     exchange = FileExchange(where) if store is None else StoreExchange(store)
     return NativeCommunicator.connect(
@@ -199,12 +210,15 @@ def _connect(
     )
 
 
-def _told_in(store: Any, mine: Facts, place: Place, deadline: Deadline) -> list[Facts]:
-    """The facts about all ranks, through a store, in which each start of a world has a number."""
+def _gather_through_store(
+    store: Any, mine: RankDescription, place: Place, deadline: Deadline
+) -> list[RankDescription]:
+    """What all ranks tell of themselves, through a store, in which each start of a world has a
+    number."""
     waiting = Waiting(place.rank, place.size, "world", deadline)
     with store_answers():
         serial = store.add(f"unisono/starts/{place.rank}", 1)
-        keys = [f"unisono/facts/{serial}/{rank}" for rank in range(place.size)]
+        keys = [f"unisono/ranks/{serial}/{rank}" for rank in range(place.size)]
         store.set(keys[place.rank], json.dumps(vars(mine)))
         pause_s = 0.001
         while not store.check(keys):
@@ -219,13 +233,13 @@ def _told_in(store: Any, mine: Facts, place: Place, deadline: Deadline) -> list[
                 waiting.say(missing, place.size - len(missing))
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
-        return [Facts(**json.loads(store.get(key))) for key in keys]
+        return [RankDescription(**json.loads(store.get(key))) for key in keys]
 
 
 # -- torch.distributed ---------------------------------------------------------------------------
 
 
-def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
+def _start_torch_over(comm: Communicator, store: Any, reason: str) -> StartedWorld:
     """The world, and torch's default process group over it."""
     require_torch("torch's default process group (with_torch=True)")
     import torch.distributed as dist
@@ -238,20 +252,20 @@ def _with_torch(comm: Communicator, store: Any, reason: str) -> Start:
         stack.callback(comm.close)
         if store is None:
             store = stack.enter_context(store_of(comm))
-        stack.callback(_destroy, dist)
+        stack.callback(_destroy_torch_groups, dist)
         make_default_group(comm, dist.PrefixStore("unisono/torch", store))  # type: ignore[attr-defined]
-        return Start(comm, reason, stack.pop_all().close)
+        return StartedWorld(comm, reason, stack.pop_all().close)
 
 
-def _on_torch(
+def _start_over_torch(
     backend: str,
     native: Communicator | None,
     store: Any,
     place: Place,
     timeout_s: float,
     reason: str,
-    everyone: Sequence[Facts],
-) -> Start:
+    everyone: Sequence[RankDescription],
+) -> StartedWorld:
     """A world on a backend of torch's own."""
     require_torch(f"the backend {backend}")
     import torch
@@ -280,13 +294,13 @@ def _on_torch(
             world_size=place.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        stack.callback(_destroy, dist)
+        stack.callback(_destroy_torch_groups, dist)
         comm = TorchCommunicator(dist.group.WORLD)
         stack.callback(comm.close)
-        return Start(comm, reason, stack.pop_all().close)
+        return StartedWorld(comm, reason, stack.pop_all().close)
 
 
-def _destroy(dist: Any) -> None:
+def _destroy_torch_groups(dist: Any) -> None:
     """Destroy torch's groups, if the program has not done so itself."""
     if dist.is_initialized():
         dist.destroy_process_group()

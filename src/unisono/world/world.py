@@ -14,13 +14,13 @@ from unisono.comm.solo import SoloCommunicator
 from unisono.environment import Place, local_rank_here, place_here, size_here
 from unisono.errors import UnisonoError
 from unisono.requirements import require_torch
-from unisono.world.start import Start, device_index, start
+from unisono.world.start import StartedWorld, device_index, start
 
 if TYPE_CHECKING:
     import torch
 
 _world: Communicator | None = None
-_start: Start | None = None
+_start: StartedWorld | None = None
 
 
 def init(
@@ -34,7 +34,7 @@ def init(
 ) -> Communicator:
     """Join the ranks of this program and return the Communicator of all of them.
 
-    Without arguments the place comes from the environment that `unisono.launch`, `unisono run`,
+    Without arguments, rank and size come from the environment that `unisono.launch`, `unisono run`,
     torchrun, srun or mpirun has set; in a program that nobody launched the world is this one
     process. `rendezvous` is a path that all ranks know and may write to, an inherited descriptor
     of a file, or a torch Store.
@@ -52,7 +52,7 @@ def init(
     whom (logger `unisono`, a warning).
 
     Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
-    machine; UnisonoError if there is a world already or the backend is not to be had.
+    machine; UnisonoError if there is a world already or the backend cannot be had.
     """
     global _world, _start
     if _world is not None:
@@ -61,7 +61,7 @@ def init(
         raise ValueError("rank and size go together: give both or neither")
     existing = None if with_torch is False else _default_group()
     if existing is not None:
-        _start = _adopted(existing, backend, rank, size)
+        _start = _adopt(existing, backend, rank, size)
     else:
         place = place_here() or Place(0, 1)
         if rank is not None and size is not None:
@@ -72,7 +72,7 @@ def init(
                 )
         elif place.launcher == "unisono" and rendezvous is None:
             rendezvous = variables.RENDEZVOUS.read()
-        _start = _begin(place, rendezvous, backend, timeout_s, with_torch)
+        _start = _start_world(place, rendezvous, backend, timeout_s, with_torch)
     _world = _start.comm
     _end_with_the_process()
     return _world
@@ -89,7 +89,7 @@ def setup(
     Raises what `init` raises.
     """
     global _world, _start
-    _check_place(rank, world_size)
+    _check_rank(rank, world_size)
     launched = (variables.RANK.read(), variables.SIZE.read())
     if launched[0] is not None:
         if launched != (rank, world_size):
@@ -101,7 +101,7 @@ def setup(
     if world_size == 1 or _world is not None or _default_group() is not None:
         return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
     local_rank = local_rank_here() if "LOCAL_RANK" in os.environ else rank
-    _start = _begin(Place(rank, world_size, local_rank), None, backend, timeout_s, None)
+    _start = _start_world(Place(rank, world_size, local_rank), None, backend, timeout_s, None)
     _world = _start.comm
     _end_with_the_process()
     return _world
@@ -120,36 +120,36 @@ cleanup = shutdown
 """The other half of `setup`: the same as `shutdown`."""
 
 
-def _begin(
+def _start_world(
     place: Place, rendezvous: Any, backend: str, timeout_s: float | None, with_torch: bool | None
-) -> Start:
-    _check_place(place.rank, place.size)
+) -> StartedWorld:
+    _check_rank(place.rank, place.size)
     if not isinstance(backend, str) or not backend:
-        raise ValueError(f"{backend!r} is no backend: use auto, unisono, gloo, nccl or mpi")
+        raise ValueError(f"{backend!r} is not a backend: use auto, unisono, gloo, nccl or mpi")
     if backend == "auto":
         backend = variables.BACKEND.read() or backend
     return start(place, rendezvous, backend.lower(), timeout_s, with_torch)
 
 
-def _check_place(rank: int, size: int) -> None:
+def _check_rank(rank: int, size: int) -> None:
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} does not lie in a world of {size}")
 
 
-def _adopted(group: Any, backend: str, rank: int | None, size: int | None) -> Start:
+def _adopt(group: Any, backend: str, rank: int | None, size: int | None) -> StartedWorld:
     """torch's default group, which somebody else has made and will destroy."""
-    comm = _of_process_group(group)
+    comm = _communicator_of(group)
     assert comm is not None
     if backend.lower() not in ("auto", comm.backend):
         raise UnisonoError(
-            f"torch.distributed runs on {comm.backend} already: {backend} is not to be had beside"
+            f"torch.distributed runs on {comm.backend} already: {backend} cannot be had beside it"
         )
     if rank is not None and (rank, size) != (comm.rank, comm.size):
         raise UnisonoError(
             f"this process is rank {comm.rank} of {comm.size} in torch.distributed already, and "
             f"cannot be rank {rank} of {size}"
         )
-    return Start(comm, "torch.distributed runs on it already", lambda: None)
+    return StartedWorld(comm, "torch.distributed runs on it already", lambda: None)
 
 
 @functools.cache
@@ -185,20 +185,20 @@ def resolve(group: Any = None) -> Communicator:
     if isinstance(group, Communicator):
         return group
     if "torch" in sys.modules:
-        comm = _of_process_group(_default_group() if group is None else group)
+        comm = _communicator_of(_default_group() if group is None else group)
         if comm is not None:
             return comm
     if group is not None:
-        raise UnisonoError(f"{group!r} is no group that this process is a member of")
+        raise UnisonoError(f"{group!r} is not a group that this process is a member of")
     size = size_here()
     if size > 1:
         raise UnisonoError(
             f"this process was launched as one of {size} ranks: call unisono.init() first"
         )
-    return _alone()
+    return _solo()
 
 
-def _of_process_group(group: Any) -> Communicator | None:
+def _communicator_of(group: Any) -> Communicator | None:
     """The Communicator of a torch process group: ours unwraps, another is wrapped once. None where
     there is no group, or this process is not a member."""
     if group is None:
@@ -223,20 +223,20 @@ def _default_group() -> Any:
 
 
 @functools.cache
-def _alone() -> Communicator:
+def _solo() -> Communicator:
     return SoloCommunicator()
 
 
 def get_rank(group: Any = None) -> int:
     """This process's rank in `group`: in the world, or in torch's default group; 0 where there is
     neither."""
-    comm = _here(group)
+    comm = _existing(group)
     return 0 if comm is None else comm.rank
 
 
 def get_world_size(group: Any = None) -> int:
     """How many ranks `group` has: the world, or torch's default group; 1 where there is neither."""
-    comm = _here(group)
+    comm = _existing(group)
     return 1 if comm is None else comm.size
 
 
@@ -261,12 +261,12 @@ def get_local_rank() -> int:
 
 def get_backend() -> str:
     """What moves the data of the world: "unisono", "gloo", "nccl", ..."""
-    comm = _here()
+    comm = _existing()
     return "unisono" if comm is None else comm.backend
 
 
 def get_backend_reason() -> str:
-    """Why it is that one."""
+    """Why the world has that backend."""
     return "no world has started" if _start is None else _start.reason
 
 
@@ -282,18 +282,18 @@ def get_device() -> torch.device:
 
 def barrier(group: Any = None) -> None:
     """Return once every rank of `group` has called it; at once where there is no group."""
-    comm = _here(group)
+    comm = _existing(group)
     if comm is not None:
         comm.barrier()
 
 
-def _here(group: Any = None) -> Communicator | None:
+def _existing(group: Any = None) -> Communicator | None:
     """What `group` means; None where there is neither a world nor a group."""
     if group is not None:
         return resolve(group)
     if _world is not None:
         return _world
-    return _of_process_group(_default_group())
+    return _communicator_of(_default_group())
 
 
 def monitored_barrier(
@@ -311,8 +311,8 @@ def monitored_barrier(
     """
     comm = group if isinstance(group, Communicator) else None
     if group is None:
-        comm = _here()
+        comm = _existing()
     elif comm is None and "torch" in sys.modules:
-        comm = _of_process_group(group)
+        comm = _communicator_of(group)
     if comm is not None:
         comm.barrier(timeout_s=timeout_s)

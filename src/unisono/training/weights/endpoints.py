@@ -17,20 +17,20 @@ from typing import Any, TypeVar
 import torch
 
 from unisono.collectives.integers import device_of
-from unisono.training.deferral import signals_wait
-from unisono.training.weights.lanes import Progress
-from unisono.training.weights.plan import Description, Plan, Terms, Unit
-from unisono.training.weights.protocol import Session
-from unisono.training.weights.shards import Box, Held, WeightShard, held, part_of
+from unisono.training.deferral import defer_signals
+from unisono.training.weights.plan import Description, Unit, UpdateOptions, WeightPlan
+from unisono.training.weights.protocol import UpdateProtocol
+from unisono.training.weights.shards import Box, HeldTensor, WeightShard, held_tensors, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
+from unisono.training.weights.transfers import Progress
 from unisono.world.world import resolve
 
 __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "weight_update"]
 
 BUCKET_BYTES = 32 * 1024 * 1024
 
-Staged = dict[str, torch.Tensor]
-_Self = TypeVar("_Self", bound="_Party")
+NewTensors = dict[str, torch.Tensor]
+_Self = TypeVar("_Self", bound="_Endpoint")
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,21 @@ def copy_bytes_per_s() -> float:
     return source.numel() * 4 / best_s
 
 
-class _Party:
+class _Endpoint:
     """What senders and receivers have in common."""
 
     def __init__(self, group: Any, progress: Progress | None) -> None:
-        self._session = Session(resolve(group))
+        self._protocol = UpdateProtocol(resolve(group))
         self._progress = progress
 
     def attach(self, group: Any) -> None:
         """Go on over another group: the one that was joined after the last one had ended."""
-        self._session.close()
-        self._session = Session(resolve(group))
+        self._protocol.close()
+        self._protocol = UpdateProtocol(resolve(group))
 
     def close(self) -> None:
         """Give back what the updates needed. The group is not closed."""
-        self._session.close()
+        self._protocol.close()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -103,10 +103,10 @@ class _Party:
     ) -> None:
         self.close()
 
-    def _summary(self, plan: Plan, begin_s: float, agreed_s: float) -> WeightUpdate:
-        rank = self._session.comm.rank
+    def _summary(self, plan: WeightPlan, begin_s: float, agreed_s: float) -> WeightUpdate:
+        rank = self._protocol.comm.rank
         steps = plan.steps(rank)
-        names = {unit.name for lane, i in steps for unit in lane.buckets[i].units}
+        names = {unit.name for transfer, i in steps for unit in transfer.buckets[i].units}
         seconds = time.perf_counter() - agreed_s
         waited_s = agreed_s - begin_s
         return WeightUpdate(
@@ -114,7 +114,7 @@ class _Party:
         )
 
 
-class WeightSender(_Party):
+class WeightSender(_Endpoint):
     """A trainer rank's side. Where several ranks send, each sends the shards that it holds.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
@@ -144,7 +144,7 @@ class WeightSender(_Party):
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
         self._weights = weights
-        self._terms = Terms(transactional, checksum, convert, bucket_bytes)
+        self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
         self.version = 0
         """The last version that was sent."""
 
@@ -158,25 +158,25 @@ class WeightSender(_Party):
         WeightUpdateError if an engine failed, died or fell behind: it says which, why, and what
         the engines serve now.
         """
-        session = self._session
+        protocol = self._protocol
         begin_s = time.perf_counter()
-        mine: dict[str, Held] = {}
+        mine: dict[str, HeldTensor] = {}
 
         def describe() -> Description:
-            mine.update(held(self._weights))
-            return Description.of("sender", mine, terms=self._terms)
+            mine.update(held_tensors(self._weights))
+            return Description.of("sender", mine, options=self._options)
 
-        with session.update(timeout_s):
-            plan = session.agree(describe, self.version, version)
+        with protocol.update(timeout_s):
+            plan = protocol.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
-            session.begin(plan, None)
-            session.lanes.move(plan, lambda unit: mine[unit.name].part(unit.box), self._progress)
-            session.decide(None, lambda: None)
+            protocol.begin(plan, None)
+            protocol.groups.move(plan, lambda unit: mine[unit.name].part(unit.box), self._progress)
+            protocol.decide(None, lambda: None)
         self.version = plan.version
         return self._summary(plan, begin_s, agreed_s)
 
 
-class WeightReceiver(_Party):
+class WeightReceiver(_Endpoint):
     """An engine rank's side.
 
     `weights` is what the engine serves: a module, a mapping or pairs of names and tensors; a
@@ -199,8 +199,8 @@ class WeightReceiver(_Party):
         group: Any,
         weights: Any = None,
         *,
-        prepare: Callable[[Staged], Any] | None = None,
-        commit: Callable[[Staged], Any] | None = None,
+        prepare: Callable[[NewTensors], Any] | None = None,
+        commit: Callable[[NewTensors], Any] | None = None,
         partial: bool = False,
         version: int = 0,
         progress: Progress | None = None,
@@ -225,52 +225,54 @@ class WeightReceiver(_Party):
         Raises as `WeightSender.update`; the engine then serves what it did before, unless the
         error's `committed` says otherwise, and `version` says which.
         """
-        session = self._session
+        protocol = self._protocol
         begin_s = time.perf_counter()
-        mine: dict[str, Held] = {}
+        mine: dict[str, HeldTensor] = {}
 
         def describe() -> Description:
             if self._weights is not None:
-                mine.update(held(self._weights))
+                mine.update(held_tensors(self._weights))
             known = None if self._weights is None else mine
             return Description.of("receiver", known, partial=self._partial)
 
-        with session.update(timeout_s):
-            plan = session.agree(describe, self.version, None)
+        with protocol.update(timeout_s):
+            plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
-            problem = self._ready(plan, mine)
-            session.begin(plan, problem)
-            damaged = session.lanes.move(plan, self._target(plan, mine), self._progress)
-            problem = self._prepared(damaged)
-            session.decide(problem, lambda: self._change_over(plan, mine))
+            problem = self._allocate(plan, mine)
+            protocol.begin(plan, problem)
+            damaged = protocol.groups.move(plan, self._receiving_part(plan, mine), self._progress)
+            problem = self._call_prepare(damaged)
+            protocol.decide(problem, lambda: self._change_over(plan, mine))
         return self._summary(plan, begin_s, agreed_s)
 
-    def _ready(self, plan: Plan, mine: dict[str, Held]) -> Exception | None:
+    def _allocate(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> Exception | None:
         """Have memory for what will come; what stands against it."""
         try:
-            device = torch.device(device_of(self._session.comm))
-            if plan.terms.transactional:
+            device = torch.device(device_of(self._protocol.comm))
+            if plan.options.transactional:
                 self._staging.prepare(plan, mine if self._weights is not None else None, device)
             elif self._weights is None or self._prepare or self._commit:
                 raise ValueError("prepare and commit need a transactional update")
-            elif any(one.tensor.device.type != device.type for one in mine.values()):
+            elif any(held.tensor.device.type != device.type for held in mine.values()):
                 raise ValueError(f"weights that go straight into place must lie on {device.type}")
         except Exception as error:
             return error
         return None
 
-    def _target(self, plan: Plan, mine: dict[str, Held]) -> Callable[[Unit], torch.Tensor]:
-        if not plan.terms.transactional:
+    def _receiving_part(
+        self, plan: WeightPlan, mine: dict[str, HeldTensor]
+    ) -> Callable[[Unit], torch.Tensor]:
+        if not plan.options.transactional:
             return lambda unit: mine[unit.name].part(unit.box)
 
-        def staged(unit: Unit) -> torch.Tensor:
+        def staged_part(unit: Unit) -> torch.Tensor:
             whole = plan.tensors[unit.name].whole
             own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
             return part_of(self._staging.tensors[unit.name], own, unit.box)
 
-        return staged
+        return staged_part
 
-    def _prepared(self, damaged: list[str]) -> Exception | None:
+    def _call_prepare(self, damaged: list[str]) -> Exception | None:
         if damaged:
             return RuntimeError("; ".join(damaged))
         try:
@@ -280,12 +282,12 @@ class WeightReceiver(_Party):
             return error
         return None
 
-    def _change_over(self, plan: Plan, mine: dict[str, Held]) -> None:
+    def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
         now_served = partial(setattr, self, "version", plan.version)
         if self._commit is not None:
-            with signals_wait():
+            with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
-        elif plan.terms.transactional:
+        elif plan.options.transactional:
             self._staging.swap(mine, now_served)
         else:
             now_served()

@@ -1,9 +1,9 @@
 """The rounds of a weight update: agree, be ready, vote, decide, acknowledge; and what may fail.
 
-The decision is the abort word of a group that is made for it: the first one to write it wins,
+The decision is the abort reason of a group that is made for it: the first rank to write it wins,
 whoever reads it later reads the same, and it outlives every rank. A rank that has seen all votes
-writes "commit"; one that has seen a failure writes "keep"; the death of a member writes itself. So
-all survivors decide alike, wherever in the last round somebody dies.
+writes "commit"; a rank that has seen a failure writes "keep"; the death of a member writes itself.
+So all survivors decide alike, wherever in the last round somebody dies.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from unisono.errors import (
     RendezvousError,
     WeightUpdateError,
 )
-from unisono.training.weights.lanes import Lanes
-from unisono.training.weights.plan import Description, Plan, make_plan
+from unisono.training.weights.plan import Description, WeightPlan, make_plan
+from unisono.training.weights.transfers import TransferGroups
 
 _COMMIT, _KEEP = "commit", "keep"
 
 
-class Session:
+class UpdateProtocol:
     """One rank's side of updates over a group."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.lanes = Lanes(comm)
+        self.groups = TransferGroups(comm)
         self._verdict: Communicator | None = None
         self._descriptions: tuple[str, ...] = ()
-        self._next: Plan | None = None
+        self._next: WeightPlan | None = None
         """The plan for what these descriptions say."""
-        self._plan: Plan | None = None
+        self._plan: WeightPlan | None = None
         self._committed = False
         self._moving = False
 
     def close(self) -> None:
         """Give back what the updates needed; the group itself stays."""
-        self.lanes.close()
+        self.groups.close()
 
     @contextlib.contextmanager
     def update(self, timeout_s: float | None) -> Iterator[None]:
@@ -59,9 +59,9 @@ class Session:
         except WeightUpdateError:
             raise
         except (GroupError, RendezvousError) as error:
-            raise self._ended(error) from error
+            raise self._group_failure(error) from error
         except BaseException as error:
-            self._end(f"rank {self.comm.rank} failed: {error!r}")
+            self._abort(f"rank {self.comm.rank} failed: {error!r}")
             raise
         finally:
             if timeout_s is not None and self.comm.errored is None:
@@ -72,7 +72,9 @@ class Session:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def agree(self, describe: Callable[[], Description], version: int, wanted: int | None) -> Plan:
+    def agree(
+        self, describe: Callable[[], Description], version: int, wanted: int | None
+    ) -> WeightPlan:
         """Tell what this rank holds, hear what the others do, and make the plan of all. `version`
         is what this rank has, `wanted` what it asks for.
 
@@ -85,33 +87,35 @@ class Session:
         except Exception as error:  # the others wait for us: say why we cannot
             cause = error
         problem = "" if cause is None else str(cause) or type(cause).__name__
-        words = all_gather_object((problem, version, wanted, self.lanes.names(), holds), self.comm)
-        problems, versions, asked, lanes, descriptions = zip(*words, strict=True)
+        everyone = all_gather_object(
+            (problem, version, wanted, self.groups.names(), holds), self.comm
+        )
+        problems, versions, asked, group_names, descriptions = zip(*everyone, strict=True)
         if any(problems):
-            said = {rank: text for rank, text in enumerate(problems) if text}
-            raise self._failed(said) from cause
+            failed = {rank: text for rank, text in enumerate(problems) if text}
+            raise self._failure(failed) from cause
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
-            raise self._failed({}, f"senders ask for different versions: {sorted(asked_for)}")
-        self.lanes.keep(lanes)
+            raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
+        self.groups.keep(group_names)
         if descriptions != self._descriptions:  # usually they are those of the last update
-            everyone = [Description.from_plain(json.loads(text)) for text in descriptions]
-            self._next = make_plan(everyone)
+            described = [Description.from_plain(json.loads(text)) for text in descriptions]
+            self._next = make_plan(described)
             self._descriptions = descriptions
         assert self._next is not None
         number = asked_for.pop() if asked_for else max(versions) + 1
         self._plan = dataclasses.replace(self._next, version=number)
         return self._plan
 
-    def begin(self, plan: Plan, problem: Exception | None) -> None:
+    def begin(self, plan: WeightPlan, problem: Exception | None) -> None:
         """Make the groups; go on where every rank is ready."""
-        problems = self._gathered(problem)
+        problems = self._gather_problems(problem)
         if problems:
-            raise self._failed(problems) from problem
-        self.lanes.open(plan)
-        if plan.terms.transactional:
+            raise self._failure(problems) from problem
+        self.groups.open(plan)
+        if plan.options.transactional:
             self._verdict = self.comm.split(range(self.comm.size), "verdict")
-        self._moving = not plan.terms.transactional
+        self._moving = not plan.options.transactional
 
     def decide(self, problem: Exception | None, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
@@ -120,7 +124,7 @@ class Session:
             if lost is not None:
                 raise lost
             if problems:
-                raise self._failed(problems) from problem
+                raise self._failure(problems) from problem
             return commit()
         self._verdict.abort(_KEEP if problems or lost else _COMMIT)
         ending = self._verdict.errored
@@ -134,52 +138,52 @@ class Session:
         if lost is not None:
             raise lost
         if problems:
-            raise self._failed(problems) from problem
+            raise self._failure(problems) from problem
         if not self._committed:
             assert ending is not None
             raise ending
-        problems = self._gathered(failure)
+        problems = self._gather_problems(failure)
         if problems:
-            raise self._failed(problems) from failure
+            raise self._failure(problems) from failure
         return None
 
     def _vote(self, problem: Exception | None) -> tuple[dict[int, str], BaseException | None]:
         try:
-            return self._gathered(problem), None
+            return self._gather_problems(problem), None
         except BaseException as error:  # an interrupt too: others may have seen all votes
             return {}, error
 
-    def _gathered(self, problem: Exception | None) -> dict[int, str]:
+    def _gather_problems(self, problem: Exception | None) -> dict[int, str]:
         """What is wrong on which rank."""
         text = "" if problem is None else str(problem) or type(problem).__name__
         if problem is not None and not isinstance(problem, WeightUpdateError):
             text = f"{type(problem).__name__}: {text}"
         everyone = all_gather_object(text, self.comm)
-        return {rank: said for rank, said in enumerate(everyone) if said}
+        return {rank: text for rank, text in enumerate(everyone) if text}
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def _failed(self, problems: dict[int, str], text: str = "") -> WeightUpdateError:
+    def _failure(self, problems: dict[int, str], text: str = "") -> WeightUpdateError:
         """An update that failed in good order: the group goes on."""
-        listed = "; ".join(f"rank {rank}: {said}" for rank, said in problems.items())
+        listed = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
         return self._error(text or listed, problems, ended=False)
 
-    def _ended(self, error: Exception) -> WeightUpdateError:
+    def _group_failure(self, error: Exception) -> WeightUpdateError:
         """An update that failed with its group."""
         ending = self.comm.errored
         cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
         failed: dict[int, str] = {}
         if isinstance(cause, (PeerLost, GroupAborted)):
-            failed[self.lanes.rank_of(cause.group, cause.peer)] = str(cause)
+            failed[self.groups.rank_of(cause.group, cause.peer)] = str(cause)
         elif isinstance(cause, CollectiveTimeout):
-            ranks = [self.lanes.rank_of(cause.group, rank) for rank in cause.missing]
+            ranks = [self.groups.rank_of(cause.group, rank) for rank in cause.missing]
             failed = {rank: f"rank {rank} did not come by the deadline" for rank in ranks}
         text = str(cause)
         if isinstance(cause, CollectiveTimeout) and failed:
             text = f"{'; '.join(failed.values())}\n{text}"
-        made = self._error(text, failed, ended=True)
-        self._end(str(cause).split("\n", 1)[0])
-        return made
+        failure = self._error(text, failed, ended=True)
+        self._abort(str(cause).split("\n", 1)[0])
+        return failure
 
     def _error(self, why: str, failed: dict[int, str], ended: bool) -> WeightUpdateError:
         version = -1 if self._plan is None else self._plan.version
@@ -200,6 +204,6 @@ class Session:
             group_ended=ended,
         )
 
-    def _end(self, reason: str) -> None:
-        self.lanes.abort(reason)
+    def _abort(self, reason: str) -> None:
+        self.groups.abort(reason)
         self.comm.abort(reason)

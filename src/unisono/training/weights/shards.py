@@ -35,14 +35,14 @@ class Box:
             count *= length
         return count
 
-    def and_(self, other: Box) -> Box | None:
+    def intersection(self, other: Box) -> Box | None:
         """The elements that two boxes share; None where there are none."""
         begins = tuple(map(max, self.offset, other.offset))
         ends = map(min, self._ends(), other._ends())
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
         return None if any(length <= 0 for length in shape) else Box(begins, shape)
 
-    def cut(self, most: int) -> Iterable[Box]:
+    def split(self, most: int) -> Iterable[Box]:
         """The same elements in boxes of at most `most` elements, cut along the first dimensions."""
         if self.count <= most:
             yield self
@@ -53,14 +53,14 @@ class Box:
             offset, shape = list(self.offset), list(self.shape)
             offset[dim] += begin
             shape[dim] = min(rows, self.shape[dim] - begin)
-            yield from Box(tuple(offset), tuple(shape)).cut(most)
+            yield from Box(tuple(offset), tuple(shape)).split(most)
 
     def _ends(self) -> Lengths:
         return tuple(a + b for a, b in zip(self.offset, self.shape, strict=True))
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """One of a process's tensors and the box of the whole that it is."""
 
     tensor: torch.Tensor
@@ -83,7 +83,7 @@ def part_of(tensor: torch.Tensor, own: Box, box: Box) -> torch.Tensor:
     return view
 
 
-def held(weights: Any) -> dict[str, Held]:
+def held_tensors(weights: Any) -> dict[str, HeldTensor]:
     """What is in a module, a mapping or pairs of names and tensors.
 
     A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
@@ -92,29 +92,35 @@ def held(weights: Any) -> dict[str, Held]:
     if isinstance(weights, torch.nn.Module):
         weights = weights.state_dict(keep_vars=True)
     pairs = weights.items() if isinstance(weights, Mapping) else weights
-    found: dict[str, Held] = {}
+    found: dict[str, HeldTensor] = {}
     for name, value in pairs:
         if name in found:
             raise ValueError(f"there are two weights of the name {name!r}")
-        found[name] = _held(name, value)
+        found[name] = _held_tensor(name, value)
     return found
 
 
-def tied(weights: Mapping[str, Held]) -> dict[str, str]:
-    """Of names that mean the same memory: each one -> the first of them in the alphabet."""
+def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
+    """Of names that mean the same memory: each name -> the first of them in the alphabet."""
     firsts: dict[Any, str] = {}
     first: dict[str, str] = {}
     for name in sorted(weights):
-        one = weights[name]
-        memory = (one.tensor.data_ptr(), one.tensor.dtype, one.tensor.stride(), one.whole, one.box)
-        if one.box.count:
+        held = weights[name]
+        memory = (
+            held.tensor.data_ptr(),
+            held.tensor.dtype,
+            held.tensor.stride(),
+            held.whole,
+            held.box,
+        )
+        if held.box.count:
             first[name] = firsts.setdefault(memory, name)
         else:
             first[name] = name
     return first
 
 
-def _held(name: str, value: Any) -> Held:
+def _held_tensor(name: str, value: Any) -> HeldTensor:
     if isinstance(value, WeightShard):
         tensor, whole, offset = value.tensor, tuple(value.shape), tuple(value.offset)
     elif _is_dtensor(value):
@@ -130,7 +136,7 @@ def _held(name: str, value: Any) -> Held:
         raise TypeError(f"the weight {name!r} is {what}")
     box = Box(offset, tuple(tensor.shape))
     if tensor is value:
-        return Held(tensor, whole, box)
+        return HeldTensor(tensor, whole, box)
     ends = [a + b for a, b in zip(offset, box.shape, strict=False)]
     inside = len(whole) == len(offset) == len(box.shape) and all(
         begin >= 0 and end <= length for begin, end, length in zip(offset, ends, whole, strict=True)
@@ -139,7 +145,7 @@ def _held(name: str, value: Any) -> Held:
         raise ValueError(
             f"the weight {name!r}: {box.shape} at {offset} does not lie in a whole of {whole}"
         )
-    return Held(tensor, whole, box)
+    return HeldTensor(tensor, whole, box)
 
 
 def _is_dtensor(value: Any) -> bool:

@@ -10,32 +10,36 @@ from functools import partial
 import torch
 
 from unisono.training.memory import shares_storage
-from unisono.training.weights.plan import Plan
-from unisono.training.weights.shards import Held, tied
+from unisono.training.weights.plan import WeightPlan
+from unisono.training.weights.shards import HeldTensor, tied_names
 
 Step = Callable[[], object]
 
 
 class Staging:
-    """A second copy of an engine's weights. After a change-over the old memory is the next one's:
-    to take 2 GB from the system anew costs as much as to fill them."""
+    """A second copy of an engine's weights. After a change-over the old memory serves the next
+    update: taking 2 GB from the system anew costs as much as filling them."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        """By name; names that are tied share one."""
-        self._firsts: Mapping[str, str] = {}  # which one
+        """By name; tied names share a tensor."""
+        self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
 
     @torch.inference_mode(False)  # what is made in that mode cannot be written to outside
-    def prepare(self, plan: Plan, mine: Mapping[str, Held] | None, device: torch.device) -> None:
+    def prepare(
+        self, plan: WeightPlan, mine: Mapping[str, HeldTensor] | None, device: torch.device
+    ) -> None:
         """Have a tensor for every name that will come."""
         spare, self.tensors = self.tensors, {}
         if mine is None:
-            for name, one in plan.tensors.items():
-                if one.first == name:
-                    self.tensors[name] = torch.empty(one.whole, dtype=one.dtype, device=device)
-            self._name_twins({name: one.first for name, one in plan.tensors.items()})
+            for name, tensor in plan.tensors.items():
+                if tensor.first == name:
+                    self.tensors[name] = torch.empty(
+                        tensor.whole, dtype=tensor.dtype, device=device
+                    )
+            self._share_tied({name: tensor.first for name, tensor in plan.tensors.items()})
             return
-        firsts = tied(mine)
+        firsts = tied_names(mine)
         for name, held in mine.items():
             old = spare.pop(name, None)
             if firsts[name] != name:
@@ -43,9 +47,9 @@ class Staging:
             if old is None or not _is_like(old, held.tensor, device) or not is_alone(old):
                 old = torch.empty_like(held.tensor.detach(), device=device)
             self.tensors[name] = old
-        self._name_twins(firsts)
+        self._share_tied(firsts)
 
-    def _name_twins(self, firsts: Mapping[str, str]) -> None:
+    def _share_tied(self, firsts: Mapping[str, str]) -> None:
         self._firsts = firsts
         self.tensors = {name: self.tensors[first] for name, first in firsts.items()}
 
@@ -54,7 +58,7 @@ class Staging:
         tensors, self.tensors = self.tensors, {}
         return tensors
 
-    def swap(self, mine: Mapping[str, Held], then: Step) -> None:
+    def swap(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
         """Put the new weights into the engine's tensors, keep the old memory, and do `then`: all of
         it, or none, whatever is raised meanwhile."""
         kept = dict(self.tensors)
@@ -77,22 +81,22 @@ class Staging:
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
-    """Take all these steps. Where one raises, take `returns` and raise: the state is the old one.
+    """Run all these steps. Where one raises, run `returns` and raise: the state is the old tensor.
 
     A signal's handler, which may raise what it likes (Ctrl-C does), runs between two instructions
-    of Python. So there are none: the steps are functions in C, one call in C takes them all, and
-    what is raised before or after it finds none or all of them taken.
+    of Python. So there are none: the steps are functions in C, one call in C runs them all, and
+    what is raised before or after it finds none or all of them done.
     """
     over: list[bool] = []
     try:
-        _take([*steps, partial(over.append, True)])
+        _run([*steps, partial(over.append, True)])
     except BaseException:
         if not over:
-            _take(returns)
+            _run(returns)
         raise
 
 
-def _take(steps: Sequence[Step]) -> None:
+def _run(steps: Sequence[Step]) -> None:
     deque(map(operator.call, steps), maxlen=0)
 
 

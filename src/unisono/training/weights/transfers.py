@@ -1,7 +1,7 @@
-"""How weights travel: buckets over lanes, two under way at a time, straight from memory to memory.
+"""How weights travel: in buckets, two under way at a time, straight from memory to memory.
 
-A lane is a group of its own for a sender and those receivers that take the same from it, so that
-no other sender has to hold what passes, and senders move at the same time. On shared memory a
+A transfer has a group of its own, of a sender and those receivers that take the same from it. So
+no other sender has to hold what passes, and senders work at the same time. On shared memory a
 bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
 packed, unless a tensor has to be converted or lies on another device.
 """
@@ -17,19 +17,19 @@ import torch
 from unisono.collectives.integers import device_of
 from unisono.comm.base import Communicator, Work
 from unisono.training.weights.checksum import checksum
-from unisono.training.weights.plan import Bucket, Lane, Plan, Unit
+from unisono.training.weights.plan import Transfer, Unit, WeightBucket, WeightPlan
 
 Progress = Callable[[int, int], Any]
 """Called with the bytes that have moved and the bytes that will."""
 
 
-class Lanes:
-    """The lanes in which this rank takes part, kept from update to update."""
+class TransferGroups:
+    """The groups of the transfers in which this rank takes part, kept from update to update."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._groups: dict[tuple[int, ...], Communicator] = {}
-        self._slots: list[torch.Tensor] = []
+        self._packing: list[torch.Tensor] = []
 
     def names(self) -> list[str]:
         """The groups that this rank has."""
@@ -42,103 +42,105 @@ class Lanes:
             if any(group.name not in names[rank] for rank in members):
                 self._groups.pop(members).close()
 
-    def open(self, plan: Plan) -> None:
+    def open(self, plan: WeightPlan) -> None:
         """Make the groups that a plan needs and that are not there yet."""
-        for lane in plan.lanes:
-            if self._comm.rank in lane.members and lane.members not in self._groups:
-                group = self._comm.split(lane.members, "weights")
+        for transfer in plan.transfers:
+            if self._comm.rank in transfer.members and transfer.members not in self._groups:
+                group = self._comm.split(transfer.members, "weights")
                 assert group is not None
-                self._groups[lane.members] = group
+                self._groups[transfer.members] = group
         for group in self._groups.values():
             group.timeout_s = self._comm.timeout_s
 
     def move(
-        self, plan: Plan, part: Callable[[Unit], torch.Tensor], progress: Progress | None
+        self, plan: WeightPlan, part: Callable[[Unit], torch.Tensor], progress: Progress | None
     ) -> list[str]:
         """Send or receive everything. `part` is the memory of a unit on this rank. Returns, for a
         receiver, what arrived damaged."""
         rank = self._comm.rank
         sends = rank in plan.senders
         steps = plan.steps(rank)
-        lanes = [lane for lane in plan.lanes if rank in lane.members]
-        # A receiver serves all lanes at once; a sender has two slots for what must be packed.
-        most = 2 if sends else 2 * len(lanes)
-        sums: dict[tuple[int, ...], list[int]] = {lane.members: [] for lane in lanes}
+        transfers = [transfer for transfer in plan.transfers if rank in transfer.members]
+        # A receiver serves all transfers at once; a sender has two buffers for what must be packed.
+        most = 2 if sends else 2 * len(transfers)
+        sums: dict[tuple[int, ...], list[int]] = {transfer.members: [] for transfer in transfers}
         total, done = plan.bytes(rank), 0
-        under_way: deque[tuple[Lane, int, list[torch.Tensor], Work]] = deque()
+        under_way: deque[tuple[Transfer, int, list[torch.Tensor], Work]] = deque()
 
         def finish() -> int:
-            lane, index, tensors, work = under_way.popleft()
+            transfer, index, tensors, work = under_way.popleft()
             work.wait()
-            if plan.terms.checksum and not sends:
-                sums[lane.members].append(checksum(tensors))
-            moved = done + lane.buckets[index].bytes
+            if plan.options.checksum and not sends:
+                sums[transfer.members].append(checksum(tensors))
+            moved = done + transfer.buckets[index].bytes
             if progress is not None:
                 progress(moved, total)
             return moved
 
-        for number, (lane, index) in enumerate(steps):
+        for number, (transfer, index) in enumerate(steps):
             if len(under_way) == most:
                 done = finish()
-            bucket = lane.buckets[index]
+            bucket = transfer.buckets[index]
             tensors = [part(unit) for unit in bucket.units]
             if sends:
-                tensors = list(self._packed(bucket, tensors, number % 2))
-            work = self._groups[lane.members].broadcast(tensors, 0, async_op=True)
+                tensors = list(self._pack(bucket, tensors, number % 2))
+            work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
             assert work is not None
-            under_way.append((lane, index, tensors, work))
-            if plan.terms.checksum and sends:
-                sums[lane.members].append(checksum(tensors))  # while they are under way
+            under_way.append((transfer, index, tensors, work))
+            if plan.options.checksum and sends:
+                sums[transfer.members].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
-        self._slots.clear()
-        return self._damaged(lanes, sums) if plan.terms.checksum else []
+        self._packing.clear()
+        return self._find_damage(transfers, sums) if plan.options.checksum else []
 
-    def _packed(
-        self, bucket: Bucket, tensors: list[torch.Tensor], which: int
+    def _pack(
+        self, bucket: WeightBucket, tensors: list[torch.Tensor], which: int
     ) -> Iterator[torch.Tensor]:
-        """The tensors as they travel: themselves, or converted, in a slot."""
+        """The tensors as they travel: themselves, or converted, in a buffer."""
         device = torch.device(device_of(self._comm))
         for unit, offset, tensor in zip(bucket.units, bucket.offsets, tensors, strict=True):
             plain = tensor.dtype == unit.dtype and tensor.device.type == device.type
             if plain and not _is_expanded(tensor):
                 yield tensor
                 continue
-            while len(self._slots) < 2:
-                self._slots.append(torch.empty(0, dtype=torch.uint8, device=device))
-            slot = self._slots[which]
-            if slot.numel() < bucket.room_bytes:
-                slot = torch.empty(bucket.room_bytes, dtype=torch.uint8, device=device)
-                self._slots[which] = slot
-            room = slot[offset : offset + unit.bytes].view(unit.dtype).view(unit.box.shape)
-            yield room.copy_(tensor)
+            while len(self._packing) < 2:
+                self._packing.append(torch.empty(0, dtype=torch.uint8, device=device))
+            buffer = self._packing[which]
+            if buffer.numel() < bucket.packed_bytes:
+                buffer = torch.empty(bucket.packed_bytes, dtype=torch.uint8, device=device)
+                self._packing[which] = buffer
+            packed = buffer[offset : offset + unit.bytes].view(unit.dtype).view(unit.box.shape)
+            yield packed.copy_(tensor)
 
-    def _damaged(self, lanes: list[Lane], sums: dict[tuple[int, ...], list[int]]) -> list[str]:
+    def _find_damage(
+        self, transfers: list[Transfer], sums: dict[tuple[int, ...], list[int]]
+    ) -> list[str]:
         """Compare with the senders' checksums."""
         found = []
-        for lane in lanes:
-            mine = sums[lane.members]
+        for transfer in transfers:
+            mine = sums[transfer.members]
             theirs = torch.tensor(mine, dtype=torch.int64, device=device_of(self._comm))
-            self._groups[lane.members].broadcast(theirs, 0)
+            self._groups[transfer.members].broadcast(theirs, 0)
             for index, (sent, arrived) in enumerate(zip(theirs.tolist(), mine, strict=True)):
                 if sent != arrived:
-                    names = list(dict.fromkeys(unit.name for unit in lane.buckets[index].units))
+                    names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index].units))
                     listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
                     found.append(
-                        f"bucket {index} from rank {lane.sender} ({listed}) arrived damaged, or "
-                        "changed while it was sent"
+                        f"bucket {index} from rank {transfer.sender} ({listed}) arrived damaged, "
+                        "or changed while it was sent"
                     )
         return found
 
     def rank_of(self, group: str, rank: int) -> int:
-        """The rank, in the group that all have in common, of a rank of a lane."""
-        for members, lane in self._groups.items():
-            if lane.name == group and 0 <= rank < len(members):
+        """The rank, in the group that all have in common, of a rank of a transfer's group."""
+        for members, own in self._groups.items():
+            if own.name == group and 0 <= rank < len(members):
                 return members[rank]
         return rank
 
     def abort(self, reason: str) -> None:
-        """End all lanes, so that nobody waits in one."""
+        """End all groups, so that nobody waits in a transfer."""
         for group in self._groups.values():
             group.abort(reason)
 
