@@ -55,7 +55,7 @@ conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes d
 parity: .venv/.stamp ## compare gloo and unisono through torch.distributed; writes docs/parity.md
 	cd tests && ../.venv/bin/python -m torch_parity.table --output ../docs/parity.md
 
-diagnosis: .venv/.stamp ## play the buggy programs on every make; writes docs/diagnosis.md
+diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/diagnosis.md
 	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings

@@ -28,10 +28,8 @@ import pytest
 import torch
 
 from unisono import watch
-from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.lobby import FileExchange
 from unisono.comm.shared_memory.communicator import NativeCommunicator
-from unisono.comm.solo import SoloCommunicator
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 30.0
@@ -72,11 +70,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is told to do. `make` is "native", "solo" or "alone" (no Communicator)."""
+    """What a rank is told to do; `connected`: with a Communicator."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    make: str
+    connected: bool
     rank: int
     size: int
     path: str
@@ -105,12 +103,20 @@ class RankPool:
         function: Callable[..., Any],
         ranks: int,
         *args: Any,
-        make: str = "native",
+        connected: bool = True,
         deadline_s: float = DEADLINE_S,
     ) -> list[Any]:
-        """Run `function(comm, *args)` on ranks 0, 1, ... and return their results in order."""
-        outcomes = self.outcomes(function, ranks, *args, make=make, deadline_s=deadline_s)
-        failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error is not None}
+        """Run `function(comm, *args)` on ranks 0, 1, ... and return their results in order.
+
+        Ranks that are not `connected` run `function(rank, size, path, *args)`: they may meet at
+        the path.
+        """
+        outcomes = self.outcomes(function, ranks, *args, connected=connected, deadline_s=deadline_s)
+        failed = {
+            rank: outcome.error
+            for rank, outcome in enumerate(outcomes)
+            if outcome.error is not None
+        }
         if failed:
             texts = [f"-- rank {rank} of {ranks}:\n{text}" for rank, text in failed.items()]
             texts.sort(key=lambda text: "PeerLost" in text)  # first what caused the rest
@@ -122,7 +128,7 @@ class RankPool:
         function: Callable[..., Any],
         ranks: int,
         *args: Any,
-        make: str = "native",
+        connected: bool = True,
         deadline_s: float = DEADLINE_S,
     ) -> list[Outcome]:
         """As `run`, but a rank that raises or dies is a result, not a failure."""
@@ -130,7 +136,7 @@ class RankPool:
         self._jobs += 1
         path = os.path.join(self._folder.name, f"rendezvous-{self._jobs}")
         for rank in range(ranks):
-            job = Job(function, args, make, rank, ranks, path)
+            job = Job(function, args, connected, rank, ranks, path)
             self._pipes[rank].send_bytes(pickle.dumps(job))
         return self._collect(ranks, deadline_s)
 
@@ -258,12 +264,7 @@ def _serve(pipe: Connection, stacks: str, watched: bool) -> None:
 
 
 def _do(job: Job) -> Any:
-    if job.make == "alone":
+    if not job.connected:
         return job.function(job.rank, job.size, job.path, *job.args)
-    comm: Communicator
-    if job.make == "solo":
-        comm = SoloCommunicator()
-    else:
-        comm = connect(job.path, job.rank, job.size)
-    with comm:
+    with connect(job.path, job.rank, job.size) as comm:
         return job.function(comm, *job.args)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from programs import plain_environment, program
 from unisono import variables
 from unisono.errors import UnisonoError
+from user_programs import plain_environment, write_program
 
 BAD = {
     "UNISONO_RANK": "first",
@@ -109,7 +109,7 @@ def test_who_starts_the_watch_gets_an_error() -> None:
 
 
 def test_unisono_run_says_it_before_any_rank_starts(tmp_path: Path) -> None:
-    script = program(tmp_path, "print('started')")
+    script = write_program(tmp_path, "print('started')")
     done = script.run(
         before=["-m", "unisono", "run", "-n", "2", "--watch"],
         environment={"UNISONO_WATCH_HANG_S": "abc"},
@@ -122,7 +122,7 @@ def test_unisono_run_says_it_before_any_rank_starts(tmp_path: Path) -> None:
 
 
 def test_a_rank_raises_the_sentence_where_the_value_is_used(tmp_path: Path) -> None:
-    script = program(tmp_path, "import unisono; unisono.init('unisono')")
+    script = write_program(tmp_path, "import unisono; unisono.init('unisono')")
     done = script.run(
         before=["-m", "unisono", "run", "-n", "2"], environment={"UNISONO_EAGER_SEND": "4K"}
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import plain_environment
+from user_programs import plain_environment
 
 WITHOUT = """
 import sys

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from programs import plain_environment
 from unisono import Communicator
 from unisono.bench.backends import Backend, Case
 from unisono.bench.backends.ours import Direct
@@ -32,6 +31,7 @@ from unisono.bench.settings import BenchSettings
 from unisono.bench.start import find_mpirun
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import NativeCommunicator
+from user_programs import plain_environment
 
 BENCH = (sys.executable, "-m", "unisono", "bench")
 DEADLINE_S = 120

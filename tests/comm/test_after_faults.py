@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fault_play import possessions
 from ranks import RankPool, attempt, connect
+from resources import held_resources
 from unisono import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -88,13 +88,13 @@ FAULTS: dict[str, tuple[Callable[[NativeCommunicator], BaseException | None], ty
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_new_world_after(fresh_pool: RankPool, fault: str) -> None:
-    outcomes = fresh_pool.outcomes(fail_and_start_anew, 3, fault, make="alone")
+    outcomes = fresh_pool.outcomes(fail_and_start_anew, 3, fault, connected=False)
     for outcome in outcomes[: 2 if fault == "a death" else 3]:
         assert outcome.value == "as before", outcome.error
 
 
 def fail_and_start_anew(rank: int, size: int, path: str, fault: str) -> str:
-    before = possessions()
+    before = held_resources()
     happen, expected = FAULTS[fault]
     world = connect(path, rank, size)
     work_in(world)
@@ -105,9 +105,9 @@ def fail_and_start_anew(rank: int, size: int, path: str, fault: str) -> str:
     with connect(f"{path}-anew", rank, left) as world:
         work_in(world)
     end = time.monotonic() + 5
-    while possessions() != before and time.monotonic() < end:
+    while held_resources() != before and time.monotonic() < end:
         time.sleep(0.001)  # a thread that was joined may still be on its way out
-    assert possessions() == before
+    assert held_resources() == before
     return "as before"
 
 

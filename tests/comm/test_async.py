@@ -195,7 +195,7 @@ def test_arguments_that_make_no_sense_raise_at_once(comm: Communicator) -> None:
 
 
 def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> None:
-    fresh_pool.run(close_meanwhile, 2, make="alone")
+    fresh_pool.run(close_meanwhile, 2, connected=False)
 
 
 def close_meanwhile(rank: int, size: int, path: str) -> None:
@@ -219,7 +219,7 @@ def close_meanwhile(rank: int, size: int, path: str) -> None:
 
 
 def test_ctrl_c_ends_a_wait(fresh_pool: RankPool) -> None:
-    fresh_pool.run(interrupt_a_wait, 2, make="alone")
+    fresh_pool.run(interrupt_a_wait, 2, connected=False)
 
 
 def interrupt_a_wait(rank: int, size: int, path: str) -> None:

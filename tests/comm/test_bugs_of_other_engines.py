@@ -61,7 +61,7 @@ def test_no_dtype_is_returned_unreduced(comm: Communicator, dtype: torch.dtype) 
 
 # sglang 37179: names built from address and port collided between two jobs
 def test_jobs_with_the_same_name_and_ranks_do_not_collide(pool: RankPool) -> None:
-    pool.run(three_jobs_at_once, 6, make="alone")
+    pool.run(three_jobs_at_once, 6, connected=False)
 
 
 def three_jobs_at_once(rank: int, size: int, path: str) -> None:
@@ -102,7 +102,7 @@ def die_with_segments_open(comm: Communicator) -> None:
 
 # vllm 46716; gloo 458: shared memory was chosen across hosts, on the word of an environment
 def test_the_environment_is_no_proof_of_a_shared_host(fresh_pool: RankPool) -> None:
-    errors = fresh_pool.run(claim_to_be_local, 2, make="alone")
+    errors = fresh_pool.run(claim_to_be_local, 2, connected=False)
     assert "host" in str(errors[1])
 
 
@@ -234,10 +234,10 @@ def test_a_job_after_a_killed_one_meets_at_the_same_path(
     fresh_pool: RankPool, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "meeting")
-    outcomes = fresh_pool.outcomes(die_while_meeting, 1, path, make="alone")
+    outcomes = fresh_pool.outcomes(die_while_meeting, 1, path, connected=False)
     assert outcomes[0].error is not None
     assert Path(path).exists(), "the killed job has left its file"
-    fresh_pool.run(meet_again, 2, path, make="alone")
+    fresh_pool.run(meet_again, 2, path, connected=False)
 
 
 def die_while_meeting(rank: int, size: int, _: str, path: str) -> None:

@@ -10,11 +10,11 @@ import numpy
 import pytest
 
 import unisono
-from programs import program
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory import engine
 from unisono.comm.shared_memory.pair_sizes import PairSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
+from user_programs import write_program
 
 RUN = ("-m", "unisono", "run", "-n", "2")
 
@@ -155,7 +155,7 @@ def test_parts_of_different_shapes_are_no_mismatch(comm: Communicator) -> None:
 def test_the_world_has_one_name_and_calls_count_from_one(
     tmp_path: Path, start: str, options: tuple[str, ...]
 ) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         f"""
         import torch, torch.distributed as dist, unisono

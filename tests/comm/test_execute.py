@@ -378,7 +378,7 @@ def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("way", [by_messages, by_engine])
 def test_a_rank_that_dies_in_the_middle(fresh_pool: RankPool, way: Callable[..., None]) -> None:
-    outcomes = fresh_pool.outcomes(die_in_the_middle, 3, way, make="alone")
+    outcomes = fresh_pool.outcomes(die_in_the_middle, 3, way, connected=False)
     for one in outcomes[:2]:
         assert one.value == 2
 

@@ -1,6 +1,6 @@
-"""Random programs with one random fault: who needs the culprit says so, the others go on.
+"""Random scenarios with one random fault: who needs the culprit says so, the others go on.
 
-A failure shows its seed and program. `UNISONO_FAULT_SEEDS=17 pytest tests/comm/test_fault_fuzz.py`
+A failure shows its seed and scenario. `UNISONO_FAULT_SEEDS=17 pytest tests/comm/test_fault_fuzz.py`
 plays one seed again; `17-90` plays a range.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fault_play import EXIT_CODE, STOPPED_S, Ended
-from fault_programs import ENDINGS, Program, make_program
-from fault_ranks import Course, Nursery
+from fault_fuzz.pool import ScenarioPool, ScenarioResult
+from fault_fuzz.rank import EXIT_CODE, STOPPED_S, StepEnd
+from fault_fuzz.scenarios import ENDINGS, Scenario, make_scenario
 
 BLOCK = 15  # seeds a test
 WITHIN_S = 2.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is promised
@@ -24,8 +24,8 @@ EXIT_CODES = {"kill": -signal.SIGKILL, "exit at once": EXIT_CODE, "exit": EXIT_C
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    warm = Nursery()
+def scenario_pool() -> Iterator[ScenarioPool]:
+    warm = ScenarioPool()
     yield warm
     warm.close()
 
@@ -44,25 +44,25 @@ def name(block: range) -> str:
 
 
 @pytest.mark.parametrize("block", seeds(range(75)), ids=name)
-def test_one_fault(nursery: Nursery, block: range, record_property: Any) -> None:
-    play(nursery, block, record_property)
+def test_one_fault(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
+    run_block(scenario_pool, block, record_property)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(range(1000, 4000)), ids=name)
-def test_one_fault_of_many(nursery: Nursery, block: range, record_property: Any) -> None:
-    play(nursery, block, record_property)
+def test_one_fault_of_many(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
+    run_block(scenario_pool, block, record_property)
 
 
-def play(nursery: Nursery, block: range, record_property: Any) -> None:
-    courses = nursery.play([make_program(seed) for seed in block])
+def run_block(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
+    results = scenario_pool.run([make_scenario(seed) for seed in block])
     complaints, delays_s = [], []
-    for course in courses:
-        judge = Judge(course)
+    for result in results:
+        judge = Judge(result)
         if wrong := judge.complaints():
             told = "\n".join(f"  * {one}" for one in wrong)
-            again = f"UNISONO_FAULT_SEEDS={course.program.seed} pytest {__file__}"
-            complaints.append(f"{course.program}\n{told}\n  again: {again}")
+            again = f"UNISONO_FAULT_SEEDS={result.scenario.seed} pytest {__file__}"
+            complaints.append(f"{result.scenario}\n{told}\n  again: {again}")
         delays_s += judge.delays_s
     if delays_s:
         delays_s.sort()
@@ -72,13 +72,13 @@ def play(nursery: Nursery, block: range, record_property: Any) -> None:
 
 
 class Judge:
-    """What must, may and must not have happened in a program."""
+    """What must, may and must not have happened in a scenario."""
 
-    def __init__(self, course: Course) -> None:
-        self.course = course
-        self.program: Program = course.program
-        self.fault = self.program.fault
-        culprit = course.stories[self.fault.rank]
+    def __init__(self, result: ScenarioResult) -> None:
+        self.result = result
+        self.scenario: Scenario = result.scenario
+        self.fault = self.scenario.fault
+        culprit = result.by_rank[self.fault.rank]
         self.fault_s = culprit.fault_s
         if self.fault.kind in ("exit", "raise"):  # the interpreter takes its time to end
             self.fault_s = culprit.gone_s
@@ -86,28 +86,28 @@ class Judge:
 
     def complaints(self) -> list[str]:
         """Everything that is wrong; empty if all is well."""
-        wrong = [f"left behind: {name}" for name in self.course.left_behind]
+        wrong = [f"left behind: {name}" for name in self.result.left_behind]
         if self.fault_s is None:
             wrong.append("the fault did not happen")
-        for rank, story in enumerate(self.course.stories):
+        for rank, result in enumerate(self.result.by_rank):
             dies = rank == self.fault.rank and self.fault.kind in ENDINGS
             code = EXIT_CODES[self.fault.kind] if dies else None
-            if story.failure:
-                wrong.append(f"rank {rank} failed: {story.failure}")
-            elif story.code != code:
-                wrong.append(f"rank {rank} ended with {story.code}, not {code}")
-            elif not dies and not story.well:
+            if result.failure:
+                wrong.append(f"rank {rank} failed: {result.failure}")
+            elif result.code != code:
+                wrong.append(f"rank {rank} ended with {result.code}, not {code}")
+            elif not dies and not result.well:
                 wrong.append(f"rank {rank} did not come to its end")
-            elif story.ends is not None:
+            elif result.ends is not None:
                 poisoned: set[int] = set()
-                for end in story.ends:
+                for end in result.ends:
                     said = self.about(rank, end, poisoned)
                     wrong += [f"rank {rank}, step {end.step}: {one} ({end})" for one in said]
         return wrong
 
-    def about(self, rank: int, end: Ended, poisoned: set[int]) -> list[str]:
+    def about(self, rank: int, end: StepEnd, poisoned: set[int]) -> list[str]:
         """What is wrong with the way a step ended on a rank."""
-        group = self.program.steps[end.step].group
+        group = self.scenario.steps[end.step].group
         if end.error is None:
             failed_before = group in poisoned and not self.began_before(end)
             if failed_before or self.must_fail(rank, end.step):
@@ -137,15 +137,15 @@ class Judge:
         if self.fault.kind == "close":
             return group in self.fault.closed
         if self.fault.kind in ("interrupt", "differ", "skip"):
-            return group == self.program.steps[self.fault.step].group
-        return self.fault.rank in self.program.groups[group]
+            return group == self.scenario.steps[self.fault.step].group
+        return self.fault.rank in self.scenario.groups[group]
 
     def may_fail(self, number: int) -> bool:
-        return self.affected(self.program.steps[number].group)
+        return self.affected(self.scenario.steps[number].group)
 
     def must_fail(self, rank: int, number: int) -> bool:
         """Whether a rank cannot end a step without the culprit, which never comes to it."""
-        step, fault = self.program.steps[number], self.fault
+        step, fault = self.scenario.steps[number], self.fault
         if not self.affected(step.group):
             return False
         if number < fault.step or (fault.within and number == fault.step):
@@ -156,14 +156,14 @@ class Judge:
         if rank == fault.rank:
             return fault.kind in ("close", "interrupt", "differ") or number > fault.step
         if step.kind == "ring":
-            size = len(self.program.groups[step.group])
-            apart = self.place(step.group, rank) - self.place(step.group, fault.rank)
+            size = len(self.scenario.groups[step.group])
+            apart = self.rank_in(step.group, rank) - self.rank_in(step.group, fault.rank)
             return apart % size in (1, size - 1)
-        return fault.rank in self.program.members(step)
+        return fault.rank in self.scenario.members(step)
 
-    def began_before(self, end: Ended) -> bool:
+    def began_before(self, end: StepEnd) -> bool:
         """Whether a step was under way, and may have ended, before its group failed."""
-        step = self.program.steps[end.step]
+        step = self.scenario.steps[end.step]
         return step.later > 0 or step.peer_later > 0
 
     def allowed(self, rank: int, number: int) -> tuple[str, ...]:
@@ -183,13 +183,13 @@ class Judge:
             return ("KeyboardInterrupt",) if at_it else ("GroupAborted",)
         return ("CollectiveMismatch",)
 
-    def wrong_fields(self, rank: int, end: Ended) -> list[str]:
-        group = self.program.steps[end.step].group
-        culprit, fields = self.place(group, self.fault.rank), end.fields
+    def wrong_fields(self, rank: int, end: StepEnd) -> list[str]:
+        group = self.scenario.steps[end.step].group
+        culprit, fields = self.rank_in(group, self.fault.rank), end.fields
         wrong = []
         if end.error in ("KeyboardInterrupt", "GroupClosed"):
             return []
-        if fields["rank"] != self.place(group, rank):
+        if fields["rank"] != self.rank_in(group, rank):
             wrong.append(f"it names {fields['rank']} as this rank")
         if end.error == "PeerLost" and fields["peer"] != culprit:
             wrong.append(f"it blames {fields['peer']}, not {culprit}")
@@ -200,7 +200,7 @@ class Judge:
             if never_came and culprit not in fields["missing"]:
                 wrong.append(f"it misses {fields['missing']}, not {culprit}")
         if end.error == "CollectiveMismatch":
-            size = len(self.program.groups[group])
+            size = len(self.scenario.groups[group])
             expected = (culprit,) if size > 2 else ()
             if fields["culprits"] != expected:
                 wrong.append(f"it blames {fields['culprits']}, not {expected}")
@@ -209,9 +209,9 @@ class Judge:
     def calls_of_culprit(self, group: int) -> int:
         """How many collectives of a group the culprit had begun when it stopped."""
         last = self.fault.step + self.fault.within
-        begun = [s for s in self.program.steps[:last] if s.group == group]
+        begun = [s for s in self.scenario.steps[:last] if s.group == group]
         collectives = [s for s in begun if s.kind not in ("message", "ring")]
         return len(collectives) + (group == 0)  # all meet once at the start
 
-    def place(self, group: int, rank: int) -> int:
-        return self.program.place(group, rank)
+    def rank_in(self, group: int, rank: int) -> int:
+        return self.scenario.rank_in(group, rank)

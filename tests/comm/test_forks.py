@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fault_play import possessions
 from ranks import RankPool, attempt
+from resources import held_resources
 from unisono import GroupClosed
 from unisono.comm.base import Communicator
 
@@ -91,7 +91,7 @@ def fork_by_multiprocessing(comm: Communicator) -> None:
     comm.isend(torch.ones(2), 1 - comm.rank, 3)
     comm.all_reduce(torch.ones(2), async_op=True)
     comm.recv(torch.zeros(2), 1 - comm.rank, 3)
-    before = possessions()
+    before = held_resources()
     context = multiprocessing.get_context("fork")
     for close in (False, True):
         ours, theirs = context.Pipe()
@@ -105,7 +105,7 @@ def fork_by_multiprocessing(comm: Communicator) -> None:
         ours.close()
         comm.all_reduce(tensor := torch.ones(70_000))
         assert tensor.eq(2).all()
-    assert possessions() == before
+    assert held_resources() == before
 
 
 def child_of_a_rank(comm: Communicator, report: Connection, close: bool) -> None:

@@ -280,10 +280,10 @@ def belongings() -> dict[str, float]:
 
 def test_worlds_leave_nothing_behind(fresh_pool: RankPool) -> None:
     fresh_pool.run(just_a_sum, 3)
-    before = fresh_pool.run(what_this_process_holds, 3, make="alone")
+    before = fresh_pool.run(what_this_process_holds, 3, connected=False)
     for _ in range(30):
         fresh_pool.run(just_a_sum, 3)
-    after = fresh_pool.run(what_this_process_holds, 3, make="alone")
+    after = fresh_pool.run(what_this_process_holds, 3, connected=False)
     for early, late in zip(before, after, strict=True):
         assert late["descriptors"] == early["descriptors"]
         assert late["threads"] == early["threads"]

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from programs import DEADLINE_S, Program, eventually, program
 from ranks import in_a_fork
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.rendezvous import by_name, discovery
@@ -30,6 +29,7 @@ from unisono.comm.rendezvous.by_parent import start_time
 from unisono.comm.rendezvous.lobby import Lobby, Side
 from unisono.comm.rendezvous.unix_socket import Deadline, Line
 from unisono.comm.shared_memory.communicator import open_with
+from user_programs import DEADLINE_S, Program, eventually, write_program
 
 PROGRAM = """
     import signal, sys
@@ -77,7 +77,7 @@ def name() -> str:
 
 @pytest.fixture
 def joiner(tmp_path: Path) -> Program:
-    return program(tmp_path, PROGRAM)
+    return write_program(tmp_path, PROGRAM)
 
 
 @pytest.fixture(autouse=True)

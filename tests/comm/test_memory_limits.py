@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fault_play import possessions
 from ranks import RankPool, attempt, connect
+from resources import held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.lobby import FileExchange
@@ -169,7 +169,7 @@ def send_without_room(comm: Communicator, folder: str, version: int) -> object:
     ("limit", "limited"), [("RLIMIT_FSIZE", 0), ("RLIMIT_AS", 0), ("RLIMIT_AS", 1)]
 )
 def test_a_limit_of_the_process(fresh_pool: RankPool, limit: str, limited: int) -> None:
-    errors = fresh_pool.run(join_under_a_limit, 2, limit, limited, make="alone", deadline_s=20)
+    errors = fresh_pool.run(join_under_a_limit, 2, limit, limited, connected=False, deadline_s=20)
     assert isinstance(errors[limited], SegmentError), errors
     assert isinstance(errors[1 - limited], RendezvousError), errors
     assert "shared memory" in str(errors[limited])
@@ -177,7 +177,7 @@ def test_a_limit_of_the_process(fresh_pool: RankPool, limit: str, limited: int) 
 
 
 def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int) -> object:
-    before = possessions()
+    before = held_resources()
     if rank == limited:
         used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = used_bytes + (1 << 20) if limit == "RLIMIT_AS" else 1 << 20
@@ -186,7 +186,7 @@ def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int
     error = attempt(connect, path, rank, size)
     if rank == limited:
         resource.setrlimit(which, (resource.RLIM_INFINITY, resource.getrlimit(which)[1]))
-    assert possessions() == before
+    assert held_resources() == before
     with connect(f"{path}-again", rank, size) as comm:
         comm.all_reduce(tensor := torch.ones(300_000))
         assert tensor.eq(size).all()
@@ -200,7 +200,7 @@ def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int
 def test_too_few_descriptors_are_told_to_every_rank(fresh_pool: RankPool, limited: int) -> None:
     """With every number of free descriptors from a few to enough: either all have a group whose
     members are watched, or all hear the reason."""
-    results = fresh_pool.run(join_with_few_descriptors, 3, limited, make="alone", deadline_s=60)
+    results = fresh_pool.run(join_with_few_descriptors, 3, limited, connected=False, deadline_s=60)
     by_number = list(zip(*results, strict=True))
     outcomes = [["met" if text == "met" else "failed" for text in texts] for texts in by_number]
     assert all(len(set(outcome)) == 1 for outcome in outcomes), by_number
@@ -213,7 +213,7 @@ def test_too_few_descriptors_are_told_to_every_rank(fresh_pool: RankPool, limite
 
 def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> list[str]:
     connect(f"{path}-warm", rank, size).close()  # loads what is loaded once
-    before = possessions()
+    before = held_resources()
     numbers = {int(number) for number in before[0]}
     _, hard = usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     said = []
@@ -226,7 +226,7 @@ def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> 
         try:
             exchange = FileExchange(f"{path}-{more}")
             with NativeCommunicator.connect(exchange, rank, size, join_timeout_s=10) as comm:
-                kinds = possessions()[0].values() if rank != limited else ()
+                kinds = held_resources()[0].values() if rank != limited else ()
                 assert rank == limited or sum("pidfd" in kind for kind in kinds) == size - 1
                 comm.barrier()
         except (RendezvousError, SegmentError) as failure:
@@ -235,7 +235,7 @@ def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> 
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
             for descriptor in fill:
                 os.close(descriptor)
-        after = possessions()
+        after = held_resources()
         assert after == before, (more, error, after, before)
         said.append("met" if error is None else str(error))
     return said

@@ -382,7 +382,7 @@ def test_waits_with_a_limit_are_no_deadlock(comm: Communicator) -> None:
 
 
 def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
-    outcomes = fresh_pool.outcomes(dies_while_awaited, 3, make="alone")
+    outcomes = fresh_pool.outcomes(dies_while_awaited, 3, connected=False)
     assert outcomes[0].value == outcomes[1].value == "PeerLost"
 
 
@@ -417,7 +417,7 @@ def test_bad_arguments_and_closed_groups(comm: Communicator) -> None:
 
 @pytest.mark.parametrize("count", [1, 40, 41, 1_000_000])
 def test_eager_sends_return_at_once(fresh_pool: RankPool, count: int) -> None:
-    fresh_pool.run(send_eagerly, 2, count, make="alone")
+    fresh_pool.run(send_eagerly, 2, count, connected=False)
 
 
 def send_eagerly(rank: int, size: int, path: str, count: int) -> None:
@@ -438,7 +438,7 @@ def send_eagerly(rank: int, size: int, path: str, count: int) -> None:
 
 
 def test_an_eager_send_arrives_although_its_sender_closes(fresh_pool: RankPool) -> None:
-    fresh_pool.run(send_and_close, 2, make="alone")
+    fresh_pool.run(send_and_close, 2, connected=False)
 
 
 def send_and_close(rank: int, size: int, path: str) -> None:

@@ -78,7 +78,7 @@ def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> Non
 
 def test_ctrl_c_on_every_rank_at_once(fresh_pool: RankPool) -> None:
     for _ in range(5):
-        fresh_pool.run(all_are_interrupted, 3, make="alone")
+        fresh_pool.run(all_are_interrupted, 3, connected=False)
 
 
 def all_are_interrupted(rank: int, size: int, path: str) -> None:
@@ -131,7 +131,7 @@ def test_a_work_is_not_waited_for_in_a_forked_child(comm: Communicator) -> None:
 
 
 def test_children_forked_around_a_death_can_make_groups(fresh_pool: RankPool) -> None:
-    outcomes = fresh_pool.outcomes(fork_around_a_death, 2, make="alone")
+    outcomes = fresh_pool.outcomes(fork_around_a_death, 2, connected=False)
     assert outcomes[0].value == "done"
 
 
@@ -175,7 +175,7 @@ def test_threads_may_split_one_world_at_the_same_time(comm: Communicator) -> Non
 
 
 def test_a_leader_that_died_is_not_waited_for(fresh_pool: RankPool) -> None:
-    outcomes = fresh_pool.outcomes(the_leader_dies, 2, make="alone")
+    outcomes = fresh_pool.outcomes(the_leader_dies, 2, connected=False)
     assert outcomes[1].value < 2.0
 
 

@@ -49,7 +49,7 @@ def join_and_work(exchange: Any, rank: int, size: int, within_s: float = 10.0) -
 def test_ranks_meet_at_a_path_whoever_comes_first(pool: RankPool, tmp_path: Path) -> None:
     for late in range(3):
         path = tmp_path / f"meeting {late}"
-        pool.run(meet_at_a_path, 3, str(path), late, make="alone")
+        pool.run(meet_at_a_path, 3, str(path), late, connected=False)
         assert list(tmp_path.iterdir()) == [], "the file goes once all have met"
 
 
@@ -62,7 +62,7 @@ def meet_at_a_path(rank: int, size: int, _: str, path: str, late: int) -> None:
 @pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
 def test_ranks_meet_in_a_torch_store(pool: RankPool, tmp_path: Path, kind: str) -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pool.run(meet_in_a_store, 3, kind, str(tmp_path / "store"), server.port, make="alone")
+    pool.run(meet_in_a_store, 3, kind, str(tmp_path / "store"), server.port, connected=False)
 
 
 def meet_in_a_store(rank: int, size: int, _: str, kind: str, path: str, port: int) -> None:
@@ -145,7 +145,7 @@ def test_programs_meet_at_the_path_in_their_environment(tmp_path: Path) -> None:
 
 def test_torchruns_variables_are_understood(fresh_pool: RankPool) -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    fresh_pool.run(init_as_under_torchrun, 2, server.port, make="alone")
+    fresh_pool.run(init_as_under_torchrun, 2, server.port, connected=False)
 
 
 def init_as_under_torchrun(rank: int, size: int, _: str, port: int) -> None:
@@ -165,7 +165,7 @@ def init_as_under_torchrun(rank: int, size: int, _: str, port: int) -> None:
 
 
 def test_two_worlds_meet_at_two_paths_at_once(pool: RankPool, tmp_path: Path) -> None:
-    pool.run(two_worlds_at_once, 6, str(tmp_path), make="alone")
+    pool.run(two_worlds_at_once, 6, str(tmp_path), connected=False)
 
 
 def two_worlds_at_once(rank: int, size: int, _: str, folder: str) -> None:
@@ -176,7 +176,7 @@ def two_worlds_at_once(rank: int, size: int, _: str, folder: str) -> None:
 
 @pytest.mark.parametrize("turning", [0, 1], ids=["with the same leader", "with another leader"])
 def test_a_path_is_used_again_at_once(pool: RankPool, turning: int) -> None:
-    pool.run(meet_again_and_again, 3, turning, make="alone")
+    pool.run(meet_again_and_again, 3, turning, connected=False)
 
 
 def meet_again_and_again(rank: int, size: int, path: str, turning: int) -> None:
@@ -186,7 +186,7 @@ def meet_again_and_again(rank: int, size: int, path: str, turning: int) -> None:
 
 
 def test_one_process_is_in_two_worlds(pool: RankPool) -> None:
-    pool.run(one_process_is_in_two_worlds, 3, make="alone")
+    pool.run(one_process_is_in_two_worlds, 3, connected=False)
 
 
 def one_process_is_in_two_worlds(rank: int, size: int, path: str) -> None:
@@ -202,7 +202,7 @@ def one_process_is_in_two_worlds(rank: int, size: int, path: str) -> None:
 
 
 def test_a_world_comes_and_goes_many_times_at_one_path(fresh_pool: RankPool) -> None:
-    fresh_pool.run(init_and_shutdown, 4, 40, make="alone")
+    fresh_pool.run(init_and_shutdown, 4, 40, connected=False)
 
 
 def init_and_shutdown(rank: int, size: int, path: str, times: int) -> None:
@@ -217,7 +217,7 @@ def init_and_shutdown(rank: int, size: int, path: str, times: int) -> None:
 
 def test_a_world_comes_and_goes_many_times_in_one_store(fresh_pool: RankPool) -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    fresh_pool.run(init_and_shutdown_in_a_store, 3, server.port, make="alone")
+    fresh_pool.run(init_and_shutdown_in_a_store, 3, server.port, connected=False)
 
 
 def init_and_shutdown_in_a_store(rank: int, size: int, _: str, port: int) -> None:
@@ -228,7 +228,7 @@ def init_and_shutdown_in_a_store(rank: int, size: int, _: str, port: int) -> Non
 
 
 def test_a_program_that_nobody_launched_is_a_world_of_one(pool: RankPool) -> None:
-    pool.run(a_world_of_one, 1, make="alone")
+    pool.run(a_world_of_one, 1, connected=False)
 
 
 def a_world_of_one(rank: int, size: int, path: str) -> None:
@@ -258,7 +258,7 @@ def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, f
 
 
 def test_missing_ranks_are_named_at_the_deadline(pool: RankPool) -> None:
-    (first, took_s), (second, _) = pool.run(two_of_five_come, 2, make="alone")
+    (first, took_s), (second, _) = pool.run(two_of_five_come, 2, connected=False)
     assert "2, 3, 4" in first
     assert "did not come" in first
     assert 0.5 <= took_s < 1.2
@@ -270,7 +270,7 @@ def two_of_five_come(rank: int, size: int, path: str) -> tuple[str, float]:
 
 
 def test_a_missing_rank_0_is_named_at_the_deadline(pool: RankPool) -> None:
-    ((text, took_s),) = pool.run(rank_1_comes_alone, 1, make="alone")
+    ((text, took_s),) = pool.run(rank_1_comes_alone, 1, connected=False)
     assert "rank 0 did not come" in text
     assert 0.5 <= took_s < 1.2
 
@@ -280,7 +280,7 @@ def rank_1_comes_alone(rank: int, size: int, path: str) -> tuple[str, float]:
 
 
 def test_ranks_that_disagree_about_the_size_all_fail(pool: RankPool) -> None:
-    for text, took_s in pool.run(one_has_another_size, 3, make="alone"):
+    for text, took_s in pool.run(one_has_another_size, 3, connected=False):
         assert "thinks the group has 4 ranks, not 3" in text
         assert took_s < 3
 
@@ -292,7 +292,7 @@ def one_has_another_size(rank: int, size: int, path: str) -> tuple[str, float]:
 
 
 def test_a_rank_that_comes_twice_fails_all(pool: RankPool) -> None:
-    for text, took_s in pool.run(rank_1_comes_twice, 3, make="alone"):
+    for text, took_s in pool.run(rank_1_comes_twice, 3, connected=False):
         assert "rank 1" in text
         assert "not free" in text
         assert took_s < 3
@@ -303,7 +303,7 @@ def rank_1_comes_twice(rank: int, size: int, path: str) -> tuple[str, float]:
 
 
 def test_another_build_is_refused(fresh_pool: RankPool) -> None:
-    for text, _ in fresh_pool.run(one_has_another_build, 2, make="alone"):
+    for text, _ in fresh_pool.run(one_has_another_build, 2, connected=False):
         assert "another build" in text
 
 
@@ -332,7 +332,7 @@ def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: byte
             word["boot"] = "b0070000-0000-0000-0000-000000000000"
         content = json.dumps(word).encode()
     path.write_bytes(content)
-    pool.run(rank_0_comes_last, 3, str(path), make="alone")
+    pool.run(rank_0_comes_last, 3, str(path), connected=False)
 
 
 def rank_0_comes_last(rank: int, size: int, _: str, path: str) -> None:
@@ -344,7 +344,7 @@ def rank_0_comes_last(rank: int, size: int, _: str, path: str) -> None:
 def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for elsewhere in (0, 2):
-        texts = fresh_pool.run(one_is_elsewhere, 3, server.port, elsewhere, make="alone")
+        texts = fresh_pool.run(one_is_elsewhere, 3, server.port, elsewhere, connected=False)
         stayed = [text for rank, text in enumerate(texts) if rank != elsewhere]
         assert all(f"rank {elsewhere} is on host faraway" in text for text in stayed), texts
         assert "host" in texts[elsewhere]
@@ -394,7 +394,7 @@ NOISE: dict[str, bytes] = {
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("stays", [False, True], ids=["and goes", "and stays"])
 def test_noise_at_the_door_is_ignored(pool: RankPool, noise: str, stays: bool) -> None:
-    pool.run(noise_while_a_group_forms, 3, noise, stays, make="alone", deadline_s=15)
+    pool.run(noise_while_a_group_forms, 3, noise, stays, connected=False, deadline_s=15)
 
 
 def announced_address(path: str) -> str:
@@ -436,7 +436,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 @as_root
 def test_another_users_process_is_not_let_in(pool: RankPool) -> None:
-    said = pool.run(another_user_knocks, 3, make="alone")
+    said = pool.run(another_user_knocks, 3, connected=False)
     assert said[2] == ["no answer", "rank 0 runs as user 0, this rank as 65534"]
 
 
@@ -485,7 +485,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
             path = Path(folder, f"meeting-{mode:o}")
             path.write_text(json.dumps(discovery.about_me("unisono-somebody")))
             path.chmod(mode)
-        for error in fresh_pool.run(read_as_nobody, 2, folder, make="alone"):
+        for error in fresh_pool.run(read_as_nobody, 2, folder, connected=False):
             assert isinstance(error, RendezvousError), error
 
 
@@ -496,7 +496,7 @@ def read_as_nobody(rank: int, size: int, _: str, folder: str) -> BaseException |
 
 
 def test_a_path_that_cannot_be_written_is_named(pool: RankPool) -> None:
-    ((error, name),) = pool.run(meet_nowhere, 1, make="alone")
+    ((error, name),) = pool.run(meet_nowhere, 1, connected=False)
     assert isinstance(error, RendezvousError)
     assert name in str(error)
 
@@ -507,7 +507,7 @@ def meet_nowhere(rank: int, size: int, path: str) -> tuple[BaseException | None,
 
 
 def test_an_interrupt_ends_the_search_for_rank_0(fresh_pool: RankPool) -> None:
-    ((error, took_s),) = fresh_pool.run(interrupted_while_searching, 1, make="alone")
+    ((error, took_s),) = fresh_pool.run(interrupted_while_searching, 1, connected=False)
     assert isinstance(error, KeyboardInterrupt)
     assert took_s < 0.5
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fault_play import possessions
 from ranks import RankPool, connect
+from resources import held_resources
 from unisono.comm.base import Communicator
 
 CALLS = 250_000  # of each rank; a million and more in the two tests together
@@ -21,13 +21,13 @@ GROWTH_BYTES = 8 << 20  # allowed: allocators keep what they have once used
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_million_calls_leave_nothing(fresh_pool: RankPool, ranks: int) -> None:
-    grown = fresh_pool.run(live_many_lives, ranks, CALLS, make="alone", deadline_s=300)
+    grown = fresh_pool.run(live_many_lives, ranks, CALLS, connected=False, deadline_s=300)
     assert max(grown) < GROWTH_BYTES, grown
 
 
 def live_many_lives(rank: int, size: int, path: str, calls: int) -> int:
     """How many bytes this process grew by, after a first while in which it may."""
-    before = possessions()
+    before = held_resources()
     start_bytes = 0
     with connect(path, rank, size) as world:
         for life in range(-(-calls // A_LIFE)):
@@ -35,9 +35,9 @@ def live_many_lives(rank: int, size: int, path: str, calls: int) -> int:
             if life == calls // A_LIFE // 5:
                 start_bytes = resident_bytes()
     end = time.monotonic() + 5
-    while possessions() != before and time.monotonic() < end:
+    while held_resources() != before and time.monotonic() < end:
         time.sleep(0.001)  # a thread that was joined may still be on its way out
-    assert possessions() == before
+    assert held_resources() == before
     return resident_bytes() - start_bytes
 
 

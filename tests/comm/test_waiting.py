@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from programs import DEADLINE_S, Program, program
 from ranks import RankPool, attempt
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
 from unisono.comm.rendezvous.lobby import StoreExchange
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import NativeCommunicator
+from user_programs import DEADLINE_S, Program, write_program
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ WAYS = {
 
 def test_a_timeout_bounds_the_meeting_too(fresh_pool: RankPool, name: str) -> None:
     ports = [free_port() for _ in WAYS]
-    errors = fresh_pool.run(come_alone, len(WAYS), name, ports, make="alone", deadline_s=25)
+    errors = fresh_pool.run(come_alone, len(WAYS), name, ports, connected=False, deadline_s=25)
     for how, error in zip(WAYS, errors, strict=True):
         assert isinstance(error, RendezvousError), (how, error)
         missing = "rank 0 did not come in time" if how == "gloo" else "did not come within 1 s"
@@ -93,7 +93,7 @@ def read_error_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def joiner(tmp_path: Path) -> Program:
-    return program(tmp_path, JOIN)
+    return write_program(tmp_path, JOIN)
 
 
 def test_whoever_waits_for_five_seconds_says_for_whom(joiner: Program, name: str) -> None:
@@ -205,7 +205,7 @@ def free_when(records: list[logging.LogRecord], comm: Communicator) -> None:
 
 def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
     """Rank 0 hosts the store, and ends while rank 1 waits for rank 2 in it."""
-    _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), make="alone")
+    _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), connected=False)
     assert isinstance(waited.value, RendezvousError), waited
     assert "torch Store by which the ranks meet does not answer" in str(waited.value)
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from programs import plain_environment
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.doctor import machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
 from unisono.doctor.selftest.results import SelfTest
 from unisono.torch_backend import versions
+from user_programs import plain_environment
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from programs import eventually, plain_environment, program
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.errors import CollectiveMismatch
 from unisono.watch.report import RankReport, Report
+from user_programs import eventually, plain_environment, write_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 WATCHED = ("-m", "unisono", "run", "--watch", "-n")
@@ -54,7 +54,7 @@ def test_the_page_shows_what_its_program_leads_to(tmp_path: Path) -> None:
     text = PAGE.read_text().partition("## To keep it")[2]
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     expected = re.findall(r"```\n(.*?)```", text.partition(snippet)[2][4:], re.DOTALL)[0]
-    ran = program(tmp_path, snippet, "train.py").run(before=(*WATCHED, "4"))
+    ran = write_program(tmp_path, snippet, "train.py").run(before=(*WATCHED, "4"))
     assert ran.returncode == 1
     assert saved(tmp_path) == [f"report-{rank}.json" for rank in range(4)]
     command = [sys.executable, "-m", "unisono", "doctor", *saved(tmp_path)]
@@ -94,7 +94,7 @@ def test_a_mismatch_is_told_once_by_all_ranks(comm: Communicator, shared_tmp_pat
 
 
 def test_a_death_is_told_by_those_who_survive(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import numpy, os, signal, unisono

@@ -1,4 +1,4 @@
-"""`python -m faults [--json] [--make MAKE] [NAME ...]`: play programs of the corpus."""
+"""`python -m faults [--json] [--setup SETUP] [NAME ...]`: play programs of the corpus."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import functools
 import json
 
 from faults.corpus import corpus, reports_in, right
-from faults.play import play
+from faults.runner import run_program
 
 
 def main() -> None:
     """Play, and print the verdicts and the score, or what every rank said as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--make")
+    parser.add_argument("--setup")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     score, played = 0, []
     for fault in corpus():
         if given.names and fault.name not in given.names:
             continue
-        for make in [given.make] if given.make else fault.makes:
+        for setup in [given.setup] if given.setup else fault.setups:
             enough = functools.partial(right, fault)
-            outcome = play(fault.path, fault.ranks, make, enough=enough)
-            told = {"name": fault.name, "make": make, "ended": outcome.ended}
+            outcome = run_program(fault.path, fault.ranks, setup, enough=enough)
+            told = {"name": fault.name, "setup": setup, "ended": outcome.ended}
             played.append(told | {"said": outcome.said})
             if given.json:
                 continue
             good = right(fault, outcome)
             score += good
-            print(f"{'right' if good else 'WRONG'}  {fault.name} on {make}", flush=True)
+            print(f"{'right' if good else 'WRONG'}  {fault.name} on {setup}", flush=True)
             for report in reports_in(outcome):
                 print("   ", report.replace("\n", "\n    "))
             if not good:

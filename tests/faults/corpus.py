@@ -1,7 +1,7 @@
 """The corpus: small buggy programs, and whether what was said about one names the right place.
 
-Each program says in its head on how many ranks it runs, whose fault it is, and on which makes it
-can occur. The line that a good verdict names is marked with `# <- here`.
+Each program says in its head on how many ranks it runs, whose fault it is, and in which setups of
+runner.py it can occur. The line that a good verdict names is marked with `# <- here`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.play import Outcome
+from faults.runner import Outcome
 
 FOLDER = Path(__file__).with_name("programs")
 _RAISED = re.compile(r"^unisono\.errors\.\w+: ")
@@ -23,7 +23,7 @@ class Fault:
     path: Path
     ranks: int
     culprits: tuple[int, ...]
-    makes: tuple[str, ...]
+    setups: tuple[str, ...]
     line: int
     story: str
 
@@ -35,13 +35,13 @@ class Fault:
 def read(path: Path) -> Fault:
     """What a program says of itself."""
     text = path.read_text()
-    head = dict(re.findall(r"^# (ranks|culprit|makes): (.*)$", text, re.MULTILINE))
+    head = dict(re.findall(r"^# (ranks|culprit|setups): (.*)$", text, re.MULTILINE))
     lines = text.splitlines()
     return Fault(
         path=path,
         ranks=int(head["ranks"]),
         culprits=tuple(int(rank) for rank in head["culprit"].split(",")),
-        makes=tuple(head["makes"].split()),
+        setups=tuple(head["setups"].split()),
         line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
         story=text.split('"""')[1],
     )

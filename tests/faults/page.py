@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.corpus import Fault, corpus, names_line, names_place, names_ranks, reports_in
-from faults.play import PEERS_S, Outcome, play
+from faults.runner import PEERS_S, Outcome, run_program
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
 OURS = {"unisono": "unisono", "watched": "gloo, watched"}
@@ -89,26 +89,26 @@ def words_of_ours(fault: Fault, outcome: Outcome) -> str:
 
 
 def page(faults: Sequence[Fault]) -> str:
-    """Score, and what every make said of every program."""
-    score: dict[str, list[Named]] = {make: [] for make in (*OURS, *PEERS)}
+    """Score, and what every setup said of every program."""
+    score: dict[str, list[Named]] = {setup: [] for setup in (*OURS, *PEERS)}
     said = []
     for fault in faults:
         said.append(f"\n**{fault.name}**: {fault.story}\n")
-        for make, name in (OURS | PEERS).items():
-            if make in PEERS:
-                outcome = play(fault.path, fault.ranks, make, deadline_s=3 * PEERS_S)
+        for setup, name in (OURS | PEERS).items():
+            if setup in PEERS:
+                outcome = run_program(fault.path, fault.ranks, setup, deadline_s=3 * PEERS_S)
                 named, words = named_by_peer(fault, outcome), words_of_peer(fault, outcome)
-            elif make in fault.makes:
-                outcome = play(fault.path, fault.ranks, make)
+            elif setup in fault.setups:
+                outcome = run_program(fault.path, fault.ranks, setup)
                 named, words = named_by_us(fault, outcome), words_of_ours(fault, outcome)
             else:
                 continue
-            score[make].append(named)
+            score[setup].append(named)
             said.append(f"- {name} ({named}): {words}")
             print(fault.name, said[-1], flush=True)
     lines = [MARK, "", "| | right rank and line | right rank | right line |", "|---|---|---|---|"]
-    for make, name in (OURS | PEERS).items():
-        found = score[make]
+    for setup, name in (OURS | PEERS).items():
+        found = score[setup]
         both = sum(named.rank and named.line for named in found)
         ranks, places = sum(named.rank for named in found), sum(named.line for named in found)
         lines.append(f"| {name} | {both} of {len(found)} | {ranks} | {places} |")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import DEADLINE_S, Program, plain_environment, program
+from user_programs import DEADLINE_S, Program, plain_environment, write_program
 
 PROGRAM = """
     import unisono
@@ -55,7 +55,7 @@ def debug(
 
 
 def test_one_rank_after_the_other_reads_from_a_pipe(tmp_path: Path) -> None:
-    out, err = debug(program(tmp_path, PROGRAM), "p secret * 1000\nc\n" * 2)
+    out, err = debug(write_program(tmp_path, PROGRAM), "p secret * 1000\nc\n" * 2)
     assert "returned [42, 43]" in out, err
     for rank in (0, 1):
         assert f"(Pdb rank {rank}) {42 + rank}000" in out
@@ -66,13 +66,13 @@ def test_a_script_is_debugged_and_a_step_over_a_collective_lets_others_come(tmp_
     the debugger."""
     run = ("-m", "unisono", "run", "-n", "2")
     commands = "n\nc\n" + "c\n" * 3
-    out, err = debug(program(tmp_path, SCRIPT), commands, *run)
+    out, err = debug(write_program(tmp_path, SCRIPT), commands, *run)
     assert out.count("all over") == 2, (out, err)
     assert "waits until the debugger is free" in out
 
 
 def test_nothing_to_read_is_a_sentence(tmp_path: Path) -> None:
-    written = program(tmp_path, PROGRAM)
+    written = write_program(tmp_path, PROGRAM)
     out, err = debug(written, None)
     assert re.search(
         r"breakpoint\(\) in rank \d, .*program.py:\d+: the launching process has no", err
@@ -96,7 +96,7 @@ def test_on_a_terminal(tmp_path: Path, how: str) -> None:
         import os
         print("foreground", os.tcgetpgrp(0) == os.getpgrp())""",
     )
-    path = program(tmp_path, text).path
+    path = write_program(tmp_path, text).path
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, str(path)], plain_environment())

@@ -23,10 +23,10 @@ import numpy
 import pytest
 
 import unisono
-from programs import eventually, lives, program
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
+from user_programs import eventually, lives, write_program
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -94,7 +94,7 @@ def descriptors() -> list[str]:
 
 
 def test_what_the_program_itself_defines(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import pickle
@@ -132,12 +132,12 @@ def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
         if __name__ == "__main__":
             assert unisono.launch(work, 2) == [(4.0, aten), (4.0, aten)]
     """
-    result = program(tmp_path, text).run()
+    result = write_program(tmp_path, text).run()
     assert result.returncode == 0, result.stderr
 
 
 def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import linecache, unisono
@@ -154,7 +154,7 @@ def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
 
 
 def test_a_module_that_cannot_be_imported_by_name(tmp_path: Path) -> None:
-    path = program(tmp_path, "def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
+    path = write_program(tmp_path, "def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
     spec = importlib.util.spec_from_file_location("loaded_by_hand", path)
     assert spec is not None
     assert spec.loader is not None
@@ -358,7 +358,7 @@ def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
 def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
-    process = program(tmp_path, INTERRUPTED).start(how)
+    process = write_program(tmp_path, INTERRUPTED).start(how)
     pids = pids_of(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)
@@ -374,7 +374,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
 
 def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
     """Neither ranks nor what they have started."""
-    process = program(tmp_path, INTERRUPTED).start("parent")
+    process = write_program(tmp_path, INTERRUPTED).start("parent")
     pids = pids_of(process, 4)
     process.kill()
     process.communicate()
@@ -521,7 +521,7 @@ def leaves_a_talker(note: str) -> str:
 
 @pytest.mark.parametrize("plain", [False, True], ids=["in colour", "NO_COLOR"])
 def test_on_a_terminal(tmp_path: Path, plain: bool) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import sys, time, unisono
@@ -646,7 +646,7 @@ def test_bad_requests_are_one_sentence() -> None:
 
 
 def test_too_many_open_files_is_one_sentence(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import resource, unisono

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from programs import Program, eventually, lives, plain_environment, program
 from unisono.cli import main
+from user_programs import Program, eventually, lives, plain_environment, write_program
 
 RUN = ("-m", "unisono", "run")
 
@@ -33,7 +33,7 @@ def run(
 
 def test_a_script_is_run_as_python_would(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, sys, beside, unisono
@@ -90,7 +90,7 @@ TORCH = """
 
 
 def test_torch_programs_run_two_at_once_without_a_port_of_their_own(tmp_path: Path) -> None:
-    script = program(tmp_path, TORCH)
+    script = write_program(tmp_path, TORCH)
     runs = [script.start(before=(*RUN, "-n", str(ranks))) for ranks in (1, 2)]
     for ranks, total, process in zip((1, 2), (1.0, 3.0), runs, strict=True):
         out, err = process.communicate(timeout=120)
@@ -102,7 +102,7 @@ def test_torch_programs_run_two_at_once_without_a_port_of_their_own(tmp_path: Pa
 
 
 def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import torch.distributed as dist
@@ -121,7 +121,7 @@ def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
 
 
 def test_torchrun_starts_ranks_for_unisono_too(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import numpy, os, unisono
@@ -137,7 +137,7 @@ def test_torchrun_starts_ranks_for_unisono_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["a parent", "a store"])
 def test_spawned_ranks_meet_by_setup(tmp_path: Path, way: str) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import multiprocessing, os, socket, sys, tempfile
@@ -170,7 +170,7 @@ def test_spawned_ranks_meet_by_setup(tmp_path: Path, way: str) -> None:
 
 
 def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, unisono
@@ -190,7 +190,7 @@ def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
 
 
 def test_two_children_cannot_be_the_same_rank(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import unisono
@@ -237,7 +237,7 @@ ENDS = """
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", 137), ("7", 7)])
 def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code: int) -> None:
-    done = run(program(tmp_path, ENDS), 3, how)
+    done = run(write_program(tmp_path, ENDS), 3, how)
     assert done.returncode == code
     assert "unisono run: rank 1 failed first, of 3 rank(s): " in done.stderr
     assert "ranks 0, 2 raised:" in done.stderr
@@ -246,7 +246,7 @@ def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code
 
 
 def test_the_programs_own_hook_still_runs(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import sys
@@ -262,14 +262,14 @@ def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
     done = run(missing, 2)
     assert done.returncode == 2
     assert done.stderr == f"Error: {missing.path} does not exist\n"
-    script = program(tmp_path, "print('here')")
+    script = write_program(tmp_path, "print('here')")
     nested = script.run(before=(*RUN, "-n", "2"), environment={"UNISONO_RANK": "0"})
     assert nested.returncode == 1
     assert "ranks cannot launch ranks" in nested.stderr
 
 
 def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
-    script = program(tmp_path, "import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
+    script = write_program(tmp_path, "import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
     done = run(script, 2, options=("--timeout", "2"))
     assert done.returncode == 124
     assert "not done within 2 s: ranks 0, 1" in done.stderr
@@ -277,7 +277,7 @@ def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
 
 
 def test_captured_output_is_shown_only_if_ranks_fail(tmp_path: Path) -> None:
-    script = program(tmp_path, "import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
+    script = write_program(tmp_path, "import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
     quiet = run(script, 2, "0", options=("--capture",))
     assert (quiet.returncode, quiet.stdout) == (0, "")
     loud = run(script, 2, "3", options=("--capture",))
@@ -299,7 +299,7 @@ WAITS = """
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signal.Signals) -> None:
-    process = program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
+    process = write_program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
     pids = pids_of(process, 2)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -318,7 +318,7 @@ def test_a_run_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
         print("pid", child.pid)
         child.wait()
     """
-    process = program(tmp_path, text).start(before=(*RUN, "-n", "2"))
+    process = write_program(tmp_path, text).start(before=(*RUN, "-n", "2"))
     pids = pids_of(process, 4)
     process.kill()
     process.communicate()
@@ -350,7 +350,7 @@ def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path, "import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n"
     )
     process = script.start(before=(*RUN, "-n", "1"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import program
+from user_programs import write_program
 
 MISMATCH = """
     import os, sys, time
@@ -26,7 +26,7 @@ MISMATCH = """
 
 @pytest.mark.provokes
 def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None:
-    script = program(tmp_path, MISMATCH)
+    script = write_program(tmp_path, MISMATCH)
     done = script.run(before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "0.5"))
     assert done.returncode == 1, done.stderr
     error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
@@ -39,7 +39,7 @@ def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None
 @pytest.mark.provokes
 @pytest.mark.slow
 def test_it_goes_on_for_as_long_as_is_asked_for(tmp_path: Path) -> None:
-    script = program(tmp_path, MISMATCH)
+    script = write_program(tmp_path, MISMATCH)
     process = script.start(
         before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "inf")
     )

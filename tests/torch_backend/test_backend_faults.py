@@ -85,7 +85,7 @@ def in_the_middle(model: Any, fault: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("steps", [0, 3], ids=["in the first step", "in a later step"])
 def test_backward_raises_when_a_rank_dies(fresh_pool: RankPool, wrap: Wrap, steps: int) -> None:
-    *survivors, dead = fresh_pool.outcomes(die_in_backward, 3, wrap, steps, make="alone")
+    *survivors, dead = fresh_pool.outcomes(die_in_backward, 3, wrap, steps, connected=False)
     assert dead.error == "the process ended with -9"
     for survivor in survivors:
         assert survivor.error is None, survivor.error

@@ -63,7 +63,7 @@ def everybody() -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_group_with_a_dead_rank(fresh_pool: RankPool, victim: int) -> None:
-    check(fresh_pool.outcomes(die_before, 3, victim, make="alone"), victim)
+    check(fresh_pool.outcomes(die_before, 3, victim, connected=False), victim)
 
 
 def die_before(rank: int, size: int, path: str, victim: int) -> Any:
@@ -74,7 +74,7 @@ def die_before(rank: int, size: int, path: str, victim: int) -> Any:
 
 
 def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
-    *survivors, dead = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, make="alone")
+    *survivors, dead = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, connected=False)
     assert dead.error == "the process ended with -9"
     for survivor in survivors:  # rank 0 is in no row or column with it, but with those who are
         assert survivor.error is None, survivor.error
@@ -91,7 +91,7 @@ def mesh_with_a_dead_rank(rank: int, size: int, path: str) -> Any:
 
 
 def test_a_group_of_the_survivors(fresh_pool: RankPool) -> None:
-    *survivors, dead = fresh_pool.outcomes(go_on_without, 3, make="alone")
+    *survivors, dead = fresh_pool.outcomes(go_on_without, 3, connected=False)
     assert dead.error == "the process ended with -9"
     assert [survivor.value for survivor in survivors] == [3.0, 3.0], survivors
 
@@ -148,7 +148,7 @@ POINTS = {
     ],
 )
 def test_a_rank_dies_in_the_meeting(fresh_pool: RankPool, victim: int, point: str) -> None:
-    check(fresh_pool.outcomes(die_in_the_meeting, 3, victim, point, make="alone"), victim)
+    check(fresh_pool.outcomes(die_in_the_meeting, 3, victim, point, connected=False), victim)
 
 
 def die_in_the_meeting(rank: int, size: int, path: str, victim: int, point: str) -> Any:
@@ -160,7 +160,7 @@ def die_in_the_meeting(rank: int, size: int, path: str, victim: int, point: str)
 
 
 def test_the_store_dies_with_rank_0(fresh_pool: RankPool) -> None:
-    check(fresh_pool.outcomes(die_with_the_store, 3, make="alone"), 0)
+    check(fresh_pool.outcomes(die_with_the_store, 3, connected=False), 0)
 
 
 def die_with_the_store(rank: int, size: int, path: str) -> Any:
@@ -184,7 +184,7 @@ def die_with_the_store(rank: int, size: int, path: str) -> Any:
 
 
 def test_a_member_that_left_after_a_mismatch(fresh_pool: RankPool) -> None:
-    first, left = fresh_pool.outcomes(leave_after_a_mismatch, 2, make="alone")
+    first, left = fresh_pool.outcomes(leave_after_a_mismatch, 2, connected=False)
     assert left.error == "the process ended with 7"
     assert first.value == "CollectiveMismatch", first.error
 

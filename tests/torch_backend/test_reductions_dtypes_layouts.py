@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from torch_parity.calls import check_call
 from torch_parity.matrix import MOVING, REDUCING, Case, cases
-from torch_parity.play import play
 
 EVERY_COLLECTIVE = (*REDUCING, *MOVING)
 
@@ -22,7 +22,7 @@ def check(chosen: Iterable[Case], async_op: bool = False) -> None:
     failures = []
     for case in chosen:
         try:
-            play(case, async_op)
+            check_call(case, async_op)
         except (TypeError, ValueError) as error:
             if case.has_meaning or not str(error):
                 failures.append(f"{case}: {error!r}")

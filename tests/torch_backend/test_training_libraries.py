@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import program
+from user_programs import write_program
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,6 @@ def test_a_training_loop(tmp_path: Path, package: str, text: str, launcher: str)
         "unisono run": ("-m", "unisono", "run", "-n", "2"),
         "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
     }[launcher]
-    ended = program(tmp_path, AROUND + text).run(before=before)
+    ended = write_program(tmp_path, AROUND + text).run(before=before)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("learned on unisono 2") == 2

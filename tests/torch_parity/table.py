@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from torch_parity.calls import check_call
 from torch_parity.matrix import Case, cases
 from torch_parity.memory import OverwrittenError, ScratchedError, WrongResultError
-from torch_parity.play import play
-from torch_parity.prose import MEANINGS, Outcome, page
+from torch_parity.page import MEANINGS, Outcome, page
 
 LIMIT_S = 10.0
 PEER_LIMIT_S = 0.5
@@ -36,7 +36,7 @@ PEER_LIMIT_S = 0.5
 def outcome_of(case: Case) -> Outcome:
     """Play a case on this rank."""
     try:
-        play(case)
+        check_call(case)
     except OverwrittenError as error:
         return Outcome("overwrites", str(error))
     except ScratchedError as error:

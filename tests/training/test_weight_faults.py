@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from programs import DEADLINE_S, program
 from ranks import RankPool, attempt
 from unisono import Communicator, GroupAborted, WeightUpdateError
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
 from unisono.world.world import resolve
+from user_programs import DEADLINE_S, write_program
 
 SENDER, FIRST, SECOND = 0, 1, 2
 BUCKET_BYTES = 4000
@@ -85,7 +85,7 @@ def die_at(bucket: int) -> Callable[[int, int], None]:
 def outcomes_of(pool: RankPool, play: Callable[..., Any], *args: Any) -> list[Any]:
     """What each rank reported; for one that died, None."""
     name = f"test-{uuid.uuid4()}"
-    outcomes = pool.outcomes(play, 3, name, *args, make="alone")
+    outcomes = pool.outcomes(play, 3, name, *args, connected=False)
     for one in outcomes:
         assert one.error is None or "ended with -9" in one.error, one.error
     return [one.value for one in outcomes]
@@ -161,7 +161,7 @@ def test_a_death_is_told_to_those_who_had_nothing_to_do_with_the_dead(
 ) -> None:
     """Two trainer ranks with a shard each, two engines with a shard each: four lanes of two."""
     name = f"test-{uuid.uuid4()}"
-    outcomes = fresh_pool.outcomes(lose_one_of_four, 4, name, make="alone")
+    outcomes = fresh_pool.outcomes(lose_one_of_four, 4, name, connected=False)
     assert "ended with -9" in str(outcomes.pop(2).error)
     for one in outcomes:
         assert one.error is None, one.error
@@ -452,7 +452,7 @@ PROGRAM = """
 
 
 def test_an_engine_that_restarts_meets_the_trainer_again(tmp_path: Path) -> None:
-    script = program(tmp_path, PROGRAM)
+    script = write_program(tmp_path, PROGRAM)
     name = f"test-{uuid.uuid4()}"
     trainer, engine = script.start(name, "0"), script.start(name, "1", "2")
     started = [trainer, engine]

@@ -8,13 +8,13 @@ import numpy
 import pytest
 import torch
 
-from programs import eventually
 from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.watch import steps
 from unisono.watch.settings import is_wanted
 from unisono.watch.steps import Shift, Steps, sentence
+from user_programs import eventually
 
 RECORD = Record(
     number=1,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy
 import pytest
 
-from programs import program
 from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.comm.shared_memory.following import Follower
 from unisono.watch.settings import is_wanted
+from user_programs import write_program
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
 
@@ -36,7 +36,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
     tmp_path: Path,
 ) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, sys
@@ -65,7 +65,7 @@ def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
 
 
 def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, signal
@@ -87,13 +87,13 @@ def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_p
 
 
 def test_an_empty_trace_is_a_file(tmp_path: Path) -> None:
-    done = program(tmp_path, "pass").run(before=RUN)
+    done = write_program(tmp_path, "pass").run(before=RUN)
     assert done.returncode == 0, done.stderr
     assert events(tmp_path / "trace.json") == []
 
 
 def test_what_a_trace_lacks_is_counted(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import numpy, unisono

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 
 from faults.corpus import Fault, corpus, names_place, read, reports_in, right
 from faults.page import named_by_peer
-from faults.play import Outcome
-from programs import eventually, program
+from faults.runner import Outcome
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
@@ -33,6 +32,7 @@ from unisono.watch.settings import is_wanted
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
+from user_programs import eventually, write_program
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
@@ -56,7 +56,7 @@ def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     faults = {fault.name: fault for fault in corpus()}
     return [
-        (faults[one["name"]], one["make"], Outcome(tuple(one["said"]), one["ended"]))
+        (faults[one["name"]], one["setup"], Outcome(tuple(one["said"]), one["ended"]))
         for one in json.loads(done.stdout)
     ]
 
@@ -64,9 +64,9 @@ def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
 @pytest.mark.provokes
 def test_the_verdict_names_the_right_rank_and_line() -> None:
     plays = played(*SAMPLE)
-    assert len(plays) == sum(len(fault.makes) for fault in corpus() if fault.name in SAMPLE)
-    for fault, make, outcome in plays:
-        assert right(fault, outcome), (fault.name, make, outcome.said)
+    assert len(plays) == sum(len(fault.setups) for fault in corpus() if fault.name in SAMPLE)
+    for fault, setup, outcome in plays:
+        assert right(fault, outcome), (fault.name, setup, outcome.said)
 
 
 @pytest.mark.provokes
@@ -74,7 +74,7 @@ def test_the_verdict_names_the_right_rank_and_line() -> None:
 @pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
 def test_the_whole_corpus(fault: Fault) -> None:
     plays = played(fault.name)
-    assert [make for _, make, _ in plays] == list(fault.makes)
+    assert [make for _, make, _ in plays] == list(fault.setups)
     for _, make, outcome in plays:
         assert right(fault, outcome), (make, reports_in(outcome), outcome.said)
 
@@ -345,7 +345,7 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
 
 
 def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, time
@@ -446,7 +446,7 @@ def test_a_summary_counts(comm: Communicator) -> None:
 
 def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
     """Both ranks die without a word; the launcher has kept their records."""
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, time, numpy, unisono
@@ -474,7 +474,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_top_in_a_terminal(tmp_path: Path) -> None:
     """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import numpy, os, threading, time, unisono
@@ -513,7 +513,7 @@ def test_top_in_a_terminal(tmp_path: Path) -> None:
 
 def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
     """Every collective gives what it gave, the records say so, and nobody reports anything."""
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import os, time
@@ -572,7 +572,7 @@ def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
 def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
     """Two of three ranks share a machine: each machine watches its own, and says so when the
     missing rank is none of its own."""
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import time, sys
@@ -610,7 +610,7 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.provokes
 def test_check_compares_before_data_moves(tmp_path: Path) -> None:
-    script = program(
+    script = write_program(
         tmp_path,
         """
         import torch, torch.distributed as dist
@@ -626,14 +626,14 @@ def test_check_compares_before_data_moves(tmp_path: Path) -> None:
     assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
 
 
-def in_another_process(path: Path, ranks: int, make: str) -> Outcome:
+def in_another_process(path: Path, ranks: int, setup: str) -> Outcome:
     """A play forks: not in the process of these tests, which has threads."""
     code = (
-        "import sys, json; from pathlib import Path; from faults.play import play\n"
-        "o = play(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
+        "import sys, json; from pathlib import Path; from faults.runner import run_program\n"
+        "o = run_program(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
         "print(json.dumps([o.said, o.ended]))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", code, str(path), str(ranks), make]
+    command = [sys.executable, "-c", code, str(path), str(ranks), setup]
     said, ended = json.loads(subprocess.check_output(command, env=environment))
     return Outcome(tuple(said), ended)

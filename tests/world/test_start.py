@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from programs import eventually, plain_environment, program
 from ranks import attempt
 from unisono.environment import local_rank_here, place_here, size_here
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
+from user_programs import eventually, plain_environment, write_program
 
 # -- who started the ranks -------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ PLAIN = """
 
 def start_ranks(folder: Path, text: str, *environments: dict[str, str], shell: bool = False) -> Any:
     """Run a program once for each environment, as children of one process; what each wrote."""
-    path = program(folder, text).path
+    path = write_program(folder, text).path
     command = [sys.executable, str(path)]
     if shell:  # a process between the ranks and whoever started them
         command = ["/bin/sh", "-c", f"{sys.executable} {path}; exit $?"]
@@ -185,7 +185,7 @@ SPAWNED = """
 
 
 def test_ranks_of_mp_spawn_set_up_and_clean_up(tmp_path: Path) -> None:
-    done = program(tmp_path, SPAWNED).run()
+    done = write_program(tmp_path, SPAWNED).run()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n" * 2
 

@@ -2,7 +2,7 @@
 
 # ranks: 3
 # culprit: 1
-# makes: unisono watched
+# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -2,7 +2,7 @@
 
 # ranks: 4
 # culprit: 3
-# makes: watched unisono
+# setups: watched unisono
 
 import torch
 import torch.distributed as dist

@@ -2,7 +2,7 @@
 
 # ranks: 2
 # culprit: 1
-# makes: unisono watched
+# setups: unisono watched
 
 import threading
 

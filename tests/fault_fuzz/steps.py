@@ -1,4 +1,4 @@
-"""What one rank does in one step of a random program, and what it must have afterwards.
+"""What one rank does in one step of a random scenario, and what it must have afterwards.
 
 Every rank's data follow from the step's number, so that all know the result.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 
 from expected import assert_same
-from fault_programs import Step
+from fault_fuzz.scenarios import Step
 from unisono.comm.base import Communicator, Work
 
 SMALL, FLOOD = 60, 600
 """In a ring, messages of fewer elements come by so many."""
 
 
-class Part:
+class RankStep:
     """This rank's part in a step. Once begun, `works` are to be waited for; none: it is over."""
 
     def __init__(self, group: Communicator, step: Step, number: int) -> None:

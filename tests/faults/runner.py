@@ -54,22 +54,22 @@ class Outcome:
         return list(dict.fromkeys(lines))
 
 
-def play(
+def run_program(
     program: Path,
     ranks: int,
-    make: str,
+    setup: str,
     deadline_s: float = 20.0,
     environment: dict[str, str] | None = None,
     enough: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> Outcome:
-    """Run `program` on `ranks` ranks. `make` is one of
+    """Run `program` on `ranks` ranks. `setup` is one of
 
     unisono, watched (gloo, watched), checked (the same, with its calls checked): ours;
     gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
     before every collective): what there is without us, with a timeout of two seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pids = [_start(program, rank, ranks, make, folder, environment) for rank in range(ranks)]
+        pids = [_start(program, rank, ranks, setup, folder, environment) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         living = set(pids)
         end = time.monotonic() + deadline_s
@@ -101,7 +101,7 @@ def _start(
     program: Path,
     rank: int,
     ranks: int,
-    make: str,
+    setup: str,
     folder: str,
     environment: dict[str, str] | None,
 ) -> int:
@@ -118,7 +118,7 @@ def _start(
         os.dup2(output, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        code = _be_rank(program, rank, ranks, make, folder)
+        code = _be_rank(program, rank, ranks, setup, folder)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -127,7 +127,7 @@ def _start(
         os._exit(code)
 
 
-def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> int:
+def _be_rank(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int:
     import atexit
 
     atexit._clear()  # what the parent registered is the parent's
@@ -136,17 +136,17 @@ def _be_rank(program: Path, rank: int, ranks: int, make: str, folder: str) -> in
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     torch.set_num_threads(1)
     os.environ["UNISONO_SITES"] = "1"
-    if make == "detail":
+    if setup == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-    if make in ("unisono", "watched", "checked"):
-        watch.start(hang_s=HANG_S, check=make == "checked")
+    if setup in ("unisono", "watched", "checked"):
+        watch.start(hang_s=HANG_S, check=setup == "checked")
     store = dist.FileStore(f"{folder}/store", ranks)
-    backend = "unisono" if make == "unisono" else "gloo"
-    ours = make in ("unisono", "watched", "checked")
+    backend = "unisono" if setup == "unisono" else "gloo"
+    ours = setup in ("unisono", "watched", "checked")
     timeout = timedelta(seconds=600 if ours else PEERS_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     dist.barrier()
-    if make == "monitored":
+    if setup == "monitored":
         _monitor_every_collective()
     code = 0
     try:
@@ -175,7 +175,7 @@ def _monitored(call: Any, *args: Any, **named: Any) -> Any:
 
 if __name__ == "__main__":
     began_s = time.monotonic()
-    played = play(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
+    played = run_program(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
     for number, text in enumerate(played.said):
         print(f"-- rank {number}\n{text}", end="")
     print(

@@ -1,4 +1,4 @@
-"""One rank of a program with a fault: it plays its part and says how every step of it ended."""
+"""One rank of a scenario with a fault: it takes its part and says how every step of it ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from expected import assert_same
-from fault_programs import COLLECTIVES, ENDINGS, Program
-from fault_steps import Part
+from fault_fuzz.scenarios import COLLECTIVES, ENDINGS, Scenario
+from fault_fuzz.steps import RankStep
 from ranks import attempt
+from resources import Resources, held_resources
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.lobby import FileExchange
 from unisono.comm.shared_memory.communicator import NativeCommunicator
@@ -28,7 +29,7 @@ EXIT_CODE = 3
 
 
 @dataclass(frozen=True)
-class Ended:
+class StepEnd:
     """How a step ended on this rank: `error` is None, or names what it raised."""
 
     step: int
@@ -39,39 +40,24 @@ class Ended:
     fields: dict[str, Any]
 
 
-Possessions: TypeAlias = tuple[dict[str, str], int, str]
-
-
-def possessions() -> Possessions:
-    """What groups must give back: descriptors, threads, children."""
-    descriptors = {}
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue  # the folder's own
-    with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        return descriptors, len(os.listdir("/proc/self/task")), children.read()
-
-
 @dataclass
-class Player:
+class ScenarioRank:
     """A rank. `report` leads to whoever watches, `gate` to those who wait for an interrupt."""
 
-    program: Program
+    scenario: Scenario
     rank: int
     path: str
     report: Connection
     gate: tuple[int, int]
 
-    def play(self) -> None:
-        """The program, then a new world among those who are left."""
+    def run(self) -> None:
+        """The scenario, then a new world among those who are left."""
         torch.set_num_threads(1)
-        before = possessions()
+        before = held_resources()
         self._open()
-        self._ends: list[Ended] = []
-        self._under_way: list[tuple[int, int, Part]] = []  # when to wait, the step, its part
-        own = [n for n, step in enumerate(self.program.steps) if self._takes_part(step)]
+        self._ends: list[StepEnd] = []
+        self._under_way: list[tuple[int, int, RankStep]] = []  # when to wait, the step, its part
+        own = [n for n, step in enumerate(self.scenario.steps) if self._takes_part(step)]
         for turn, number in enumerate(own):
             self._turn = turn
             self._step(number)
@@ -80,29 +66,29 @@ class Player:
         for group in self._groups:
             if group is not None:
                 group.close()
-        self._same(before, "after the program")
+        self._same(before, "after the scenario")
         self.report.send(("ends", self._ends))
         self._new_world()
         self._same(before, "after the second world")
         self.report.send(("well", True))
 
     def _takes_part(self, step: Any) -> bool:
-        return self.rank in self.program.members(step)
+        return self.rank in self.scenario.members(step)
 
     def _open(self) -> None:
-        program, fault = self.program, self.program.fault
-        world = _join(self.path, self.rank, program.ranks)
+        scenario, fault = self.scenario, self.scenario.fault
+        world = _join(self.path, self.rank, scenario.ranks)
         self._groups: list[Communicator | None] = [world]
-        self._groups += [world.split(members) for members in program.groups[1:]]
+        self._groups += [world.split(members) for members in scenario.groups[1:]]
         world.barrier()
-        for members, group in zip(program.groups, self._groups, strict=True):
+        for members, group in zip(scenario.groups, self._groups, strict=True):
             if fault.kind == "stop" and fault.rank in members and group is not None:
                 group.timeout_s = STOPPED_S
 
     # -- steps ---------------------------------------------------------------------------------
 
     def _step(self, number: int) -> None:
-        step, fault = self.program.steps[number], self.program.fault
+        step, fault = self.scenario.steps[number], self.scenario.fault
         group = self._groups[step.group]
         assert group is not None
         culprit = self.rank == fault.rank
@@ -127,11 +113,11 @@ class Player:
         self._carry_out(group, number)
 
     def _carry_out(self, group: Communicator, number: int) -> None:
-        step, fault = self.program.steps[number], self.program.fault
+        step, fault = self.scenario.steps[number], self.scenario.fault
         if fault.instead is not None and (number, self.rank) == (fault.step, fault.rank):
             step = fault.instead
             self.report.send(("fault_s", time.monotonic()))
-        part = Part(group, step, number)
+        part = RankStep(group, step, number)
         began_s = time.monotonic()
         error = attempt(part.begin)
         later = step.peer_later if step.kind == "message" and part.receives else step.later
@@ -148,29 +134,31 @@ class Player:
         for _, number, part in waiting:
             self._finish(number, part, time.monotonic())
 
-    def _finish(self, number: int, part: Part, began_s: float) -> None:
+    def _finish(self, number: int, part: RankStep, began_s: float) -> None:
         errors = [attempt(work.wait) for work in part.works]
         error = next((error for error in errors if error is not None), None)
         if error is None:
             part.check()
         self._note(number, began_s, error, part)
 
-    def _note(self, number: int, began_s: float, error: BaseException | None, part: Part) -> None:
+    def _note(
+        self, number: int, began_s: float, error: BaseException | None, part: RankStep
+    ) -> None:
         if isinstance(error, (AssertionError, TypeError, ValueError)):
             raise error
         name = None if error is None else type(error).__name__
         fields = {} if error is None else dict(vars(error))
         if name == "CollectiveMismatch" and part.step.kind in COLLECTIVES:
             part.check_untouched()
-        ended = Ended(number, began_s, time.monotonic(), name, str(error), fields)
+        ended = StepEnd(number, began_s, time.monotonic(), name, str(error), fields)
         self._ends.append(ended)
 
     # -- faults --------------------------------------------------------------------------------
 
     def _fail(self) -> None:
-        fault = self.program.fault
+        fault = self.scenario.fault
         if fault.within:
-            time.sleep(self.program.seed % 7 * 0.0005)
+            time.sleep(self.scenario.seed % 7 * 0.0005)
         self.report.send(("fault_s", time.monotonic()))
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -193,7 +181,7 @@ class Player:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main = threading.get_native_id()
         caller = threading.Thread(target=self._interrupt_once_asleep, args=(main,))
-        part = Part(group, self.program.steps[number], number)
+        part = RankStep(group, self.scenario.steps[number], number)
         began_s = time.monotonic()
         caller.start()
         error = attempt(part.begin)
@@ -201,7 +189,7 @@ class Player:
             error = error or attempt(work.wait)
         caller.join()
         self._note(number, began_s, error, part)
-        held = self.program.members(self.program.steps[self.program.fault.held])
+        held = self.scenario.members(self.scenario.steps[self.scenario.fault.held])
         os.write(self.gate[1], bytes(len(held) - 1))
 
     def _interrupt_once_asleep(self, thread: int) -> None:
@@ -218,16 +206,16 @@ class Player:
 
     # -- afterwards ----------------------------------------------------------------------------
 
-    def _same(self, before: Possessions, when: str) -> None:
+    def _same(self, before: Resources, when: str) -> None:
         end = time.monotonic() + 5
-        while (now := possessions()) != before and time.monotonic() < end:
+        while (now := held_resources()) != before and time.monotonic() < end:
             time.sleep(0.001)  # a thread that was joined may still be on its way out
         assert now == before, f"{when} rank {self.rank} has\n{now}\nand not\n{before}"
 
     def _new_world(self) -> None:
-        fault = self.program.fault
+        fault = self.scenario.fault
         gone = [fault.rank] if fault.kind in ENDINGS else []
-        left = [rank for rank in range(self.program.ranks) if rank not in gone]
+        left = [rank for rank in range(self.scenario.ranks) if rank not in gone]
         if len(left) < 2:
             return
         with _join(f"{self.path}-second", left.index(self.rank), len(left)) as world:

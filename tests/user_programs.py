@@ -46,7 +46,7 @@ class Program:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def program(folder: Path, text: str, name: str = "program.py") -> Program:
+def write_program(folder: Path, text: str, name: str = "program.py") -> Program:
     """Write a program down."""
     path = folder / name
     path.write_text(textwrap.dedent(text))

@@ -13,9 +13,9 @@ from torch_parity.matrix import Case
 from torch_parity.memory import ScratchedError, Slab, WrongResultError, distinct, part_size
 
 
-def play(case: Case, async_op: bool = False) -> None:
+def check_call(case: Case, async_op: bool = False) -> None:
     """Make the call, then check every tensor of this rank, those that are only read too."""
-    _Rank(case, dist.get_rank(), dist.get_world_size(), async_op).play()
+    _Rank(case, dist.get_rank(), dist.get_world_size(), async_op).call_and_check()
 
 
 class _Rank:
@@ -30,7 +30,7 @@ class _Rank:
             self.inner = "transposed" if rank % 2 else "contiguous"
         self.outer = "contiguous" if case.layout == "expanded" else self.inner
 
-    def play(self) -> None:
+    def call_and_check(self) -> None:
         getattr(self, f"_{self.case.collective}")()
 
     # -- numbers and tensors ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Random programs with one fault in them: made from a seed alone, so that a seed replays them.
+"""Random scenarios with one fault in them: made from a seed alone, so that a seed replays them.
 
-A program is one list of steps. Every rank carries out those that it takes part in, in the list's
-order, so that no program can deadlock by itself; works are waited for a few steps later.
+A scenario is one list of steps. Every rank carries out those that it takes part in, in the list's
+order, so that no scenario can deadlock by itself; works are waited for a few steps later.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Program:
+class Scenario:
     """What all ranks do. The first of its groups is the world."""
 
     seed: int
@@ -77,7 +77,7 @@ class Program:
     steps: tuple[Step, ...]
     fault: Fault
 
-    def place(self, group: int, rank: int) -> int:
+    def rank_in(self, group: int, rank: int) -> int:
         """A rank of the world as a rank of a group."""
         return self.groups[group].index(rank)
 
@@ -93,8 +93,8 @@ class Program:
         return "\n".join(lines)
 
 
-def make_program(seed: int) -> Program:
-    """The program of a seed."""
+def make_scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
     chance = random.Random(seed)
     ranks = chance.choice((2, 2, 3, 3, 3, 4, 5, 8))
     world = tuple(range(ranks))
@@ -105,8 +105,8 @@ def make_program(seed: int) -> Program:
     culprit = chance.randrange(ranks)
     if kind in ("differ", "skip"):
         return _differing(chance, seed, groups, steps, kind, culprit)
-    program = Program(seed, ranks, tuple(groups), tuple(steps), Fault(kind, culprit, 0))
-    own = [number for number, step in enumerate(steps) if culprit in program.members(step)]
+    scenario = Scenario(seed, ranks, tuple(groups), tuple(steps), Fault(kind, culprit, 0))
+    own = [number for number, step in enumerate(steps) if culprit in scenario.members(step)]
     if not own:
         steps.append(_step(chance, groups[:1], "barrier"))
         own = [len(steps) - 1]
@@ -124,7 +124,7 @@ def make_program(seed: int) -> Program:
         steps.insert(at, replace(ahead, later=9))
         at += 1
     fault = Fault(kind, culprit, at, within, drained, closed, held=held)
-    return replace(program, steps=tuple(steps), fault=fault)
+    return replace(scenario, steps=tuple(steps), fault=fault)
 
 
 def _step(
@@ -159,7 +159,7 @@ def _differing(
     steps: list[Step],
     kind: str,
     culprit: int,
-) -> Program:
+) -> Scenario:
     """One rank calls something else, or leaves a call out, and then calls what comes next."""
     group = chance.choice([number for number, ranks in enumerate(groups) if culprit in ranks])
     at = chance.randint(0, len(steps))
@@ -172,7 +172,7 @@ def _differing(
         fault = Fault(kind, culprit, at)
     else:
         fault = Fault(kind, culprit, at, instead=_changed(chance, usual, len(groups[group])))
-    return Program(seed, len(groups[0]), tuple(groups), tuple(steps), fault)
+    return Scenario(seed, len(groups[0]), tuple(groups), tuple(steps), fault)
 
 
 def _changed(chance: random.Random, step: Step, size: int) -> Step:

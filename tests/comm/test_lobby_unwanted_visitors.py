@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fault_play import possessions
 from ranks import RankPool, attempt, connect
+from resources import held_resources
 from unisono.comm.rendezvous import discovery
 from unisono.comm.rendezvous.lobby import FileExchange
 
@@ -42,7 +42,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("who", STRANGERS)
 def test_strangers_leave_nothing_with_the_owner(fresh_pool: RankPool, who: str) -> None:
-    fresh_pool.run(a_stranger_knocks, 3, who, make="alone", deadline_s=20)
+    fresh_pool.run(a_stranger_knocks, 3, who, connected=False, deadline_s=20)
 
 
 def hung_up(line: socket.socket) -> bool:
@@ -56,7 +56,7 @@ def hung_up(line: socket.socket) -> bool:
 
 def a_stranger_knocks(rank: int, size: int, path: str, who: str) -> None:
     """Ranks 0 and 1 meet once the third, which is no member, has said all it has to say."""
-    before = possessions()
+    before = held_resources()
     said = Path(f"{path}-said")
     if rank == 2:
         times, words, descriptors = STRANGERS[who]
@@ -77,5 +77,5 @@ def a_stranger_knocks(rank: int, size: int, path: str, who: str) -> None:
             time.sleep(0.005)
     with connect(path, rank, 2) as comm:
         comm.barrier()
-    assert possessions() == before
+    assert held_resources() == before
     assert said.exists()

@@ -1,7 +1,7 @@
-"""Ranks that may die: warm processes that play programs with faults, and those who watch them.
+"""Ranks that may die: warm processes that run scenarios with faults, and those who watch them.
 
-The nursery has torch loaded and forks a few lanes. A lane plays one program after another with
-ranks that it forks; a rank that lives on plays in the next program too, one that has died is
+The pool has torch loaded and forks a few lanes. A lane runs one scenario after another with
+ranks that it forks; a rank that lives on runs the next scenario too, one that has died is
 replaced. A rank that exits or raises does so through the whole interpreter, as in a program of
 its own: no frame between it and the interpreter's start may stop it.
 """
@@ -24,18 +24,18 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from fault_play import Ended, Player
-from fault_programs import ENDINGS, Program
+from fault_fuzz.rank import ScenarioRank, StepEnd
+from fault_fuzz.scenarios import ENDINGS, Scenario
 
 DEADLINE_S = 40.0
 
 
 @dataclass
-class Story:
+class RankResult:
     """What became of one rank: what it reported, and how its process ended, if it did."""
 
     fault_s: float | None = None
-    ends: list[Ended] | None = None
+    ends: list[StepEnd] | None = None
     well: bool = False
     failure: str = ""
     code: int | None = None
@@ -43,21 +43,21 @@ class Story:
 
 
 @dataclass
-class Course:
-    """How a program went."""
+class ScenarioResult:
+    """How a scenario went."""
 
-    program: Program
-    stories: list[Story]
+    scenario: Scenario
+    by_rank: list[RankResult]
     left_behind: list[str] = field(default_factory=list)
 
 
-class Nursery:
+class ScenarioPool:
     """The warm process, seen from a test."""
 
     def __init__(self, lanes: int = 3) -> None:
         self._pipe, theirs = Pipe()
-        command = f"import fault_ranks; fault_ranks.serve({theirs.fileno()}, {lanes})"
-        paths = (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))
+        command = f"from fault_fuzz import pool; pool.serve({theirs.fileno()}, {lanes})"
+        paths = (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))
         self._process = subprocess.Popen(
             [sys.executable, "-c", command],
             pass_fds=[theirs.fileno()],
@@ -65,20 +65,20 @@ class Nursery:
         )
         theirs.close()
 
-    def play(self, programs: list[Program]) -> list[Course]:
-        """Have all programs played; in the order in which they ended."""
-        self._pipe.send(programs)
-        courses: list[Course] = self._pipe.recv()
-        return courses
+    def run(self, scenarios: list[Scenario]) -> list[ScenarioResult]:
+        """Run all scenarios; their results are in the order in which they ended."""
+        self._pipe.send(scenarios)
+        results: list[ScenarioResult] = self._pipe.recv()
+        return results
 
     def close(self) -> None:
-        """Hang up: the lanes end their ranks, and the nursery its lanes."""
+        """Hang up: the lanes end their ranks, and the pool its lanes."""
         self._pipe.close()
         assert self._process.wait(20) == 0
 
 
 def serve(descriptor: int, lanes: int) -> None:
-    """The nursery's life: hand programs to lanes until the other side hangs up."""
+    """The pool's life: hand scenarios to lanes until the other side hangs up."""
     asking: Connection = Connection(descriptor)
     gc.freeze()  # so that a fork copies less
     pipes: list[Any] = []
@@ -93,34 +93,34 @@ def serve(descriptor: int, lanes: int) -> None:
         pipes.append(ours)
     while True:
         try:
-            programs = asking.recv()
+            scenarios = asking.recv()
         except EOFError:
             break
-        asking.send(play_all(programs, pipes))
+        asking.send(run_all(scenarios, pipes))
     for pipe in pipes:
         pipe.close()
     for _ in pipes:
         os.wait()
 
 
-def play_all(programs: list[Program], lanes: list[Connection]) -> list[Course]:
-    waiting = list(reversed(programs))
+def run_all(scenarios: list[Scenario], lanes: list[Connection]) -> list[ScenarioResult]:
+    waiting = list(reversed(scenarios))
     idle, busy = list(lanes), []
-    courses: list[Course] = []
-    while len(courses) < len(programs):
+    results: list[ScenarioResult] = []
+    while len(results) < len(scenarios):
         while waiting and idle:
             idle[-1].send(waiting.pop())
             busy.append(idle.pop())
         for lane in multiprocessing.connection.wait(busy):
             assert isinstance(lane, Connection)
-            courses.append(lane.recv())
+            results.append(lane.recv())
             busy.remove(lane)
             idle.append(lane)
-    return courses
+    return results
 
 
 class Lane:
-    """Parent of ranks: it has programs played, hears what its ranks report, collects the dead."""
+    """Parent of ranks: it runs scenarios, hears what its ranks report, collects the dead."""
 
     def __init__(self, asking: Connection) -> None:
         self._asking = asking
@@ -130,36 +130,36 @@ class Lane:
         self._pipes: list[Any] = []
 
     def serve(self) -> None:
-        """Play programs until the nursery hangs up. Only the lane itself returns from here."""
+        """Run scenarios until the pool hangs up. Only the lane itself returns from here."""
         while True:
             try:
-                program = self._asking.recv()
+                scenario = self._asking.recv()
             except EOFError:
                 break
-            self._asking.send(self._play(program))
+            self._asking.send(self._run(scenario))
         for pipe in self._pipes:
             pipe.close()
         for pid in self._pids:
             os.waitpid(pid, 0)
         shutil.rmtree(self._folder)
 
-    def _play(self, program: Program) -> Course:
-        stories = [Story() for _ in range(program.ranks)]
-        while len(self._pids) < program.ranks:
+    def _run(self, scenario: Scenario) -> ScenarioResult:
+        by_rank = [RankResult() for _ in range(scenario.ranks)]
+        while len(self._pids) < scenario.ranks:
             self._start(len(self._pids))
-        path = f"{self._folder}/meeting-{program.seed}"
-        for rank in range(program.ranks):
-            self._pipes[rank].send((program, path))
-        self._listen(program, stories)
-        for rank, story in enumerate(stories):
-            if story.code is not None:
+        path = f"{self._folder}/meeting-{scenario.seed}"
+        for rank in range(scenario.ranks):
+            self._pipes[rank].send((scenario, path))
+        self._listen(scenario, by_rank)
+        for rank, result in enumerate(by_rank):
+            if result.code is not None:
                 self._start(rank)
         meetings = list(Path(self._folder).glob("meeting*"))
         left = [path.name for path in meetings]
         left += [name for name in os.listdir("/dev/shm") if "unisono" in name]
         for meeting in meetings:
-            meeting.unlink()  # the next program shall not answer for it
-        return Course(program, stories, left)
+            meeting.unlink()  # the next scenario shall not answer for it
+        return ScenarioResult(scenario, by_rank, left)
 
     def _start(self, rank: int) -> None:
         ours, theirs = Pipe()
@@ -176,53 +176,53 @@ class Lane:
             self._pids.append(pid)
             self._pipes.append(ours)
 
-    def _listen(self, program: Program, stories: list[Story]) -> None:
+    def _listen(self, scenario: Scenario, by_rank: list[RankResult]) -> None:
         end = time.monotonic() + DEADLINE_S
-        playing = {self._pipes[rank]: rank for rank in range(program.ranks)}
-        while playing:
-            ready = multiprocessing.connection.wait(list(playing), max(0, end - time.monotonic()))
+        running = {self._pipes[rank]: rank for rank in range(scenario.ranks)}
+        while running:
+            ready = multiprocessing.connection.wait(list(running), max(0, end - time.monotonic()))
             if not ready:
-                self._give_up(playing, stories)
+                self._give_up(running, by_rank)
                 end = time.monotonic() + 5.0
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                rank = playing[pipe]
-                story = stories[rank]
+                rank = running[pipe]
+                result = by_rank[rank]
                 try:
-                    word, what = pipe.recv()
+                    field, what = pipe.recv()
                 except (EOFError, ConnectionError):
                     pipe.close()
                     status = os.waitpid(self._pids[rank], 0)[1]
-                    story.gone_s = time.monotonic()
-                    story.code = os.waitstatus_to_exitcode(status)
-                    del playing[pipe]
+                    result.gone_s = time.monotonic()
+                    result.code = os.waitstatus_to_exitcode(status)
+                    del running[pipe]
                     continue
-                setattr(story, word, what)
-                if story.well and not story.failure:
-                    del playing[pipe]
-                if story.failure:
+                setattr(result, field, what)
+                if result.well and not result.failure:
+                    del running[pipe]
+                if result.failure:
                     end = min(end, time.monotonic() + 5.0)  # no need to see the others wait
-                if word == "ends" and program.fault.kind == "stop":
-                    self._wake(program, stories, rank)
+                if field == "ends" and scenario.fault.kind == "stop":
+                    self._wake(scenario, by_rank, rank)
 
-    def _wake(self, program: Program, stories: list[Story], rank: int) -> None:
+    def _wake(self, scenario: Scenario, by_rank: list[RankResult], rank: int) -> None:
         """The stopped one goes on once all others have come to their end without it."""
-        others = [other for number, other in enumerate(stories) if number != program.fault.rank]
-        if rank == program.fault.rank or any(other.ends is None for other in others):
+        others = [other for number, other in enumerate(by_rank) if number != scenario.fault.rank]
+        if rank == scenario.fault.rank or any(other.ends is None for other in others):
             return
-        culprit = self._pids[program.fault.rank]
+        culprit = self._pids[scenario.fault.rank]
         os.waitid(os.P_PID, culprit, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         os.kill(culprit, signal.SIGCONT)
 
-    def _give_up(self, playing: dict[Any, int], stories: list[Story]) -> None:
+    def _give_up(self, running: dict[Any, int], by_rank: list[RankResult]) -> None:
         """They hang: have their stacks, then end them."""
-        for rank in playing.values():
+        for rank in running.values():
             os.kill(self._pids[rank], signal.SIGUSR1)
             os.kill(self._pids[rank], signal.SIGCONT)
         time.sleep(0.5)  # the handler writes behind our back
-        for rank in playing.values():
+        for rank in running.values():
             stacks = Path(self._folder, f"errors-{rank}").read_text()
-            stories[rank].failure = f"not done in {DEADLINE_S:g} s:\n{stacks}"
+            by_rank[rank].failure = f"not done in {DEADLINE_S:g} s:\n{stacks}"
             os.kill(self._pids[rank], signal.SIGKILL)
 
 
@@ -234,13 +234,13 @@ def serve_rank(rank: int, report: Connection, gate: tuple[int, int], errors: str
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     while True:
         try:
-            program, path = report.recv()
+            scenario, path = report.recv()
         except EOFError:
             os._exit(0)
         try:
-            Player(program, rank, path, report, gate).play()
+            ScenarioRank(scenario, rank, path, report, gate).run()
         except BaseException:
-            if rank == program.fault.rank and program.fault.kind in ENDINGS:
+            if rank == scenario.fault.rank and scenario.fault.kind in ENDINGS:
                 raise
             report.send(("failure", traceback.format_exc()))
             os._exit(1)
