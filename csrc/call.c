@@ -183,14 +183,14 @@ static void tell_shape(un_group *g, const un_shape *shape, uint64_t number) {
                            (long long)shape->length[d]);
     const char *rest = shape->dims > UN_SHAPE_DIMS ? ", ..." : shape->dims == 1 ? "," : "";
     snprintf(text + length, sizeof text - (size_t)length, "%s)", rest);
-    un_group_tell(g, UN_SHAPE, number, text);
+    un_group_write_note(g, UN_SHAPE, number, text);
 }
 
 /* Let the peers' reports say with which shape we came, and then from where: who knows the one
  * knows the other. */
 static void tell_failed_call(un_group *g, const un_call *call, uint64_t number) {
     if (call->shape) tell_shape(g, call->shape, number);
-    if (call->site) un_group_tell(g, UN_SITE, number, call->site->text);
+    if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait;

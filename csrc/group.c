@@ -143,7 +143,7 @@ un_status fail_from_abort(un_group *g) {
 
 void un_group_abort(un_group *g, const char *reason) {
     if (group_is_inherited(g)) return;
-    if (reason) un_group_tell(g, UN_REASON, UN_ABOUT_MESSAGES, reason);
+    if (reason) un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES, reason);
     abort_group(g, UN_ABORTED, g->rank, g->calls);
 }
 

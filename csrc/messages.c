@@ -177,7 +177,7 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     un_status status = wait_in_line(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->waiters, 1);
     if (status && status != UN_NOT_YET && m->site)
-        un_group_tell(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
+        un_group_write_note(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;
 }
 

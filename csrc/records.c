@@ -114,7 +114,7 @@ static void write_note(note *n, uint64_t about, const char *text) {
     atomic_store(&n->about, about);
 }
 
-void un_group_tell(un_group *g, un_note kind, uint64_t about, const char *text) {
+void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *text) {
     if (group_is_inherited(g)) return;
     note *n = &control_of(g, g->rank)->notes[kind];
     pthread_mutex_lock(&g->queue_lock);
@@ -122,8 +122,8 @@ void un_group_tell(un_group *g, un_note kind, uint64_t about, const char *text) 
     pthread_mutex_unlock(&g->queue_lock);
 }
 
-bool un_group_told(const un_group *g, int rank, un_note kind, uint64_t about,
-                   char text[UN_TEXT_BYTES]) {
+bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t about,
+                        char text[UN_TEXT_BYTES]) {
     if (group_is_inherited(g)) return false;
     const note *n = &control_of(g, rank)->notes[kind];
     uint64_t seen = atomic_load(&n->about);
@@ -144,7 +144,7 @@ bool is_asked(const un_group *g) {
 }
 
 void answer_where(un_group *g, const char *text) {
-    un_group_tell(g, UN_ANSWER, atomic_load(&control_of(g, g->rank)->asked), text);
+    un_group_write_note(g, UN_ANSWER, atomic_load(&control_of(g, g->rank)->asked), text);
 }
 
 /* -- for readers from outside ------------------------------------------------------------------ */

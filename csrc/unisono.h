@@ -304,9 +304,9 @@ typedef enum un_note {
 
 /* Leave a note, unless there is one about the same; read a rank's, if there is one (about 0:
  * about anything). */
-void un_group_tell(un_group *group, un_note kind, uint64_t about, const char *text);
-bool un_group_told(const un_group *group, int rank, un_note kind, uint64_t about,
-                   char text[UN_TEXT_BYTES]);
+void un_group_write_note(un_group *group, un_note kind, uint64_t about, const char *text);
+bool un_group_read_note(const un_group *group, int rank, un_note kind, uint64_t about,
+                        char text[UN_TEXT_BYTES]);
 
 /* How this process finds out where its program is when a peer asks. It is called in a thread of
  * its own, which may have to wait for the program. NULL: nobody answers. */

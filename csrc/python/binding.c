@@ -118,15 +118,15 @@ static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
-/* told(rank, kind, about): the text of a note, or None */
-static PyObject *group_told(PyObject *object, PyObject *arguments) {
+/* read_note(rank, kind, about): the text of a note, or None */
+static PyObject *group_read_note(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
     int rank, kind;
     unsigned long long about;
     char text[UN_TEXT_BYTES];
     if (!PyArg_ParseTuple(arguments, "iiK", &rank, &kind, &about)) return NULL;
     if (!self->group || rank < 0 || rank >= self->ranks || kind < 0 || kind >= UN_NOTES ||
-        !un_group_told(self->group, rank, (un_note)kind, about, text))
+        !un_group_read_note(self->group, rank, (un_note)kind, about, text))
         Py_RETURN_NONE;
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
@@ -225,7 +225,7 @@ static PyMethodDef group_methods[] = {
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
-    {"told", group_told, METH_VARARGS, NULL},
+    {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},

@@ -30,7 +30,7 @@ void close_now(Group *self) {
 /* A call failed, and its caller is still here: let the peers' reports say where. */
 void tell_site(un_group *group, uint64_t about) {
     const un_site *site = current_site();
-    if (site) un_group_tell(group, UN_SITE, about, site->text);
+    if (site) un_group_write_note(group, UN_SITE, about, site->text);
 }
 
 /* Enter the engine. The result is a status, or -1 with an exception. */

@@ -1,7 +1,7 @@
 /* Messages: every size and shape, tags, any source, more than a channel holds, several threads. */
 #include <sched.h>
 
-#include "letters.h"
+#include "checked_messages.h"
 
 static const un_call forever = {.timeout_ns = -1};
 

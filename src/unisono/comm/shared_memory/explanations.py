@@ -76,7 +76,7 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
     shape for the end of a line, where it has told."""
     posted = group.posted(rank, call)
     mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
-    shape = group.told(rank, Note.SHAPE, call) if mark else None
+    shape = group.read_note(rank, Note.SHAPE, call) if mark else None
     return str(mark) if mark else None, f", shape {shape}" if shape else ""
 
 

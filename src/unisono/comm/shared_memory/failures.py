@@ -48,7 +48,7 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
             f"rank {culprit} (pid {place.members[culprit].pid}) {explanations.ending(detail)}; "
             f"this rank was in {doing} of group {name}"
         )
-        last_words = group.told(culprit, Note.REASON, ABOUT_MESSAGES)
+        last_words = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES)
         if last_words:
             text = f"{text}\n  rank {culprit} {last_words}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
@@ -67,7 +67,7 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
             f"{reason}. The group is over; start its processes anew."
         )
         return GroupAborted(text, rank=rank, group=name, peer=culprit, reason=reason)
-    told = group.told(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
+    told = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     return GroupAborted(
         f"{text}: {told}" if told else text,
@@ -94,7 +94,9 @@ def whereabouts(place: Place, rank: int, about: int) -> str:
     if rank == place.rank:
         return f"  rank {rank} (pid {pid}) is this one"
     state = _state_of(pid)
-    answer = place.group.told(rank, Note.ANSWER, about) or place.group.told(rank, Note.ANSWER, 0)
+    answer = place.group.read_note(rank, Note.ANSWER, about) or place.group.read_note(
+        rank, Note.ANSWER, 0
+    )
     if answer and state != _STATES["T"]:
         return f"  rank {rank} (pid {pid}) is at {answer}"
     return f"  rank {rank} (pid {pid}) {state or 'cannot be seen from here'} and did not answer"
@@ -166,7 +168,7 @@ def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
     end = time.monotonic() + SITES_WAIT_S
     ranks = list(ranks)
     while True:
-        sites = [group.told(rank, Note.SITE, about) for rank in ranks]
+        sites = [group.read_note(rank, Note.SITE, about) for rank in ranks]
         if None not in sites or time.monotonic() > end:
             return sites
         time.sleep(0.001)

@@ -1,5 +1,5 @@
 /* Messages that end badly: unfit ones, circles, limits, interrupts, aborts, peers that leave. */
-#include "letters.h"
+#include "checked_messages.h"
 
 static const un_call forever = {.timeout_ns = -1};
 
