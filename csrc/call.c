@@ -2,7 +2,7 @@
  *
  * Every rank posts its call (post_call), waits for all posts and compares them before a byte of
  * anybody's output changes (meet). That meeting is also what makes two posts and two sets of
- * slots a rank enough: whoever is past it knows that all peers have finished the call before.
+ * slots per rank enough: whoever is past it knows that all peers have finished the call before.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "call.h"
 
 enum {
-    MISMATCH_GRACE_MS = 1000, /* for the latecomers' posts, so that the report is whole */
+    MISMATCH_GRACE_MS = 1000, /* for the latecomers' posts, so that the error text is whole */
     REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
 };
 
@@ -47,23 +47,24 @@ uint64_t un_group_pair_bytes(const un_group *g, int rank, uint64_t call, bool ta
     return sizes_of(g, rank, call)[(takes ? g->ranks : 0) + peer];
 }
 
-/* What must be equal beside the rest in the upper half, the mark of the shapes in the lower one. */
-static uint64_t hash_of(const exchange *x) {
+/* Whatever else must be equal in the upper half, the mark of the shapes in the lower one. */
+static uint64_t hash_of(const execution *x) {
     uint64_t hash = x->hash * 0x9e3779b97f4a7c15u;
     return (hash & ~(uint64_t)UINT32_MAX) | x->call->shape_mark;
 }
 
-static void post_call(exchange *x, un_status refusal) {
+static void post_call(execution *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    write_word(&mine->signature, refusal ? refusal_of(x->call, refusal) : signature_of_call(x->call));
+    write_word(&mine->signature,
+               refusal ? refusal_of(x->call, refusal) : signature_of_call(x->call));
     write_word(&mine->bytes, refusal ? 0 : x->bytes);
     write_word(&mine->hash, refusal ? 0 : hash_of(x));
     publish(g, &mine->call, x->number);
 }
 
-/* Give the others a little time to post this call too; whether all did. */
-static bool linger(exchange *x, int milliseconds) {
+/* Give the others a little time to post this call too; returns whether all did. */
+static bool wait_for_posts(execution *x, int milliseconds) {
     const struct timespec moment = {.tv_nsec = 200 * 1000};
     prepare_to_block(&x->patience);
     for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
@@ -71,13 +72,13 @@ static bool linger(exchange *x, int milliseconds) {
         for (int rank = 0; rank < x->g->ranks; rank++)
             here += atomic_load(&post_of(x->g, rank, x->number)->call) >= x->number;
         if (here == x->g->ranks) return true;
-        if (atomic_load(&x->g->header->abort)) return false;
+        if (atomic_load(&x->g->segment.header->abort)) return false;
         nanosleep(&moment, NULL);
     }
     return false;
 }
 
-/* Shapes count where both ranks tell them. */
+/* Shapes count where both ranks give them. */
 static bool same_hash(uint64_t a, uint64_t b) {
     return a == b || (a >> 32 == b >> 32 && (!(uint32_t)a || !(uint32_t)b));
 }
@@ -88,13 +89,13 @@ static bool same_call(const post *a, const post *b) {
            same_hash(read_word(&a->hash), read_word(&b->hash));
 }
 
-static un_status mismatch(exchange *x) {
-    linger(x, MISMATCH_GRACE_MS);
+static un_status mismatch(execution *x) {
+    wait_for_posts(x, MISMATCH_GRACE_MS);
     return fail(x->g, UN_MISMATCH, -1);
 }
 
 /* Wait for all posts and compare them with ours. */
-static un_status meet(exchange *x) {
+static un_status meet(execution *x) {
     un_group *g = x->g;
     const post *mine = post_of(g, g->rank, x->number);
     for (int step = 1; step < g->ranks; step++) {
@@ -115,7 +116,7 @@ static un_status meet(exchange *x) {
  *
  * Turn t may write slot t % SLOTS: a peer that is past turn t-2 has taken piece t-4 (with a
  * combining stage between; t-3 without), and we have waited for that in turn t-1. */
-static un_status move(exchange *x) {
+static un_status move(execution *x) {
     un_group *g = x->g;
     size_t stages = x->combine ? 2 : 1;
     size_t last = x->turns + stages - 1;
@@ -125,21 +126,21 @@ static un_status move(exchange *x) {
         for (int peer = 0; turn > 1 && peer < g->ranks; peer++) {
             if (peer == g->rank) continue;
             un_status status = await_flag(g, peer, &control_of(g, peer)->progress,
-                                          g->progress + turn - 1, &x->patience);
+                                          g->calls.turns + turn - 1, &x->patience);
             if (status) return status;
         }
         if (x->combine && turn - 1 < x->turns) x->combine(x, turn - 1);
         if (turn >= stages) x->take(x, turn - stages);
-        if (turn < last) publish(g, progress, g->progress + turn);
+        if (turn < last) publish(g, progress, g->calls.turns + turn);
     }
-    g->progress += last - 1;
+    g->calls.turns += last - 1;
     return UN_OK;
 }
 
-static un_status refuse(exchange *x, un_status reason) {
+static un_status refuse(execution *x, un_status reason) {
     un_group *g = x->g;
     post_call(x, reason);
-    bool agreed = linger(x, REFUSAL_GRACE_MS);
+    bool agreed = wait_for_posts(x, REFUSAL_GRACE_MS);
     const post *mine = post_of(g, g->rank, x->number);
     for (int rank = 0; agreed && rank < g->ranks; rank++)
         agreed = same_call(mine, post_of(g, rank, x->number));
@@ -147,8 +148,8 @@ static un_status refuse(exchange *x, un_status reason) {
     return reason;
 }
 
-static un_status run(exchange *x) {
-    un_status status = plan_exchange(x);
+static un_status run(execution *x) {
+    un_status status = plan_execution(x);
     if (!status && x->needs_slice) status = prepare_slice(x->g);
     if (status) return refuse(x, status);
     x->bring(x, 0);
@@ -157,7 +158,7 @@ static un_status run(exchange *x) {
     if (status) return status;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
-    return x->call->program ? play_program(x) : move(x);
+    return x->call->schedule ? run_schedule(x) : move(x);
 }
 
 /* The bytes that this rank gives, or takes where it gives nothing. */
@@ -175,7 +176,7 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-static void tell_shape(un_group *g, const un_shape *shape, uint64_t number) {
+static void write_shape_note(un_group *g, const un_shape *shape, uint64_t number) {
     char text[UN_TEXT_BYTES] = "(";
     int length = 1;
     for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
@@ -186,44 +187,45 @@ static void tell_shape(un_group *g, const un_shape *shape, uint64_t number) {
     un_group_write_note(g, UN_SHAPE, number, text);
 }
 
-/* Let the peers' reports say with which shape we came, and then from where: who knows the one
- * knows the other. */
-static void tell_failed_call(un_group *g, const un_call *call, uint64_t number) {
-    if (call->shape) tell_shape(g, call->shape, number);
+/* Let the peers' error texts say with which shape we came, and then from where: whoever knows the
+ * one knows the other. */
+static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
+    if (call->shape) write_shape_note(g, call->shape, number);
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 
 /* With the turn: one call, unless the group has failed before. `hooks` says how to wait;
  * `record` is that of a call which waited in the queue. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
-                           uint64_t record, un_status (*body)(exchange *)) {
-    if (read_word(&g->noticed)) return fail_from_abort(g);
-    uint64_t number = read_word(&g->calls) + 1;
-    write_word(&g->calls, number);
-    exchange x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
+                           uint64_t record, un_status (*body)(execution *)) {
+    if (read_word(&g->calls.noticed_end)) return fail_from_abort(g);
+    uint64_t number = read_word(&g->calls.latest) + 1;
+    write_word(&g->calls.latest, number);
+    execution x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
     if (record)
         record_call(g, record, x.number);
     else
         record = open_call_record(g, call, x.number, ARRIVED);
     x.record = record;
-    un_status status = read_word(&g->header->abort) ? fail_from_abort(g) : body(&x);
+    un_status status = read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(&x);
     record_end(g, record, status);
-    if (status) tell_failed_call(g, call, x.number);
+    if (status) write_failure_notes(g, call, x.number);
     return status;
 }
 
-un_status proceed(un_group *g, un_work *work, const un_call *hooks) {
+un_status run_work(un_group *g, un_work *work, const un_call *hooks) {
     return carry_out(g, &work->call, hooks, work->record, run);
 }
 
 /* In the caller's thread, after whatever was submitted before. */
-static un_status enter(un_group *g, const un_call *call, un_status (*body)(exchange *)) {
+static un_status run_in_turn(un_group *g, const un_call *call, un_status (*body)(execution *)) {
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
     un_status status = take_turn(g, &p);
-    if (status == UN_INTERRUPTED) abort_group(g, status, g->rank, g->calls); /* peers expect us */
+    if (status == UN_INTERRUPTED) /* peers expect us */
+        abort_group(g, status, g->rank, g->calls.latest);
     if (status) return status;
-    if (atomic_load_explicit(&g->queued, memory_order_relaxed)) {
+    if (atomic_load_explicit(&g->worker.queued, memory_order_relaxed)) {
         prepare_to_block(&p);
         run_queue(g, NULL, call);
     }
@@ -232,10 +234,10 @@ static un_status enter(un_group *g, const un_call *call, un_status (*body)(excha
     return status;
 }
 
-static un_status refuse_arguments(exchange *x) { return refuse(x, UN_REFUSED); }
+static un_status refuse_arguments(execution *x) { return refuse(x, UN_REFUSED); }
 
-/* The bytes lie in the stream's stead: nothing is moved. */
-static un_status compare(exchange *x) {
+/* Only the size of the stream counts: nothing is moved. */
+static un_status compare(execution *x) {
     x->bytes = x->call->input->bytes;
     post_call(x, UN_OK);
     return meet(x);
@@ -255,8 +257,8 @@ un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t re
     return status;
 }
 
-un_status un_run(un_group *g, const un_call *call) { return enter(g, call, run); }
+un_status un_run(un_group *g, const un_call *call) { return run_in_turn(g, call, run); }
 
 un_status un_refuse(un_group *g, const un_call *call) {
-    return enter(g, call, refuse_arguments);
+    return run_in_turn(g, call, refuse_arguments);
 }

@@ -1,20 +1,20 @@
-/* What a collective must say of itself so that call.c can carry it out. */
+/* One call under way, and what a collective must provide so that call.c can carry it out. */
 #ifndef UNISONO_CALL_H
 #define UNISONO_CALL_H
 
 #include "internal.h"
 
-typedef struct exchange exchange;
-typedef void stage(exchange *x, size_t turn);
+typedef struct execution execution;
+typedef void stage(execution *x, size_t turn);
 
-struct exchange {
+struct execution {
     un_group *g;
     const un_call *call;
     uint64_t number;
     uint64_t record;
     patience patience;
 
-    /* set by plan_exchange */
+    /* set by plan_execution */
     uint64_t bytes; /* of the tensor, or of the wide side; 0 where each pair has its own */
     uint64_t hash;  /* of whatever else must be equal */
     size_t post_bytes; /* how much of a peer's post to fetch ahead */
@@ -27,22 +27,22 @@ struct exchange {
     stage *bring;   /* our piece into our slot */
     stage *combine; /* our share of all slots into our slot; NULL: no such stage */
     stage *take;    /* everybody's slots into our output */
-    bool (*pairs_agree)(exchange *x); /* for parts of different sizes; may be NULL */
-    void (*settle)(exchange *x);      /* what is known only after the meeting; may be NULL */
-    size_t slices; /* of a program: how many times it is played, see programs.c */
+    bool (*pairs_agree)(execution *x); /* for parts of different sizes; may be NULL */
+    void (*settle)(execution *x);      /* what is known only after the meeting; may be NULL */
+    size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
 };
 
 /* Run a work's call with the turn; waiting is done by the hooks and timeout of `hooks`. */
-un_status proceed(un_group *g, un_work *work, const un_call *hooks);
+un_status run_work(un_group *g, un_work *work, const un_call *hooks);
 
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state);
 
-/* programs.c: all_reduce by an algorithm that the caller brings. */
-un_status plan_program(exchange *x);
-un_status play_program(exchange *x);
+/* schedules.c: all_reduce by a schedule that the caller passes. */
+un_status plan_schedule(execution *x);
+un_status run_schedule(execution *x);
 
 /* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
-un_status plan_exchange(exchange *x);
+un_status plan_execution(execution *x);
 
 #endif

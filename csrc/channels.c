@@ -25,7 +25,7 @@ bool refuse_damage(un_group *g, int peer) {
     return false;
 }
 
-/* Whether one of the ENTRIES places is free, of which so many were ever used and freed again. */
+/* Whether one of the ENTRIES slots is free: `used` were ever used, `freed` of them freed again. */
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word) {
     if (used - *freed < ENTRIES) return true;
     uint64_t now = read_from_peer(word);
@@ -34,9 +34,9 @@ bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_
     return used - now < ENTRIES;
 }
 
-/* Say how many places we have read since the last time. A peer that found no room may sleep: then
- * there were many, or we left some. In between it need not be told. */
-void free_places(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
+/* Publish how many slots we have read so far. A peer that found no room may sleep: then there were
+ * many, or we left some. Otherwise it need not be woken. */
+void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
                  bool left_some) {
     if (now - before < ENTRIES / 2 && !left_some) {
         atomic_store_explicit(word, now, memory_order_release);
@@ -64,15 +64,15 @@ void dequeue(message_queue *q) {
 
 /* Whoever looks for a deadlock must not find our note after what it asks for has come: the note
  * goes before we say that we have read it. */
-void go_on(un_group *g, un_message *m, enum phase phase) {
+void enter_phase(un_group *g, un_message *m, enum phase phase) {
     m->phase = phase;
-    if (g->noted == m) forget_waiting(g);
+    if (g->waiting.message == m) forget_waiting(g);
 }
 
 void complete(un_group *g, un_message *m, un_status status) {
-    *(m->previous ? &m->previous->next : &g->messages) = m->next;
-    *(m->next ? &m->next->previous : &g->last_message) = m->previous;
-    if (!status && g->noted == m) forget_waiting(g); /* a report reads the notes of a failure */
+    *(m->previous ? &m->previous->next : &g->messages.oldest) = m->next;
+    *(m->next ? &m->next->previous : &g->messages.newest) = m->previous;
+    if (!status && g->waiting.message == m) forget_waiting(g); /* a failure's note stays readable */
     record_end(g, m->record, status);
     if (m->is_copy) {
         free(m);
@@ -85,16 +85,17 @@ void complete(un_group *g, un_message *m, un_status status) {
 /* -- progress ---------------------------------------------------------------------------------- */
 
 /* The group is over, and with it every message. What came and was not asked for stays, for
- * reports. */
-static bool end_all(un_group *g, un_status status) {
-    if (!g->messages) return false;
+ * error texts. */
+static bool complete_all(un_group *g, un_status status) {
+    if (!g->messages.oldest) return false;
     for (int rank = 0; rank < g->ranks; rank++)
-        for (un_message *m = g->traffic[rank].due.first; m; m = m->behind) free(m->match.next);
-    while (g->messages) complete(g, g->messages, status);
-    clear_matches(&g->wanted, false);
-    g->wanted_from_any = 0;
+        for (un_message *m = g->messages.traffic[rank].due.first; m; m = m->behind)
+            free(m->match.next);
+    while (g->messages.oldest) complete(g, g->messages.oldest, status);
+    clear_matches(&g->messages.wanted, false);
+    g->messages.wanted_from_any = 0;
     for (int rank = 0; rank < g->ranks; rank++) {
-        struct traffic *t = &g->traffic[rank];
+        struct traffic *t = &g->messages.traffic[rank];
         t->sends = t->due = t->receives = (message_queue){0};
         t->passed = NULL;
         t->unanswered = t->wanted = 0;
@@ -106,51 +107,52 @@ static bool end_all(un_group *g, un_status status) {
 }
 
 static bool is_open(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     if (!t->open) t->open = read_from_peer(&opened_by(g, source)[g->rank]);
     return t->open;
 }
 
 bool progress(un_group *g) {
     un_status failed = status_from_abort(g);
-    if (failed) return end_all(g, failed);
+    if (failed) return complete_all(g, failed);
     bool moved = false;
     for (int rank = 0; rank < g->ranks; rank++) { /* first what lets peers go on */
-        struct traffic *t = &g->traffic[rank];
-        if (t->sends.first) moved |= announce(g, rank);
+        struct traffic *t = &g->messages.traffic[rank];
+        if (t->sends.first) moved |= announce_sends(g, rank);
         if (!is_open(g, rank)) continue;
         if (t->due.first) moved |= deliver_what_is_due(g, rank);
         moved |= take_entries(g, rank);
         if (t->receives.first) moved |= grant_next(g, rank);
     }
     for (int rank = 0; rank < g->ranks; rank++) {
-        struct traffic *t = &g->traffic[rank];
-        if (t->unanswered) moved |= hear(g, rank);
-        if (t->passed) moved |= pass_on(g, rank);
+        struct traffic *t = &g->messages.traffic[rank];
+        if (t->unanswered) moved |= read_replies(g, rank);
+        if (t->passed) moved |= put_into_ring(g, rank);
         if (t->receives.first) moved |= take_from_ring(g, rank);
     }
     return moved;
 }
 
 bool make_traffic(un_group *g) {
-    g->traffic = calloc((size_t)g->ranks, sizeof *g->traffic);
-    return g->traffic != NULL;
+    g->messages.traffic = calloc((size_t)g->ranks, sizeof *g->messages.traffic);
+    return g->messages.traffic != NULL;
 }
 
 void free_traffic(un_group *g) {
-    for (int rank = 0; g->traffic && rank < g->ranks; rank++) free(g->traffic[rank].handles);
-    clear_matches(&g->wanted, false);
-    clear_matches(&g->unmatched, true);
-    free(g->traffic);
+    struct traffic *traffic = g->messages.traffic;
+    for (int rank = 0; traffic && rank < g->ranks; rank++) free(traffic[rank].handles);
+    clear_matches(&g->messages.wanted, false);
+    clear_matches(&g->messages.unmatched, true);
+    free(traffic);
 }
 
-/* -- what others ask --------------------------------------------------------------------------- */
+/* -- what waiting threads and error texts ask -------------------------------------------------- */
 
 /* Looking at this word is faster than a round of progress. It is only a hint, for other threads
  * move the message on too. */
 awaited awaited_word(const un_group *g, const un_message *m) {
     if (m->sends) {
-        const struct traffic *t = &g->traffic[m->peer];
+        const struct traffic *t = &g->messages.traffic[m->peer];
         const channel *c = channel_of(g, g->rank, m->peer);
         if (m->phase == ANNOUNCED)
             return (awaited){&c->replies[t->heard % ENTRIES].number, t->heard + 1};
@@ -159,7 +161,7 @@ awaited awaited_word(const un_group *g, const un_message *m) {
         return t->channel_ready ? (awaited){&c->taken, t->taken + 1} : (awaited){0};
     }
     if (m->source < 0) return (awaited){0};
-    const struct traffic *t = &g->traffic[m->source];
+    const struct traffic *t = &g->messages.traffic[m->source];
     if (m->phase == WANTED && !t->open) return (awaited){&opened_by(g, m->peer)[g->rank], 1};
     const channel *c = channel_of(g, m->source, g->rank);
     if (m->phase == WANTED)
@@ -185,10 +187,11 @@ bool has_unread_replies(const un_group *g, int from, int to) {
 
 uint64_t un_group_unmatched(un_group *g, int source, int64_t *tag) {
     if (group_is_inherited(g)) return 0;
-    pthread_mutex_lock(&g->message_lock);
-    const un_match *oldest = oldest_from(&g->unmatched, source);
-    uint64_t count = source < 0 ? g->unmatched.count : g->traffic[source].unmatched;
+    pthread_mutex_lock(&g->messages.lock);
+    const un_match *oldest = oldest_from(&g->messages.unmatched, source);
+    uint64_t count =
+        source < 0 ? g->messages.unmatched.count : g->messages.traffic[source].unmatched;
     if (oldest) *tag = oldest->tag;
-    pthread_mutex_unlock(&g->message_lock);
+    pthread_mutex_unlock(&g->messages.lock);
     return count;
 }

@@ -29,9 +29,9 @@ static bool fits_post(size_t parts, size_t bytes) {
     return parts * part_pitch(bytes) <= sizeof((post *)0)->payload;
 }
 
-/* Part `part` of what `source` brought in this turn. */
-static char *place(const exchange *x, int source, size_t part, size_t turn) {
-    size_t pitch = x->g->post_pitch[source];
+/* Where part `part` of what `source` brought in this turn lies. */
+static char *part_address(const execution *x, int source, size_t part, size_t turn) {
+    size_t pitch = x->g->calls.post_pitch[source];
     if (pitch) return post_of(x->g, source, x->number)->payload + part * pitch;
     return slot_of(x->g, source, x->number, turn) + part * x->pitch;
 }
@@ -41,15 +41,15 @@ typedef struct span {
     size_t offset, bytes;
 } span;
 
-static span span_of(const exchange *x, int source, size_t bytes, size_t turn) {
-    if (x->g->post_pitch[source]) return (span){0, turn ? 0 : bytes};
+static span span_of(const execution *x, int source, size_t bytes, size_t turn) {
+    if (x->g->calls.post_pitch[source]) return (span){0, turn ? 0 : bytes};
     size_t offset = turn * x->piece;
     if (offset >= bytes) return (span){0, 0};
     return (span){offset, bytes - offset < x->piece ? bytes - offset : x->piece};
 }
 
 /* Rank `rank`'s share of a span when all ranks reduce together: whole cache lines. */
-static span share_of(const exchange *x, span whole, int rank) {
+static span share_of(const execution *x, span whole, int rank) {
     size_t each = round_up((whole.bytes + (size_t)x->g->ranks - 1) / (size_t)x->g->ranks, 64);
     size_t offset = (size_t)rank * each;
     if (offset >= whole.bytes) return (span){whole.bytes, 0};
@@ -57,27 +57,27 @@ static span share_of(const exchange *x, span whole, int rank) {
 }
 
 /* Cut `bytes` into turns of at most `most` bytes, all about as long. */
-static void cut_evenly(exchange *x, size_t bytes, size_t most) {
+static void cut_evenly(execution *x, size_t bytes, size_t most) {
     x->turns = bytes > most ? (bytes + most - 1) / most : 1;
     x->piece = round_up((bytes + x->turns - 1) / x->turns, 64);
 }
 
-static int me(const exchange *x) { return x->g->rank; }
+static int me(const execution *x) { return x->g->rank; }
 
 /* -- moving ---------------------------------------------------------------------------------- */
 
-static void bring_part(exchange *x, const un_stream *from, size_t part, size_t turn) {
+static void bring_part(execution *x, const un_stream *from, size_t part, size_t turn) {
     span s = span_of(x, me(x), from->bytes, turn);
-    if (s.bytes) stream_read(place(x, me(x), part, turn), from, s.offset, s.bytes);
+    if (s.bytes) stream_read(part_address(x, me(x), part, turn), from, s.offset, s.bytes);
 }
 
-static void take_part(exchange *x, const un_stream *to, int source, size_t part, size_t turn) {
+static void take_part(execution *x, const un_stream *to, int source, size_t part, size_t turn) {
     span s = span_of(x, source, to->bytes, turn);
-    if (s.bytes) stream_write(to, s.offset, place(x, source, part, turn), s.bytes, x->large);
+    if (s.bytes) stream_write(to, s.offset, part_address(x, source, part, turn), s.bytes, x->large);
 }
 
 /* What a rank gives to itself never leaves its own memory. */
-static void copy_own(exchange *x, const un_stream *to, const un_stream *from, span s) {
+static void copy_own(execution *x, const un_stream *to, const un_stream *from, span s) {
     if (!s.bytes) return;
     char *source = stream_direct(from, s.offset, s.bytes);
     if (source) {
@@ -95,13 +95,14 @@ static void copy_own(exchange *x, const un_stream *to, const un_stream *from, sp
 
 /* Combine bytes [inside, +bytes) of everybody's part with our own input from `offset` on. The
  * result goes to `slot` and to the same offset of `out`, either of which may be NULL. */
-static void combine_parts(exchange *x, size_t turn, size_t part, size_t inside, size_t bytes,
+static void combine_parts(execution *x, size_t turn, size_t part, size_t inside, size_t bytes,
                           const un_stream *own, size_t offset, char *slot, const un_stream *out,
                           size_t out_offset) {
     if (!bytes) return;
     un_group *g = x->g;
+    const void **sources = g->calls.sources;
     for (int rank = 0; rank < g->ranks; rank++)
-        if (rank != g->rank) g->sources[rank] = place(x, rank, part, turn) + inside;
+        if (rank != g->rank) sources[rank] = part_address(x, rank, part, turn) + inside;
     const char *mine = stream_direct(own, offset, bytes);
     char *to = out ? stream_direct(out, out_offset, bytes) : slot;
     char *also = out ? slot : NULL;
@@ -111,29 +112,29 @@ static void combine_parts(exchange *x, size_t turn, size_t part, size_t inside, 
         size_t some = bytes - done < block ? bytes - done : block;
         char *result = to ? to + done : made;
         if (!mine) stream_read(given, own, offset + done, some);
-        g->sources[g->rank] = mine ? mine + done : given;
-        x->reducer.run(result, g->sources, g->ranks, some / x->reducer.unit, x->call->factor);
+        sources[g->rank] = mine ? mine + done : given;
+        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
         if (!to) stream_write(out, out_offset + done, made, some, false);
         if (also) memcpy(also + done, result, some);
         for (int rank = 0; rank < g->ranks; rank++)
-            if (rank != g->rank) g->sources[rank] = (const char *)g->sources[rank] + some;
+            if (rank != g->rank) sources[rank] = (const char *)sources[rank] + some;
     }
 }
 
 /* -- nothing to move ------------------------------------------------------------------------- */
 
-static void do_nothing(exchange *x, size_t turn) { (void)x, (void)turn; }
+static void do_nothing(execution *x, size_t turn) { (void)x, (void)turn; }
 
 /* -- all_reduce, reduce ---------------------------------------------------------------------- */
 
-static bool wants_result(const exchange *x) {
+static bool wants_result(const execution *x) {
     return x->call->operation != UN_REDUCE || x->call->root == me(x);
 }
 
-static void bring_all(exchange *x, size_t turn) { bring_part(x, x->call->input, 0, turn); }
+static void bring_all(execution *x, size_t turn) { bring_part(x, x->call->input, 0, turn); }
 
 /* Flat: everybody brings everything and combines everything for itself. */
-static void take_flat(exchange *x, size_t turn) {
+static void take_flat(execution *x, size_t turn) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     combine_parts(x, turn, 0, 0, s.bytes, x->call->input, s.offset, NULL, x->call->output,
@@ -142,32 +143,32 @@ static void take_flat(exchange *x, size_t turn) {
 
 /* Cut: every rank combines its share, once into its output and once into its slot, where its own
  * contribution to that share, which nobody else needs, would have been; then all take the rest. */
-static void bring_cut(exchange *x, size_t turn) {
+static void bring_cut(execution *x, size_t turn) {
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     span mine = share_of(x, s, me(x));
-    char *slot = place(x, me(x), 0, turn);
+    char *slot = part_address(x, me(x), 0, turn);
     size_t after = mine.offset + mine.bytes;
     stream_read(slot, x->call->input, s.offset, mine.offset);
     stream_read(slot + after, x->call->input, s.offset + after, s.bytes - after);
 }
 
-static void combine_cut(exchange *x, size_t turn) {
+static void combine_cut(execution *x, size_t turn) {
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     span mine = share_of(x, s, me(x));
     size_t offset = s.offset + mine.offset;
     combine_parts(x, turn, 0, mine.offset, mine.bytes, x->call->input, offset,
-                  place(x, me(x), 0, turn) + mine.offset,
+                  part_address(x, me(x), 0, turn) + mine.offset,
                   wants_result(x) ? x->call->output : NULL, offset);
 }
 
-static void take_cut(exchange *x, size_t turn) {
+static void take_cut(execution *x, size_t turn) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, turn);
     for (int rank = 0; rank < x->g->ranks; rank++) {
         span share = share_of(x, s, rank);
         if (share.bytes && rank != me(x))
             stream_write(x->call->output, s.offset + share.offset,
-                         place(x, rank, 0, turn) + share.offset, share.bytes, false);
+                         part_address(x, rank, 0, turn) + share.offset, share.bytes, false);
     }
 }
 
@@ -177,7 +178,7 @@ static size_t cut_from_bytes(const un_group *g) {
     return g->ranks == 2 ? 32 * 1024 : 32 * 1024 / (size_t)g->ranks;
 }
 
-static void plan_all_reduce(exchange *x) {
+static void plan_all_reduce(execution *x) {
     size_t bytes = x->call->input->bytes;
     bool cut = bytes >= cut_from_bytes(x->g);
     cut_evenly(x, bytes, cut ? CUT_TURN_BYTES : TURN_BYTES);
@@ -188,17 +189,17 @@ static void plan_all_reduce(exchange *x) {
 
 /* -- broadcast ------------------------------------------------------------------------------- */
 
-static void bring_if_root(exchange *x, size_t turn) {
+static void bring_if_root(execution *x, size_t turn) {
     if (me(x) == x->call->root) bring_all(x, turn);
 }
 
-static void take_from_root(exchange *x, size_t turn) {
+static void take_from_root(execution *x, size_t turn) {
     if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, turn);
 }
 
 /* Only the root's slots are in use, so that a turn may be as long as one; but turns should be many
  * enough that the others take one while the root brings the next. */
-static void plan_broadcast(exchange *x) {
+static void plan_broadcast(execution *x) {
     size_t bytes = x->call->input->bytes, most = bytes / 8;
     if (most < TURN_BYTES) most = TURN_BYTES;
     cut_evenly(x, bytes, most < SLOT_BYTES ? most : SLOT_BYTES);
@@ -215,21 +216,21 @@ static size_t widest(const un_stream *parts, int ranks) {
     return most;
 }
 
-static void take_from_others(exchange *x, size_t turn) {
+static void take_from_others(execution *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++)
         if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, turn);
 }
 
 /* Our own piece into our slot and into our output at once; not in the first turn, when nobody
  * knows yet whether the call will happen. */
-static void bring_and_keep(exchange *x, size_t turn) {
+static void bring_and_keep(execution *x, size_t turn) {
     const un_stream *from = x->call->input, *to = &x->call->output[me(x)];
     span s = span_of(x, me(x), from->bytes, turn);
     if (turn && s.bytes) {
         const char *source = stream_direct(from, s.offset, s.bytes);
         char *target = stream_direct(to, s.offset, s.bytes);
         if (source && target && source != target) {
-            copy_twice(place(x, me(x), 0, turn), target, source, s.bytes);
+            copy_twice(part_address(x, me(x), 0, turn), target, source, s.bytes);
             return;
         }
         copy_own(x, to, from, s);
@@ -237,37 +238,37 @@ static void bring_and_keep(exchange *x, size_t turn) {
     bring_all(x, turn);
 }
 
-static void take_gathered(exchange *x, size_t turn) {
+static void take_gathered(execution *x, size_t turn) {
     take_from_others(x, turn);
     if (!turn)
         copy_own(x, &x->call->output[me(x)], x->call->input,
                  span_of(x, me(x), x->call->input->bytes, 0));
 }
 
-static void plan_all_gather(exchange *x) {
+static void plan_all_gather(execution *x) {
     cut_evenly(x, widest(x->call->output, x->g->ranks), TURN_BYTES);
     x->bring = bring_and_keep;
     x->take = take_gathered;
 }
 
-static void bring_parts(exchange *x, size_t turn) {
+static void bring_parts(execution *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++)
         if (rank != me(x)) bring_part(x, &x->call->input[rank], (size_t)rank, turn);
 }
 
-static void take_scattered_sum(exchange *x, size_t turn) {
+static void take_scattered_sum(execution *x, size_t turn) {
     span s = span_of(x, me(x), x->call->output->bytes, turn);
     combine_parts(x, turn, (size_t)me(x), 0, s.bytes, &x->call->input[me(x)], s.offset, NULL,
                   x->call->output, s.offset);
 }
 
 /* What one part may take of a slot that holds one for each rank. */
-static size_t slot_share(const exchange *x) {
+static size_t slot_share(const execution *x) {
     size_t share = SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
     return share < TURN_BYTES ? share : TURN_BYTES;
 }
 
-static void plan_reduce_scatter(exchange *x) {
+static void plan_reduce_scatter(execution *x) {
     cut_evenly(x, widest(x->call->input, x->g->ranks), slot_share(x));
     x->bring = bring_parts;
     x->take = take_scattered_sum;
@@ -276,7 +277,7 @@ static void plan_reduce_scatter(exchange *x) {
 /* -- gather, scatter, all_to_all: every pair of ranks has a size of its own -------------------- */
 
 /* Write down how many bytes we give to and want from each rank. */
-static void tell_sizes(exchange *x) {
+static void write_sizes(execution *x) {
     const un_call *call = x->call;
     size_t ranks = (size_t)x->g->ranks;
     uint64_t *to = sizes_of(x->g, me(x), x->number), *from = to + ranks;
@@ -292,7 +293,7 @@ static void tell_sizes(exchange *x) {
     if (call->operation == UN_SCATTER) from[call->root] = call->output->bytes;
 }
 
-static bool sizes_agree(exchange *x) {
+static bool sizes_agree(execution *x) {
     int ranks = x->g->ranks;
     for (int giver = 0; giver < ranks; giver++) {
         if (x->call->operation == UN_SCATTER && giver != x->call->root) continue;
@@ -305,11 +306,11 @@ static bool sizes_agree(exchange *x) {
     return true;
 }
 
-static size_t parts_a_slot(const exchange *x) {
+static size_t parts_per_slot(const execution *x) {
     return x->call->operation == UN_GATHER ? 1 : (size_t)x->g->ranks;
 }
 
-static size_t most_given_by(const exchange *x, int giver) {
+static size_t most_given_by(const execution *x, int giver) {
     const uint64_t *to = sizes_of(x->g, giver, x->number);
     size_t most = 0;
     for (int taker = 0; taker < x->g->ranks; taker++)
@@ -318,60 +319,60 @@ static size_t most_given_by(const exchange *x, int giver) {
 }
 
 /* Where `giver`'s parts lie follows from its sizes, which everybody can read. */
-static void settle_giver(exchange *x, int giver) {
+static void settle_giver(execution *x, int giver) {
     size_t most = most_given_by(x, giver);
-    bool fits = fits_post(parts_a_slot(x), most);
-    x->g->post_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
+    bool fits = fits_post(parts_per_slot(x), most);
+    x->g->calls.post_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
     size_t turns = fits ? 1 : (most + x->piece - 1) / x->piece;
     if (turns > x->turns) x->turns = turns;
 }
 
-static void settle_givers(exchange *x) {
+static void settle_givers(execution *x) {
     for (int rank = 0; rank < x->g->ranks; rank++) settle_giver(x, rank);
 }
 
-static void bring_gather(exchange *x, size_t turn) {
+static void bring_gather(execution *x, size_t turn) {
     if (me(x) != x->call->root) bring_all(x, turn);
 }
 
 /* At the very end, when nobody waits for us any more. */
-static void copy_own_last(exchange *x, const un_stream *to, const un_stream *from, size_t turn) {
+static void copy_own_last(execution *x, const un_stream *to, const un_stream *from, size_t turn) {
     if (turn + 1 == x->turns) copy_own(x, to, from, (span){0, from->bytes});
 }
 
-static void take_gather(exchange *x, size_t turn) {
+static void take_gather(execution *x, size_t turn) {
     if (me(x) != x->call->root) return;
     take_from_others(x, turn);
     copy_own_last(x, &x->call->output[me(x)], x->call->input, turn);
 }
 
-static void bring_scatter(exchange *x, size_t turn) {
+static void bring_scatter(execution *x, size_t turn) {
     if (me(x) == x->call->root) bring_parts(x, turn);
 }
 
-static void take_scatter(exchange *x, size_t turn) {
+static void take_scatter(execution *x, size_t turn) {
     if (me(x) == x->call->root)
         copy_own_last(x, x->call->output, &x->call->input[me(x)], turn);
     else
         take_part(x, x->call->output, x->call->root, (size_t)me(x), turn);
 }
 
-static void take_all_to_all(exchange *x, size_t turn) {
+static void take_all_to_all(execution *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++)
         if (rank != me(x)) take_part(x, &x->call->output[rank], rank, (size_t)me(x), turn);
     copy_own_last(x, &x->call->output[me(x)], &x->call->input[me(x)], turn);
 }
 
-static void plan_pairs(exchange *x, stage *bring, stage *take) {
+static void plan_pairs(execution *x, stage *bring, stage *take) {
     x->piece = x->pitch = x->call->operation == UN_GATHER ? TURN_BYTES : slot_share(x);
     x->turns = 1;
-    tell_sizes(x);
+    write_sizes(x);
     settle_giver(x, me(x));
     x->bring = bring;
     x->take = take;
     x->pairs_agree = sizes_agree;
     x->settle = settle_givers;
-    x->needs_slice = !x->g->post_pitch[me(x)];
+    x->needs_slice = !x->g->calls.post_pitch[me(x)];
     x->large = most_given_by(x, me(x)) >= LARGE_BYTES;
 }
 
@@ -383,7 +384,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 }
 
 /* Operations to which every rank brings alike: all know all sizes from their own arguments. */
-static void plan_alike(exchange *x) {
+static void plan_alike(execution *x) {
     const un_call *call = x->call;
     int ranks = x->g->ranks;
     const un_stream *wide = NULL;
@@ -401,7 +402,7 @@ static void plan_alike(exchange *x) {
     size_t bytes = wide ? widest(wide, ranks) : call->input->bytes;
     bool fits = !x->combine && fits_post(parts, bytes);
     size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
-    for (int rank = 0; rank < ranks; rank++) x->g->post_pitch[rank] = pitch;
+    for (int rank = 0; rank < ranks; rank++) x->g->calls.post_pitch[rank] = pitch;
     if (fits) x->turns = 1, x->post_bytes = bytes < 256 ? bytes : 256;
     x->needs_slice = !fits && (call->operation != UN_BROADCAST || call->root == me(x));
 
@@ -413,7 +414,7 @@ static void plan_alike(exchange *x) {
     x->large = x->bytes >= LARGE_BYTES;
 }
 
-un_status plan_exchange(exchange *x) {
+un_status plan_execution(execution *x) {
     const un_call *call = x->call;
     x->hash = call->shape_hash;
     if (un_reduces(call->operation)) {
@@ -425,10 +426,10 @@ un_status plan_exchange(exchange *x) {
             x->hash = mix(x->hash, factor);
         }
     }
-    if (call->program) {
-        x->hash = mix(x->hash, call->program->hash);
+    if (call->schedule) {
+        x->hash = mix(x->hash, call->schedule->hash);
         x->bring = do_nothing;
-        return plan_program(x);
+        return plan_schedule(x);
     }
     switch (call->operation) {
     case UN_BARRIER:

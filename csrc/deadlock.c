@@ -1,10 +1,11 @@
-/* Deadlock: ranks that wait for each other in a circle.
+/* Deadlock: a cycle of ranks that wait for each other.
  *
  * A rank that has waited for a message for a while notes down what it waits for. Whoever waits
- * then follows the notes from itself on. If they lead back, nobody in the circle can go on: a
+ * then follows the notes from itself on. If they lead back, nobody in the cycle can go on: a
  * note counts only while its rank has read all that the peer wrote for it, it goes before the rank
- * says that it has read what it asks for, and the same circle must be seen twice. A rank that could
- * go on with other messages meanwhile is in no circle. After a failure the notes stay, for reports.
+ * says that it has read what it asks for, and the same cycle must be seen twice. A rank that could
+ * go on with other messages meanwhile is in no cycle. After a failure the notes stay, for error
+ * texts.
  */
 #include "messages.h"
 
@@ -12,22 +13,23 @@ enum { PEER_BITS = 16, SENDS = 1 << 16, STARTED = 1 << 17, ALONE = 1 << 18 };
 
 void forget_waiting(un_group *g) {
     atomic_store(&control_of(g, g->rank)->waiting, 0);
-    g->noted = NULL;
+    g->waiting.message = NULL;
 }
 
 void note_waiting(un_group *g, const un_message *m, bool alone) {
     control *mine = control_of(g, g->rank);
     uint64_t word = (uint64_t)(m->peer + 1) | (m->sends ? SENDS : 0) |
                     (m->is_started ? STARTED : 0) | (alone ? ALONE : 0);
-    const un_match *other = m->sends ? NULL : oldest_from(&g->unmatched, m->peer);
-    uint64_t others = m->peer < 0 ? g->unmatched.count : g->traffic[m->peer].unmatched;
+    const un_match *other = m->sends ? NULL : oldest_from(&g->messages.unmatched, m->peer);
+    uint64_t others =
+        m->peer < 0 ? g->messages.unmatched.count : g->messages.traffic[m->peer].unmatched;
     atomic_store(&mine->unmatched, other ? others : 0);
     atomic_store(&mine->unmatched_tag, other ? (uint64_t)other->tag : 0);
-    if (g->noted == m && (uint32_t)atomic_load(&mine->waiting) == word) return;
+    if (g->waiting.message == m && (uint32_t)atomic_load(&mine->waiting) == word) return;
     atomic_store(&mine->waiting, 0);
     atomic_store(&mine->waiting_tag, (uint64_t)m->tag);
-    atomic_store(&mine->waiting, (uint64_t)++g->notes << 32 | word);
-    g->noted = m;
+    atomic_store(&mine->waiting, (uint64_t)++g->waiting.notes << 32 | word);
+    g->waiting.message = m;
 }
 
 static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
@@ -59,7 +61,7 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
  * waits for one of those is not stuck, though we may not have got round to it yet. */
 static bool expects_more(const un_group *g, const un_message *m) {
     bool more = false;
-    for (const un_message *other = g->messages; other && !more; other = other->next)
+    for (const un_message *other = g->messages.oldest; other && !more; other = other->next)
         more = other != m && (!other->sends || other->phase == TO_ANNOUNCE);
     return more;
 }
@@ -67,21 +69,21 @@ static bool expects_more(const un_group *g, const un_message *m) {
 void find_deadlock(un_group *g, const un_message *m) {
     /* Where several threads wait, one of them may yet help another. */
     bool alone = m->peer >= 0 && (m->phase == ANNOUNCED || m->phase == WANTED) &&
-                 g->waiters == 1 && !expects_more(g, m);
+                 g->messages.waiters == 1 && !expects_more(g, m);
     note_waiting(g, m, alone);
-    uint64_t circle = 0;
+    uint64_t cycle = 0;
     int rank = g->rank;
     for (int steps = 0; alone && steps < g->ranks; steps++) {
         uint64_t word = atomic_load(&control_of(g, rank)->waiting);
         un_waiting w = read_waiting(g, rank, word);
         if (!still_blocked(g, rank, &w) || atomic_load(&control_of(g, rank)->waiting) != word)
             break;
-        circle = circle * 31 + word;
+        cycle = cycle * 31 + word;
         rank = w.peer;
         if (rank != g->rank) continue;
-        if (g->circle == circle) abort_group(g, UN_DEADLOCK, g->rank, 0);
-        g->circle = circle;
+        if (g->waiting.cycle == cycle) abort_group(g, UN_DEADLOCK, g->rank, 0);
+        g->waiting.cycle = cycle;
         return;
     }
-    g->circle = 0;
+    g->waiting.cycle = 0;
 }

@@ -1,4 +1,4 @@
-/* A group: taking and leaving a place in it, and how it ends. */
+/* A group: opening and closing a membership in it, and how it ends. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -18,52 +18,54 @@ static void note_fork(void) {
 static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 
 static void free_group(un_group *g) {
-    free(g->sources);
-    free(g->post_pitch);
-    free(g->peers);
+    free(g->calls.sources);
+    free(g->calls.post_pitch);
+    free(g->watching.peers);
     free_traffic(g);
     free(g->tubes);
     free(g);
 }
 
 /* Over the mapping of `other`, or over one of our own. */
-static un_status open_place(const un_group *other, int descriptor, int rank, int ranks,
+static un_status open_membership(const un_group *other, int descriptor, int rank, int ranks,
                             uint64_t nonce, un_group **group) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (rank < 0 || rank >= ranks || ranks > UN_MAX_RANKS) return UN_MISMATCH;
-    un_group *g = calloc(1, sizeof *g);
+    un_group *g = aligned_alloc(_Alignof(un_group), sizeof *g);
     if (!g) return UN_SYSTEM;
+    memset(g, 0, sizeof *g);
     g->rank = rank;
     g->ranks = ranks;
-    g->sources = calloc((size_t)ranks, sizeof *g->sources);
-    g->post_pitch = calloc((size_t)ranks, sizeof *g->post_pitch);
-    g->peers = calloc((size_t)ranks, sizeof *g->peers);
+    g->calls.sources = calloc((size_t)ranks, sizeof *g->calls.sources);
+    g->calls.post_pitch = calloc((size_t)ranks, sizeof *g->calls.post_pitch);
+    g->watching.peers = calloc((size_t)ranks, sizeof *g->watching.peers);
     un_status status = UN_SYSTEM;
     g->tubes = calloc((size_t)ranks, sizeof *g->tubes);
-    if (g->sources && g->post_pitch && g->peers && g->tubes && make_traffic(g))
+    if (g->calls.sources && g->calls.post_pitch && g->watching.peers && g->tubes && make_traffic(g))
         status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
         return status;
     }
-    g->crowded = ranks > (int)g->header->cores;
-    g->roomy = 2 * ranks <= (int)g->header->cores;
-    g->spin_ns = 100 * 1000;
+    g->crowded = ranks > (int)g->segment.header->cores;
+    g->roomy = 2 * ranks <= (int)g->segment.header->cores;
+    g->spin.ns = 100 * 1000;
     g->process = atomic_load(&process_number);
-    pthread_mutex_init(&g->queue_lock, NULL);
-    pthread_mutex_init(&g->message_lock, NULL);
+    pthread_mutex_init(&g->worker.lock, NULL);
+    pthread_mutex_init(&g->messages.lock, NULL);
+    pthread_mutex_init(&g->note_lock, NULL);
     *group = g;
     return UN_OK;
 }
 
 un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group) {
-    return open_place(NULL, descriptor, rank, ranks, nonce, group);
+    return open_membership(NULL, descriptor, rank, ranks, nonce, group);
 }
 
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group) {
     if (group_is_inherited(other)) return UN_FORKED;
-    return open_place(other, -1, rank, other->ranks, 0, group);
+    return open_membership(other, -1, rank, other->ranks, 0, group);
 }
 
 /* Start a thread that leaves all signals to the program's own. */
@@ -95,13 +97,14 @@ void un_group_close(un_group *g) {
         stop_watching(g);
         stop_worker(g);
         stop_courier(g);
-        while (atomic_exchange(&g->turn, 1)) sched_yield();
+        while (atomic_exchange(&g->worker.turn, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
         segment_unmap(g);
-        pthread_mutex_destroy(&g->queue_lock);
-        pthread_mutex_destroy(&g->message_lock);
+        pthread_mutex_destroy(&g->worker.lock);
+        pthread_mutex_destroy(&g->messages.lock);
+        pthread_mutex_destroy(&g->note_lock);
     }
     free_group(g);
 }
@@ -110,11 +113,11 @@ void un_group_close(un_group *g) {
 void abort_group(un_group *g, un_status status, int rank, uint64_t call) {
     uint64_t none = 0;
     uint64_t word = (uint64_t)status | (uint64_t)(uint16_t)rank << 8 | call << 24;
-    if (atomic_compare_exchange_strong(&g->header->abort, &none, word)) wake_everyone(g);
+    if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)) wake_everyone(g);
 }
 
 un_status fail(un_group *g, un_status status, int rank) {
-    abort_group(g, status, rank, g->calls);
+    abort_group(g, status, rank, g->calls.latest);
     return fail_from_abort(g);
 }
 
@@ -130,42 +133,42 @@ static un_status status_of(const un_group *g, uint64_t word) {
 }
 
 un_status status_from_abort(const un_group *g) {
-    return status_of(g, atomic_load_explicit(&g->header->abort, memory_order_acquire));
+    return status_of(g, atomic_load_explicit(&g->segment.header->abort, memory_order_acquire));
 }
 
-/* The exchange is an acquire in any case: who finds that another thread has noticed the end finds
- * the abort word too. */
+/* The compare-and-swap is an acquire in any case: whoever finds that another thread has noticed
+ * the end finds the abort word too. */
 un_status fail_from_abort(un_group *g) {
     uint64_t not_yet = 0;
-    atomic_compare_exchange_strong(&g->noticed, &not_yet, g->calls + 1);
+    atomic_compare_exchange_strong(&g->calls.noticed_end, &not_yet, g->calls.latest + 1);
     return status_from_abort(g);
 }
 
 void un_group_abort(un_group *g, const char *reason) {
     if (group_is_inherited(g)) return;
     if (reason) un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES, reason);
-    abort_group(g, UN_ABORTED, g->rank, g->calls);
+    abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
 }
 
 /* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
 un_failure un_group_failure(un_group *g) {
-    uint64_t word = atomic_load_explicit(&g->header->abort, memory_order_acquire);
+    uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
     if (!word) return (un_failure){0};
     un_status status = fail_from_abort(g);
     un_failure failure = {.status = status, .rank = culprit(g, word), .call = word >> 24};
     if (status == UN_PEER_LOST) {
-        failure.call = g->noticed - 1;
+        failure.call = g->calls.noticed_end - 1;
         failure.detail = ending_of_peer(g, failure.rank);
     }
     return failure;
 }
 
 void un_group_set_eager(un_group *g, int64_t bytes) {
-    pthread_mutex_lock(&g->message_lock);
-    g->eager_bytes = bytes;
-    pthread_mutex_unlock(&g->message_lock);
+    pthread_mutex_lock(&g->messages.lock);
+    g->messages.eager_bytes = bytes;
+    pthread_mutex_unlock(&g->messages.lock);
 }
 
-uint64_t un_group_calls(const un_group *g) { return g->calls; }
+uint64_t un_group_calls(const un_group *g) { return g->calls.latest; }
 
-int un_group_descriptor(const un_group *g) { return g->descriptor; }
+int un_group_descriptor(const un_group *g) { return g->segment.descriptor; }

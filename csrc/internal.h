@@ -17,9 +17,9 @@
 #define ENTRIES 256             /* messages of a channel that may be announced and not yet read */
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
-#define TUBE_BYTES (256 * 1024) /* of a program's data between two ranks that may be under way */
+#define TUBE_BYTES (256 * 1024) /* of a schedule's data between two ranks that may be under way */
 #define RECORDS 1024            /* calls of a rank that are remembered */
-#define SITES 128               /* places in its program whose text is kept at once */
+#define SITES 128               /* lines of its program whose text is kept at once */
 
 typedef _Atomic uint64_t flag_t;
 
@@ -33,9 +33,9 @@ static inline void write_word(flag_t *word, uint64_t value) {
 }
 
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
- * sees the number sees the rest; only reports look at the rest of a call that is not theirs, for
- * which it is atomic too. Two posts a rank take turns, so that a rank that runs one call
- * ahead leaves what slower peers still read. Small contributions travel in the payload. */
+ * sees the number sees the rest; only error texts look at the rest of a call that is not theirs,
+ * for which it is atomic too. A rank uses its two posts alternately: when it runs one call
+ * ahead, it leaves alone what slower peers still read. Small contributions are in the payload. */
 typedef struct post {
     flag_t call;
     flag_t signature;
@@ -70,7 +70,7 @@ typedef struct channel { /* from one rank to another; allocated at the first mes
     char ring[RING_BYTES];
 } channel;
 
-/* Bytes from one rank to another, in the order in which they were written; see programs.c. */
+/* Bytes from one rank to another, in the order in which they were written; see schedules.c. */
 typedef struct tube {
     _Alignas(LINE_BYTES) flag_t written; /* the sender's line: bytes so far, over all calls */
     _Alignas(LINE_BYTES) flag_t read;    /* the receiver's */
@@ -94,9 +94,9 @@ typedef struct record {
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
-enum { SITE_BITS = 12 }; /* a process has fewer sites: see PLACES in sites.c */
+enum { SITE_BITS = 12 }; /* a process has fewer sites: see LINES in sites.c */
 
-typedef struct site_text { /* of the site with this number; another may take its place */
+typedef struct site_text { /* of the site with this number; another may replace it */
     flag_t number;
     char text[120];
 } site_text;
@@ -157,67 +157,96 @@ typedef struct match_table {
     match_bucket few[FEW_BUCKETS];
 } match_table;
 
+/* One rank's membership in a group, as its process knows it. Each part has the file that owns it.
+ * What every call touches lies in two cache lines: the first one, and `calls` with what follows. */
 struct un_group {
-    char *base;
-    _Atomic uint32_t *places; /* of this process over this mapping */
-    header *header;
-    size_t mapped_bytes;
-    size_t control_bytes;
-    size_t data_offset;
-    size_t channel_offset;
-    size_t tube_offset;
-    int descriptor;
-    int rank;
+    _Alignas(LINE_BYTES) int rank;
     int ranks;
-    bool crowded; /* more ranks than cores: waiting must give the core away */
-    bool roomy;   /* a core for every rank's worker too */
-    bool slice_ready;
-    unsigned process;  /* which process opened it, see group.c */
-    flag_t calls;      /* number of the latest call; written with the turn, read by reports */
-    uint64_t progress; /* turns finished before it */
-    int64_t spin_ns;
-    uint32_t short_spins; /* since the start, see wait.c */
-    flag_t noticed; /* the latest call when this rank learnt that the group is over, and 1 */
-    flag_t recorded;           /* records so far */
-    _Atomic uint32_t turn; /* who may be in a call, and what was submitted: see worker.c */
-    _Atomic uintptr_t owner; /* the thread that has it; one word, so that it is never half new */
-    _Atomic uint32_t queued;
-    pthread_mutex_t queue_lock;
-    un_work *first;
-    un_work *last;
-    bool has_worker;
-    pthread_t worker;
-    _Atomic uint32_t bell;
-    _Atomic uint32_t asleep;
-    _Atomic uint32_t stopping;
-    pthread_mutex_t message_lock; /* messages under way and all that follows: see messages.c */
-    un_message *messages;      /* all of them, the oldest first */
-    un_message *last_message;
-    struct traffic *traffic;   /* one a rank */
-    match_table wanted;        /* receives without a message, */
-    match_table unmatched;     /* and messages that no receive has asked for */
-    uint64_t matches;          /* how many of either there were so far */
-    uint32_t wanted_from_any;
-    tube_ends *tubes;          /* one a rank: see programs.c */
-    int64_t eager_bytes;
-    _Atomic bool has_courier;
-    pthread_t courier;
-    _Atomic uint32_t courier_stops;
-    _Atomic uint32_t courier_parked;
-    _Atomic uint32_t waits;
-    _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going meanwhile */
-    const un_message *noted; /* what we said that we wait for: see deadlock.c */
-    uint32_t notes;
-    uint64_t circle;
-    const void **sources; /* scratch: for each rank, where its part of a reduction lies */
-    size_t *post_pitch;   /* and how far apart its parts are in its post; 0: they are in slots */
-    struct peer **peers;  /* the processes of the other ranks, see watcher.c */
-    bool watched;
-    un_group *next_watched;
+    bool crowded;     /* more ranks than cores: waiting must give the core away */
+    bool roomy;       /* a core for every rank's worker too */
+    unsigned process; /* which process opened it, see group.c */
+
+    struct { /* segment.c */
+        char *base;
+        header *header;
+        size_t control_bytes, data_offset, channel_offset, tube_offset;
+        size_t bytes;
+        _Atomic uint32_t *users; /* memberships of this process over this mapping */
+        int descriptor;
+        bool slice_ready;
+    } segment;
+
+    _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the turn */
+        flag_t latest;        /* the number of the latest call; any thread may read it */
+        uint64_t turns;       /* of moving data, finished before it */
+        flag_t noticed_end;   /* the latest call when we learnt that the group is over, and 1 */
+        const void **sources; /* scratch: for each rank, where its part of a reduction lies, */
+        size_t *post_pitch;   /* and how far apart its parts are in its post; 0: in slots */
+    } calls;
+
+    flag_t recorded; /* records.c: how many records so far */
+
+    struct { /* worker.c: who may be in a call, and what was submitted */
+        _Atomic uintptr_t owner; /* the thread that has the turn; one word, so never half new */
+        _Atomic uint32_t turn;
+        _Atomic uint32_t queued;
+        pthread_mutex_t lock; /* of the queue */
+        un_work *first, *last;
+        bool has_thread;
+        pthread_t thread;
+        _Atomic uint32_t bell;
+        _Atomic uint32_t asleep;
+        _Atomic uint32_t stopping;
+    } worker;
+
+    struct { /* wait.c */
+        int64_t ns;
+        uint32_t short_ones; /* since the start */
+    } spin;
+
+    tube_ends *tubes; /* schedules.c: one per rank */
+
+    struct { /* messages.c, channels.c, send.c, receive.c: under its lock */
+        pthread_mutex_t lock;
+        un_message *oldest, *newest; /* of all that are under way */
+        struct traffic *traffic;     /* one per rank */
+        match_table wanted;          /* receives without a message, */
+        match_table unmatched;       /* and messages that no receive has asked for */
+        uint64_t matches;            /* how many of either there were so far */
+        uint32_t wanted_from_any;
+        int64_t eager_bytes;
+        _Atomic uint32_t waits;
+        _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going */
+    } messages;
+
+    struct { /* courier.c */
+        _Atomic bool has_thread;
+        pthread_t thread;
+        _Atomic uint32_t stops;
+        _Atomic uint32_t parked;
+    } courier;
+
+    struct { /* deadlock.c, under the lock of the messages */
+        const un_message *message; /* what we said that we wait for */
+        uint32_t notes;            /* how often we said so */
+        uint64_t cycle;            /* the one seen last; 0: none */
+    } waiting;
+
+    pthread_mutex_t note_lock; /* records.c: of the notes that we leave */
+
+    struct { /* watcher.c, under its lock */
+        struct peer **peers; /* the processes of the other ranks */
+        bool is_watched;
+        un_group *next;
+    } watching;
 };
 
+_Static_assert(offsetof(un_group, segment.bytes) == LINE_BYTES, "the first line is hot");
+_Static_assert(offsetof(un_group, worker.lock) == offsetof(un_group, calls) + LINE_BYTES,
+               "and so is that of the calls");
+
 static inline control *control_of(const un_group *g, int rank) {
-    return (control *)(g->base + PAGE_BYTES + (size_t)rank * g->control_bytes);
+    return (control *)(g->segment.base + PAGE_BYTES + (size_t)rank * g->segment.control_bytes);
 }
 
 static inline post *post_of(const un_group *g, int rank, uint64_t call) {
@@ -231,12 +260,12 @@ static inline flag_t *opened_by(const un_group *g, int rank) {
 
 static inline channel *channel_of(const un_group *g, int from, int to) {
     size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
-    return (channel *)(g->base + g->channel_offset) + number;
+    return (channel *)(g->segment.base + g->segment.channel_offset) + number;
 }
 
 static inline tube *tube_of(const un_group *g, int from, int to) {
     size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
-    return (tube *)(g->base + g->tube_offset) + number;
+    return (tube *)(g->segment.base + g->segment.tube_offset) + number;
 }
 
 /* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
@@ -246,7 +275,7 @@ static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
 
 static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t turn) {
     size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS;
-    return g->base + g->data_offset + slot * SLOT_BYTES;
+    return g->segment.base + g->segment.data_offset + slot * SLOT_BYTES;
 }
 
 static inline size_t round_up(size_t value, size_t multiple) {

@@ -21,15 +21,15 @@ static void begin(un_group *g, un_message *m) {
     m->record = open_record(g, signature_of(m->sends ? UN_SEND : UN_RECV, 0, m->peer, m->dtype),
                             m->stream.bytes, (uint64_t)m->tag, m->site, ARRIVED);
     atomic_store(&m->done, 0);
-    pthread_mutex_lock(&g->message_lock);
-    m->previous = g->last_message;
+    pthread_mutex_lock(&g->messages.lock);
+    m->previous = g->messages.newest;
     m->next = NULL;
-    *(g->last_message ? &g->last_message->next : &g->messages) = m;
-    g->last_message = m;
+    *(g->messages.newest ? &g->messages.newest->next : &g->messages.oldest) = m;
+    g->messages.newest = m;
     m->moved = 0;
     if (!status_from_abort(g)) (m->sends ? start_sending : start_receiving)(g, m);
     progress(g);
-    pthread_mutex_unlock(&g->message_lock);
+    pthread_mutex_unlock(&g->messages.lock);
 }
 
 /* In a forked child: a message that nobody will ever carry. */
@@ -101,10 +101,10 @@ static bool last_look(un_group *g, const un_message *m) {
 
 /* Progress, and what the message waits for afterwards. */
 static bool look(un_group *g, const un_message *m, awaited *next) {
-    pthread_mutex_lock(&g->message_lock);
+    pthread_mutex_lock(&g->messages.lock);
     bool moved = progress(g);
     *next = un_message_done(m) ? (awaited){0} : awaited_word(g, m);
-    pthread_mutex_unlock(&g->message_lock);
+    pthread_mutex_unlock(&g->messages.lock);
     return moved;
 }
 
@@ -113,13 +113,13 @@ static void glance(const awaited *next) {
         relax_cpu();
 }
 
-static void look_for_circle(un_group *g, const un_message *m) {
-    pthread_mutex_lock(&g->message_lock);
+static void look_for_deadlock(un_group *g, const un_message *m) {
+    pthread_mutex_lock(&g->messages.lock);
     if (!un_message_done(m)) find_deadlock(g, m);
-    pthread_mutex_unlock(&g->message_lock);
+    pthread_mutex_unlock(&g->messages.lock);
 }
 
-static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, patience *p,
+static un_status wait_with_progress(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
     int64_t quiet_since = 0;
     awaited next;
@@ -146,7 +146,7 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
         }
         bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
-            if (to_the_end) look_for_circle(g, m); /* others will go on by themselves */
+            if (to_the_end) look_for_deadlock(g, m); /* others will go on by themselves */
             if (peer_is_gone(g, m) && !last_look(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
         }
         int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
@@ -159,7 +159,7 @@ static un_status wait_in_line(un_group *g, un_message *m, const un_call *hooks, 
             p->asked = true;
             ask_where(g, m->peer, UN_ABOUT_MESSAGES);
         }
-        listen_at_door(g, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        sleep_at_doorbell(g, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
             un_message_give_up(g, UN_INTERRUPTED);
             return UN_INTERRUPTED;
@@ -172,10 +172,10 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     if (group_is_inherited(g)) return un_message_done(m) ? m->status : UN_FORKED;
     patience p = {.call = hooks};
     int64_t start = 0;
-    atomic_fetch_add(&g->waiters, 1);
-    atomic_fetch_add_explicit(&g->waits, 1, memory_order_relaxed);
-    un_status status = wait_in_line(g, m, hooks, &p, &start);
-    atomic_fetch_sub(&g->waiters, 1);
+    atomic_fetch_add(&g->messages.waiters, 1);
+    atomic_fetch_add_explicit(&g->messages.waits, 1, memory_order_relaxed);
+    un_status status = wait_with_progress(g, m, hooks, &p, &start);
+    atomic_fetch_sub(&g->messages.waiters, 1);
     if (status && status != UN_NOT_YET && m->site)
         un_group_write_note(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;

@@ -79,11 +79,11 @@ bool progress(un_group *g); /* let every message go as far as it can; whether an
 awaited awaited_word(const un_group *g, const un_message *m);
 void enqueue(message_queue *q, un_message *m);
 void dequeue(message_queue *q);
-void go_on(un_group *g, un_message *m, enum phase phase);
+void enter_phase(un_group *g, un_message *m, enum phase phase);
 void complete(un_group *g, un_message *m, un_status status);
 bool refuse_damage(un_group *g, int peer);
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word);
-void free_places(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
+void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
                  bool left_some);
 void ring_bell(un_group *g, int rank);
 
@@ -105,9 +105,9 @@ static inline size_t next_piece(const un_message *m) {
 
 /* send.c and receive.c: the steps of messages to and from one rank; whether any moved */
 void start_sending(un_group *g, un_message *m);
-bool announce(un_group *g, int peer);
-bool hear(un_group *g, int peer);
-bool pass_on(un_group *g, int peer);
+bool announce_sends(un_group *g, int peer);
+bool read_replies(un_group *g, int peer);
+bool put_into_ring(un_group *g, int peer);
 bool fits_entry(const un_message *m);
 bool is_eager(const un_group *g, const un_message *m);
 
@@ -119,7 +119,7 @@ bool take_from_ring(un_group *g, int source);
 
 /* courier.c */
 bool look_for_progress(un_group *g); /* progress, with the lock */
-void listen_at_door(un_group *g, int64_t ns);
+void sleep_at_doorbell(un_group *g, int64_t ns);
 bool start_courier(un_group *g);
 void call_courier(un_group *g);
 

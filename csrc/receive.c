@@ -6,14 +6,14 @@
 enum { KEPT = 1024 }; /* messages that came too early, of one rank, while nobody asks for others */
 
 static bool has_room_for_reply(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     return has_room(g, source, t->replied, &t->replies_heard,
                     &channel_of(g, source, g->rank)->heard);
 }
 
 /* There must be room. */
 static void write_reply(un_group *g, int source, uint64_t handle, enum verdict verdict) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     reply *r = &channel_of(g, source, g->rank)->replies[t->replied % ENTRIES];
     write_word(&r->word, handle << 1 | verdict);
     publish_to_peer(&r->number, ++t->replied);
@@ -22,7 +22,7 @@ static void write_reply(un_group *g, int source, uint64_t handle, enum verdict v
 
 /* The next large message has the ring to itself. */
 bool grant_next(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     un_message *m = t->receives.first;
     if (!m || m->phase == MOVING || !has_room_for_reply(g, source)) return false;
     m->phase = MOVING;
@@ -39,7 +39,7 @@ static bool deliver(un_group *g, un_message *m, const arrival *a, const char *pa
     m->seen_dtype = a->dtype;
     m->handle = a->handle;
     record_start(g, m->record);
-    go_on(g, m, TO_GRANT);
+    enter_phase(g, m, TO_GRANT);
     if (a->bytes != m->stream.bytes || a->dtype != m->dtype) {
         abort_group(g, UN_UNFIT, source, 0);
         complete(g, m, UN_UNFIT);
@@ -48,14 +48,14 @@ static bool deliver(un_group *g, un_message *m, const arrival *a, const char *pa
         complete(g, m, UN_OK);
         return a->handle != 0;
     } else {
-        enqueue(&g->traffic[source].receives, m);
+        enqueue(&g->messages.traffic[source].receives, m);
     }
     return false;
 }
 
-/* Receives whose messages lie here, but whose senders could not be told so. */
+/* Receives whose messages are here, but to whose senders there was no room to reply. */
 bool deliver_what_is_due(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     bool moved = false;
     for (un_message *m; (m = t->due.first) && has_room_for_reply(g, source); moved = true) {
         arrival *a = (arrival *)m->match.next;
@@ -72,27 +72,28 @@ static un_message *message_of(un_match *match) {
 
 /* The receive that this message is for, which has it from now on: the one that asked first. */
 static un_message *take_receive(un_group *g, int source, int64_t tag) {
-    struct traffic *t = &g->traffic[source];
-    un_match *own = t->wanted ? find_match(&g->wanted, source, tag) : NULL;
-    un_match *any = g->wanted_from_any ? find_match(&g->wanted, -1, tag) : NULL;
+    struct traffic *t = &g->messages.traffic[source];
+    un_match *own = t->wanted ? find_match(&g->messages.wanted, source, tag) : NULL;
+    un_match *any = g->messages.wanted_from_any ? find_match(&g->messages.wanted, -1, tag) : NULL;
     if (!own && !any) return NULL;
     bool first_is_any = any && (!own || any->number < own->number);
-    *(first_is_any ? &g->wanted_from_any : &t->wanted) -= 1;
-    return message_of(take_match(&g->wanted, first_is_any ? -1 : source, tag));
+    *(first_is_any ? &g->messages.wanted_from_any : &t->wanted) -= 1;
+    return message_of(take_match(&g->messages.wanted, first_is_any ? -1 : source, tag));
 }
 
 /* Keep a message that nobody has asked for. False: it must wait where it is, so that a sender whose
- * messages nobody wants does not fill our memory; who looks for another one must see past it. */
-static bool keep(un_group *g, const arrival *seen, const char *payload) {
-    struct traffic *t = &g->traffic[seen->match.source];
-    if (t->unmatched >= KEPT && !t->wanted && !g->wanted_from_any) return false;
+ * messages nobody wants does not fill our memory; whoever looks for another one must look past
+ * it. */
+static bool keep_unmatched(un_group *g, const arrival *seen, const char *payload) {
+    struct traffic *t = &g->messages.traffic[seen->match.source];
+    if (t->unmatched >= KEPT && !t->wanted && !g->messages.wanted_from_any) return false;
     size_t bytes = seen->bytes <= PAYLOAD_BYTES ? seen->bytes : 0;
     arrival *kept = malloc(sizeof *kept + bytes);
     if (!kept) return false;
     memcpy(kept, seen, sizeof *kept);
     memcpy(kept->payload, payload, bytes);
-    kept->match.number = ++g->matches;
-    add_match(&g->unmatched, &kept->match);
+    kept->match.number = ++g->messages.matches;
+    add_match(&g->messages.unmatched, &kept->match);
     t->unmatched++;
     return true;
 }
@@ -104,13 +105,13 @@ static bool take_entry(un_group *g, int source, const entry *e) {
                     .dtype = atomic_load_explicit(&e->dtype, memory_order_relaxed)};
     if (!has_room_for_reply(g, source)) return false;
     un_message *m = take_receive(g, source, seen.match.tag);
-    if (!m) return keep(g, &seen, e->payload);
+    if (!m) return keep_unmatched(g, &seen, e->payload);
     if (deliver(g, m, &seen, e->payload)) write_reply(g, source, seen.handle, TAKEN);
     return true;
 }
 
 bool take_entries(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     channel *c = channel_of(g, source, g->rank);
     uint64_t before = t->entries_read;
     bool left_some = false;
@@ -121,12 +122,12 @@ bool take_entries(un_group *g, int source) {
         if (left_some) break;
     }
     if (t->entries_read == before) return false;
-    free_places(g, source, &c->taken, before, t->entries_read, left_some);
+    publish_freed(g, source, &c->taken, before, t->entries_read, left_some);
     return true;
 }
 
 bool take_from_ring(un_group *g, int source) {
-    struct traffic *t = &g->traffic[source];
+    struct traffic *t = &g->messages.traffic[source];
     channel *c = channel_of(g, source, g->rank);
     un_message *m = t->receives.first;
     bool moved = false;
@@ -154,15 +155,15 @@ bool take_from_ring(un_group *g, int source) {
 static arrival *take_arrival(un_group *g, int source, int64_t tag) {
     if (source < 0) {
         const un_match *oldest = NULL;
-        for (int rank = 0; g->unmatched.count && rank < g->ranks; rank++) {
-            const un_match *found = find_match(&g->unmatched, rank, tag);
+        for (int rank = 0; g->messages.unmatched.count && rank < g->ranks; rank++) {
+            const un_match *found = find_match(&g->messages.unmatched, rank, tag);
             if (found && (!oldest || found->number < oldest->number)) oldest = found;
         }
         if (!oldest) return NULL;
         source = oldest->source;
     }
-    arrival *a = (arrival *)take_match(&g->unmatched, source, tag);
-    if (a) g->traffic[source].unmatched--;
+    arrival *a = (arrival *)take_match(&g->messages.unmatched, source, tag);
+    if (a) g->messages.traffic[source].unmatched--;
     return a;
 }
 
@@ -170,14 +171,14 @@ void start_receiving(un_group *g, un_message *m) {
     arrival *a = take_arrival(g, m->peer, m->tag);
     if (!a) {
         m->phase = WANTED;
-        m->match = (un_match){.number = ++g->matches, .tag = m->tag, .source = m->peer};
-        add_match(&g->wanted, &m->match);
-        *(m->peer < 0 ? &g->wanted_from_any : &g->traffic[m->peer].wanted) += 1;
+        m->match = (un_match){.number = ++g->messages.matches, .tag = m->tag, .source = m->peer};
+        add_match(&g->messages.wanted, &m->match);
+        *(m->peer < 0 ? &g->messages.wanted_from_any : &g->messages.traffic[m->peer].wanted) += 1;
         return;
     }
     m->phase = TO_REPLY;
     m->source = a->match.source;
     m->match.next = &a->match;
-    enqueue(&g->traffic[m->source].due, m);
+    enqueue(&g->messages.traffic[m->source].due, m);
     deliver_what_is_due(g, m->source);
 }

@@ -1,9 +1,9 @@
-/* Records: what every call and message leaves behind, and the notes that ranks leave each other.
+/* Records: what every call and message leaves behind; and notes that ranks leave for each other.
  *
  * Each rank writes the ring in its own control block, without locks; other processes read it
  * while the program runs. A record's number is taken away before the record is written over and
- * given back after: who reads the same number twice around a copy has a whole record. A work that
- * ends a thousand records after it began finds its place taken and leaves it alone.
+ * given back after: whoever reads the same number twice around a copy has a whole record. A work
+ * that ends a thousand records after it began finds its slot reused and leaves it alone.
  */
 #define _GNU_SOURCE
 #include <unistd.h>
@@ -44,14 +44,14 @@ static uint32_t note_site(un_group *g, const un_site *site) {
     return site->number;
 }
 
-static record *place_of(un_group *g, uint64_t number) {
+static record *record_at(un_group *g, uint64_t number) {
     return &control_of(g, g->rank)->records[number % RECORDS];
 }
 
 uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
                      const un_site *site, enum record_state state) {
     uint64_t number = atomic_fetch_add_explicit(&g->recorded, 1, memory_order_relaxed) + 1;
-    record *r = place_of(g, number);
+    record *r = record_at(g, number);
     write_word(&r->number, 0);
     atomic_store_explicit(&r->call, call, memory_order_release); /* not before the line above */
     write_word(&r->signature, signature);
@@ -71,21 +71,21 @@ static bool is_there(const record *r, uint64_t number) {
 }
 
 void record_call(un_group *g, uint64_t number, uint64_t call) {
-    record *r = place_of(g, number);
+    record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->call, call);
     atomic_store_explicit(&r->state, ARRIVED, memory_order_relaxed);
 }
 
 void record_start(un_group *g, uint64_t number) {
-    record *r = place_of(g, number);
+    record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->started, ticks());
     atomic_store_explicit(&r->state, MOVING_DATA, memory_order_relaxed);
 }
 
 void record_end(un_group *g, uint64_t number, un_status status) {
-    record *r = place_of(g, number);
+    record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->ended, ticks());
     uint32_t state = status ? FAILED | (uint32_t)status << 16 : FINISHED;
@@ -117,9 +117,9 @@ static void write_note(note *n, uint64_t about, const char *text) {
 void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *text) {
     if (group_is_inherited(g)) return;
     note *n = &control_of(g, g->rank)->notes[kind];
-    pthread_mutex_lock(&g->queue_lock);
+    pthread_mutex_lock(&g->note_lock);
     if (atomic_load(&n->about) != about) write_note(n, about, text);
-    pthread_mutex_unlock(&g->queue_lock);
+    pthread_mutex_unlock(&g->note_lock);
 }
 
 bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t about,

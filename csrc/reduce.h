@@ -1,4 +1,4 @@
-/* The tables of reduction kernels: one a set of instructions. */
+/* The tables of reduction kernels: one per instruction set. */
 #ifndef UNISONO_REDUCE_H
 #define UNISONO_REDUCE_H
 

@@ -1,8 +1,8 @@
-/* Programs: all_reduce by an algorithm that the caller brings, as rounds of sends and receives.
+/* Compiled schedules: all_reduce by rounds of sends and receives that the caller passes.
  *
  * Between any two ranks runs a tube, a ring of bytes with one writer and one reader: a sender
  * copies a chunk into it, a receiver copies or combines it out of it into its own tensor. A large
- * tensor is cut into slices, each of which is sent through the whole program; slice s is in round
+ * tensor is cut into slices, each of which is sent through the whole schedule; slice s is in round
  * r at time s + r, so that all rounds are busy with different slices at once.
  *
  * Why nobody waits for ever: all moves between two ranks at one time fit into half a tube, and
@@ -17,44 +17,44 @@ enum {
     BOUNCE_BYTES = 4096,     /* through the stack, where user memory is not in one piece */
 };
 
-_Static_assert(UN_BUSIEST * 16 <= TUBE_BYTES / 2, "one element a chunk must fit");
+_Static_assert(UN_BUSIEST * 16 <= TUBE_BYTES / 2, "one element per chunk must fit");
 
 /* -- reading ----------------------------------------------------------------------------------- */
 
-static bool is_sound(const un_program *p, int64_t number, int rank, int ranks, bool sends) {
-    const un_move *m = &p->moves[number];
+static bool is_sound(const un_move *m, int64_t chunks, int rank, int ranks, bool sends) {
     return m->peer >= 0 && m->peer < ranks && m->peer != rank && m->chunk >= 0 && m->count > 0 &&
-           m->count <= p->chunks && m->chunk <= p->chunks - m->count &&
+           m->count <= chunks && m->chunk <= chunks - m->count &&
            (sends ? m->action == UN_PUT : m->action == UN_COPY || m->action == UN_COMBINE);
 }
 
-bool un_program_read(un_program *p, const int64_t *words, size_t count, int rank, int ranks) {
-    const size_t head = 4, most = (size_t)1 << 40;
+bool un_schedule_read(un_compiled_schedule *s, const int64_t *integers, size_t count, int rank,
+                      int ranks) {
+    const size_t head = 4, most = (size_t)1 << 40, per_move = sizeof(un_move) / sizeof *integers;
     if (count <= head) return false;
-    *p = (un_program){.hash = (uint64_t)words[0],
-                      .rounds = words[1],
-                      .chunks = words[2],
-                      .busiest = words[3],
-                      .starts = words + head};
-    if (p->rounds < 0 || (size_t)p->rounds > most || p->chunks < 1 || (size_t)p->chunks > most ||
-        p->busiest < 0 || p->busiest > UN_BUSIEST)
+    *s = (un_compiled_schedule){.hash = (uint64_t)integers[0],
+                                .rounds = integers[1],
+                                .chunks = integers[2],
+                                .busiest = integers[3],
+                                .starts = integers + head};
+    if (s->rounds < 0 || (size_t)s->rounds > most || s->chunks < 1 || (size_t)s->chunks > most ||
+        s->busiest < 0 || s->busiest > UN_BUSIEST)
         return false;
-    size_t starts = 2 * (size_t)p->rounds + 1, words_a_move = sizeof(un_move) / sizeof *words;
-    if (count < head + starts || (count - head - starts) % words_a_move) return false;
-    int64_t moves = (int64_t)((count - head - starts) / words_a_move);
-    p->moves = (const un_move *)(words + head + starts);
-    if (p->starts[0] != 0 || p->starts[starts - 1] != moves) return false;
+    size_t starts = 2 * (size_t)s->rounds + 1;
+    if (count < head + starts || (count - head - starts) % per_move) return false;
+    int64_t moves = (int64_t)((count - head - starts) / per_move);
+    s->moves = (const un_move *)(integers + head + starts);
+    if (s->starts[0] != 0 || s->starts[starts - 1] != moves) return false;
     for (size_t part = 0; part + 1 < starts; part++) {
-        if (p->starts[part] > p->starts[part + 1] || p->starts[part + 1] > moves) return false;
-        for (int64_t move = p->starts[part]; move < p->starts[part + 1]; move++)
-            if (!is_sound(p, move, rank, ranks, part % 2 == 0)) return false;
+        if (s->starts[part] > s->starts[part + 1] || s->starts[part + 1] > moves) return false;
+        for (int64_t move = s->starts[part]; move < s->starts[part + 1]; move++)
+            if (!is_sound(&s->moves[move], s->chunks, rank, ranks, part % 2 == 0)) return false;
     }
     return true;
 }
 
 /* -- where chunks lie -------------------------------------------------------------------------- */
 
-static size_t item_bytes_of(const exchange *x) { return (x->call->dtype >> 8 & 0xff) / 8; }
+static size_t item_bytes_of(const execution *x) { return (x->call->dtype >> 8 & 0xff) / 8; }
 
 /* Where part `part` begins if `items` are cut into `parts`; the first ones get what is left over. */
 static size_t cut(size_t items, size_t parts, size_t part) {
@@ -66,16 +66,16 @@ typedef struct span {
     size_t offset, bytes;
 } span;
 
-static span slice_of(const exchange *x, size_t slice) {
+static span slice_of(const execution *x, size_t slice) {
     size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
     size_t begin = cut(items, x->slices, slice), end = cut(items, x->slices, slice + 1);
     return (span){begin * item, (end - begin) * item};
 }
 
-static span chunks_of(const exchange *x, const un_move *m, size_t slice) {
+static span chunks_of(const execution *x, const un_move *m, size_t slice) {
     span whole = slice_of(x, slice);
     size_t item = item_bytes_of(x), items = whole.bytes / item;
-    size_t chunks = (size_t)x->call->program->chunks;
+    size_t chunks = (size_t)x->call->schedule->chunks;
     size_t begin = cut(items, chunks, (size_t)m->chunk);
     size_t end = cut(items, chunks, (size_t)(m->chunk + m->count));
     return (span){whole.offset + begin * item, (end - begin) * item};
@@ -85,7 +85,7 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 /* -- moving ------------------------------------------------------------------------------------ */
 
-static un_status put(exchange *x, const un_move *m, span s) {
+static un_status put(execution *x, const un_move *m, span s) {
     un_group *g = x->g;
     int peer = (int)m->peer;
     tube *t = tube_of(g, g->rank, peer);
@@ -105,8 +105,8 @@ static un_status put(exchange *x, const un_move *m, span s) {
     return UN_OK;
 }
 
-/* Combine bytes of our output with others, or with none; the result takes their place. */
-static void combine(const exchange *x, reducer r, const un_stream *own, size_t offset,
+/* Combine bytes of `own` with others, or with none, into our output. */
+static void combine(const execution *x, reducer r, const un_stream *own, size_t offset,
                     const char *other, size_t bytes, double factor) {
     if (!bytes) return;
     const un_stream *out = x->call->output;
@@ -126,7 +126,7 @@ static void combine(const exchange *x, reducer r, const un_stream *own, size_t o
     }
 }
 
-static un_status take(exchange *x, const un_move *m, span s) {
+static un_status take(execution *x, const un_move *m, span s) {
     un_group *g = x->g;
     int peer = (int)m->peer;
     tube *t = tube_of(g, peer, g->rank);
@@ -147,7 +147,7 @@ static un_status take(exchange *x, const un_move *m, span s) {
 }
 
 /* Before its first round: our contribution, scaled where that was asked for. */
-static void begin_slice(exchange *x, size_t slice) {
+static void begin_slice(execution *x, size_t slice) {
     const un_call *call = x->call;
     span s = slice_of(x, slice);
     if (call->reduction == UN_PREMUL_SUM)
@@ -157,19 +157,19 @@ static void begin_slice(exchange *x, size_t slice) {
         combine(x, x->reducer, call->input, s.offset, NULL, s.bytes, 1);
 }
 
-static void end_slice(exchange *x, size_t slice) {
+static void end_slice(execution *x, size_t slice) {
     span s = slice_of(x, slice);
     if (un_averages(x->call->reduction))
-        combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset, NULL,
-                s.bytes, x->g->ranks);
+        combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset,
+                NULL, s.bytes, x->g->ranks);
 }
 
 /* All moves of round `round` in one direction. */
-static un_status play(exchange *x, size_t round, size_t slice, bool sends) {
-    const un_program *p = x->call->program;
-    const int64_t *starts = p->starts + 2 * round + (sends ? 0 : 1);
+static un_status run_round(execution *x, size_t round, size_t slice, bool sends) {
+    const un_compiled_schedule *schedule = x->call->schedule;
+    const int64_t *starts = schedule->starts + 2 * round + (sends ? 0 : 1);
     for (int64_t move = starts[0]; move < starts[1]; move++) {
-        const un_move *m = &p->moves[move];
+        const un_move *m = &schedule->moves[move];
         span s = chunks_of(x, m, slice);
         un_status status = sends ? put(x, m, s) : take(x, m, s);
         if (status) return status;
@@ -177,14 +177,14 @@ static un_status play(exchange *x, size_t round, size_t slice, bool sends) {
     return UN_OK;
 }
 
-un_status play_program(exchange *x) {
-    size_t rounds = (size_t)x->call->program->rounds;
+un_status run_schedule(execution *x) {
+    size_t rounds = (size_t)x->call->schedule->rounds;
     for (size_t time = 0; time < x->slices + (rounds ? rounds - 1 : 0); time++) {
         size_t oldest = time < rounds ? 0 : time - rounds + 1;
         if (time < x->slices) begin_slice(x, time);
         for (int sends = 1; sends >= 0; sends--)
             for (size_t slice = oldest; rounds && slice <= time && slice < x->slices; slice++) {
-                un_status status = play(x, time - slice, slice, sends);
+                un_status status = run_round(x, time - slice, slice, sends);
                 if (status) return status;
             }
         if (time + 1 >= rounds) end_slice(x, oldest);
@@ -196,12 +196,13 @@ un_status play_program(exchange *x) {
 
 /* So many that a slice stays in the cache, and all that goes through a tube at once in half of it.
  * All ranks come to the same number. */
-static size_t slices_for(const exchange *x) {
-    const un_program *p = x->call->program;
+static size_t slices_for(const execution *x) {
+    const un_compiled_schedule *schedule = x->call->schedule;
     size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
-    size_t chunk_items = TUBE_BYTES / 2 / item / (size_t)(p->busiest ? p->busiest : 1);
-    size_t most = least(chunk_items * (size_t)p->chunks, SLICE_BYTES / item);
-    if (most < (size_t)p->chunks) most = (size_t)p->chunks;
+    size_t busiest = schedule->busiest ? (size_t)schedule->busiest : 1;
+    size_t chunk_items = TUBE_BYTES / 2 / item / busiest;
+    size_t most = least(chunk_items * (size_t)schedule->chunks, SLICE_BYTES / item);
+    if (most < (size_t)schedule->chunks) most = (size_t)schedule->chunks;
     return items > most ? (items + most - 1) / most : 1;
 }
 
@@ -213,16 +214,16 @@ static void align_tubes(un_group *g) {
     }
 }
 
-un_status plan_program(exchange *x) {
+un_status plan_schedule(execution *x) {
     const un_call *call = x->call;
-    const un_program *p = call->program;
+    const un_compiled_schedule *schedule = call->schedule;
     bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
     if (adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;
     x->slices = slices_for(x);
-    for (int64_t move = 0; move < p->starts[2 * p->rounds]; move++) {
-        if (p->moves[move].action != UN_PUT) continue;
-        un_status status = prepare_tube(x->g, (int)p->moves[move].peer);
+    for (int64_t move = 0; move < schedule->starts[2 * schedule->rounds]; move++) {
+        if (schedule->moves[move].action != UN_PUT) continue;
+        un_status status = prepare_tube(x->g, (int)schedule->moves[move].peer);
         if (status) return status;
     }
     align_tubes(x->g);

@@ -86,40 +86,44 @@ int un_segment_create(int ranks, int cores, uint64_t nonce) {
 }
 
 static void lay_out(un_group *g) {
-    g->control_bytes = control_bytes_for(g->ranks);
-    g->data_offset = data_offset_for(g->ranks);
-    g->channel_offset = channel_offset_for(g->ranks);
-    g->tube_offset = tube_offset_for(g->ranks);
-    g->mapped_bytes = segment_bytes_for(g->ranks);
+    g->segment.control_bytes = control_bytes_for(g->ranks);
+    g->segment.data_offset = data_offset_for(g->ranks);
+    g->segment.channel_offset = channel_offset_for(g->ranks);
+    g->segment.tube_offset = tube_offset_for(g->ranks);
+    g->segment.bytes = segment_bytes_for(g->ranks);
+}
+
+static int allocate_control(const un_group *g, int descriptor) {
+    size_t bytes = g->segment.control_bytes;
+    return allocate(descriptor, PAGE_BYTES + (size_t)g->rank * bytes, bytes);
 }
 
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
     struct stat facts;
     lay_out(g);
     if (fstat(descriptor, &facts)) return UN_SYSTEM;
-    if ((size_t)facts.st_size != g->mapped_bytes) return UN_MISMATCH;
-    if (allocate(descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
-        return UN_SYSTEM;
-    g->places = malloc(sizeof *g->places);
-    if (!g->places) return UN_SYSTEM;
-    atomic_init(g->places, 1);
-    g->descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
-    if (g->descriptor < 0) {
-        free(g->places);
+    if ((size_t)facts.st_size != g->segment.bytes) return UN_MISMATCH;
+    if (allocate_control(g, descriptor)) return UN_SYSTEM;
+    g->segment.users = malloc(sizeof *g->segment.users);
+    if (!g->segment.users) return UN_SYSTEM;
+    atomic_init(g->segment.users, 1);
+    g->segment.descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+    if (g->segment.descriptor < 0) {
+        free(g->segment.users);
         return UN_SYSTEM;
     }
-    g->base = mmap(NULL, g->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                   g->descriptor, 0);
-    if (g->base == MAP_FAILED) {
-        close(g->descriptor);
-        free(g->places);
+    g->segment.base = mmap(NULL, g->segment.bytes, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_NORESERVE, g->segment.descriptor, 0);
+    if (g->segment.base == MAP_FAILED) {
+        close(g->segment.descriptor);
+        free(g->segment.users);
         return UN_SYSTEM;
     }
     /* A forked child must not write into its parent's group; best effort on old kernels. */
-    madvise(g->base, g->mapped_bytes, MADV_DONTFORK);
-    g->header = (header *)g->base;
-    if (g->header->magic != MAGIC || g->header->version != UN_LAYOUT_VERSION ||
-        g->header->nonce != nonce || g->header->ranks != (uint32_t)g->ranks) {
+    madvise(g->segment.base, g->segment.bytes, MADV_DONTFORK);
+    g->segment.header = (header *)g->segment.base;
+    if (g->segment.header->magic != MAGIC || g->segment.header->version != UN_LAYOUT_VERSION ||
+        g->segment.header->nonce != nonce || g->segment.header->ranks != (uint32_t)g->ranks) {
         segment_unmap(g);
         return UN_MISMATCH;
     }
@@ -128,21 +132,20 @@ un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
 
 un_status segment_share(un_group *g, const un_group *other) {
     lay_out(g);
-    g->descriptor = other->descriptor;
-    if (allocate(g->descriptor, PAGE_BYTES + (size_t)g->rank * g->control_bytes, g->control_bytes))
-        return UN_SYSTEM;
-    g->base = other->base;
-    g->header = other->header;
-    g->places = other->places;
-    atomic_fetch_add(g->places, 1);
+    g->segment.descriptor = other->segment.descriptor;
+    if (allocate_control(g, g->segment.descriptor)) return UN_SYSTEM;
+    g->segment.base = other->segment.base;
+    g->segment.header = other->segment.header;
+    g->segment.users = other->segment.users;
+    atomic_fetch_add(g->segment.users, 1);
     return UN_OK;
 }
 
 void segment_unmap(un_group *g) {
-    if (atomic_fetch_sub(g->places, 1) > 1) return;
-    munmap(g->base, g->mapped_bytes);
-    close(g->descriptor);
-    free(g->places);
+    if (atomic_fetch_sub(g->segment.users, 1) > 1) return;
+    munmap(g->segment.base, g->segment.bytes);
+    close(g->segment.descriptor);
+    free(g->segment.users);
 }
 
 /* Ask for the sole right to allocate, or give it back. A rank that is stopped while it has the
@@ -150,7 +153,7 @@ void segment_unmap(un_group *g) {
 static void lock_allocation(un_group *g, short kind) {
     struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
     const struct timespec moment = {.tv_nsec = 200 * 1000};
-    for (int tries = 0; fcntl(g->descriptor, F_SETLK, &whole) && tries < 1000; tries++) {
+    for (int tries = 0; fcntl(g->segment.descriptor, F_SETLK, &whole) && tries < 1000; tries++) {
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) return;
         nanosleep(&moment, NULL);
     }
@@ -160,25 +163,27 @@ static void lock_allocation(un_group *g, short kind) {
  * is there for one, and the kernel would kill somebody. */
 static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {
     lock_allocation(g, F_WRLCK);
-    bool taken = (int64_t)bytes <= un_memory_room() && !allocate(g->descriptor, offset, bytes);
+    bool taken =
+        (int64_t)bytes <= un_memory_room() && !allocate(g->segment.descriptor, offset, bytes);
     lock_allocation(g, F_UNLCK);
     return taken;
 }
 
 un_status prepare_slice(un_group *g) {
-    size_t offset = g->data_offset + (size_t)g->rank * slice_bytes();
-    if (!g->slice_ready) g->slice_ready = allocate_if_room(g, offset, slice_bytes());
-    return g->slice_ready ? UN_OK : UN_NO_MEMORY;
+    size_t offset = g->segment.data_offset + (size_t)g->rank * slice_bytes();
+    bool *ready = &g->segment.slice_ready;
+    if (!*ready) *ready = allocate_if_room(g, offset, slice_bytes());
+    return *ready ? UN_OK : UN_NO_MEMORY;
 }
 
 un_status prepare_channel(un_group *g, int to) {
-    size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->base);
+    size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->segment.base);
     return allocate_if_room(g, offset, sizeof(channel)) ? UN_OK : UN_NO_MEMORY;
 }
 
 un_status prepare_tube(un_group *g, int to) {
     bool *ready = &g->tubes[to].ready;
-    size_t offset = (size_t)((char *)tube_of(g, g->rank, to) - g->base);
+    size_t offset = (size_t)((char *)tube_of(g, g->rank, to) - g->segment.base);
     if (!*ready) *ready = allocate_if_room(g, offset, sizeof(tube));
     return *ready ? UN_OK : UN_NO_MEMORY;
 }

@@ -40,11 +40,11 @@ static un_message *give_handle_back(struct traffic *t, uint64_t handle) {
 bool fits_entry(const un_message *m) { return m->stream.bytes <= PAYLOAD_BYTES; }
 
 bool is_eager(const un_group *g, const un_message *m) {
-    return m->sends && (int64_t)m->stream.bytes <= g->eager_bytes;
+    return m->sends && (int64_t)m->stream.bytes <= g->messages.eager_bytes;
 }
 
 static un_status open_channel(un_group *g, int peer) {
-    struct traffic *t = &g->traffic[peer];
+    struct traffic *t = &g->messages.traffic[peer];
     if (t->channel_ready) return UN_OK;
     un_status status = prepare_channel(g, peer);
     if (status) return status;
@@ -54,14 +54,15 @@ static un_status open_channel(un_group *g, int peer) {
 }
 
 /* Announce what there is room for. */
-bool announce(un_group *g, int peer) {
-    struct traffic *t = &g->traffic[peer];
+bool announce_sends(un_group *g, int peer) {
+    struct traffic *t = &g->messages.traffic[peer];
     channel *c = channel_of(g, g->rank, peer);
     bool moved = false;
     for (un_message *m; (m = t->sends.first); moved = true) {
         un_status status = open_channel(g, peer);
         if (status) {
-            abort_group(g, UN_ABORTED, g->rank, read_word(&g->calls)); /* the receiver would wait */
+            /* the receiver would wait */
+            abort_group(g, UN_ABORTED, g->rank, read_word(&g->calls.latest));
             dequeue(&t->sends);
             complete(g, m, status);
             return true;
@@ -85,8 +86,8 @@ bool announce(un_group *g, int peer) {
     return moved;
 }
 
-static bool hear_reply(un_group *g, int peer, const reply *r) {
-    struct traffic *t = &g->traffic[peer];
+static bool read_reply(un_group *g, int peer, const reply *r) {
+    struct traffic *t = &g->messages.traffic[peer];
     uint64_t word = read_word(&r->word);
     un_message *m = give_handle_back(t, word >> 1);
     if (!m) return refuse_damage(g, peer);
@@ -96,26 +97,26 @@ static bool hear_reply(un_group *g, int peer, const reply *r) {
     }
     if (t->passed) return refuse_damage(g, peer); /* one at a time goes through the ring */
     t->passed = m;
-    go_on(g, m, MOVING);
+    enter_phase(g, m, MOVING);
     record_start(g, m->record);
     return true;
 }
 
-bool hear(un_group *g, int peer) {
-    struct traffic *t = &g->traffic[peer];
+bool read_replies(un_group *g, int peer) {
+    struct traffic *t = &g->messages.traffic[peer];
     channel *c = channel_of(g, g->rank, peer);
     uint64_t before = t->heard;
     for (;; t->heard++) {
         const reply *r = &c->replies[t->heard % ENTRIES];
-        if (read_from_peer(&r->number) != t->heard + 1 || !hear_reply(g, peer, r)) break;
+        if (read_from_peer(&r->number) != t->heard + 1 || !read_reply(g, peer, r)) break;
     }
     if (t->heard == before) return false;
-    free_places(g, peer, &c->heard, before, t->heard, false);
+    publish_freed(g, peer, &c->heard, before, t->heard, false);
     return true;
 }
 
-bool pass_on(un_group *g, int peer) {
-    struct traffic *t = &g->traffic[peer];
+bool put_into_ring(un_group *g, int peer) {
+    struct traffic *t = &g->messages.traffic[peer];
     channel *c = channel_of(g, g->rank, peer);
     un_message *m = t->passed;
     bool moved = false;
@@ -136,5 +137,5 @@ bool pass_on(un_group *g, int peer) {
 
 void start_sending(un_group *g, un_message *m) {
     m->phase = TO_ANNOUNCE;
-    enqueue(&g->traffic[m->peer].sends, m);
+    enqueue(&g->messages.traffic[m->peer].sends, m);
 }

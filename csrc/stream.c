@@ -31,7 +31,7 @@ static void copy_around_cache(char *to, const char *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
-/* Copy to two places, reading once. */
+/* Copy to two buffers, reading once. */
 void copy_twice(char *restrict near, char *restrict far, const char *restrict from, size_t bytes) {
     typedef unsigned char vector __attribute__((vector_size(16), aligned(1)));
     size_t done = 0;
@@ -109,7 +109,7 @@ static const un_view *find_view(const un_stream *s, size_t offset) {
     return &s->views[low];
 }
 
-/* The place in memory of these bytes, or NULL where they do not lie in one piece. */
+/* The address of these bytes, or NULL where they do not lie in one piece. */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes) {
     const un_view *view = find_view(s, offset);
     if (view->layout || offset - view->start + bytes > view->bytes) return NULL;

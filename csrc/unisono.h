@@ -31,9 +31,9 @@ typedef enum un_status {
     UN_REENTERED,   /* the thread is in a call of this group already */
     UN_NOT_YET,     /* a work is still under way when the wait for it ends */
     UN_UNFIT,       /* a message has another type or size than its receiver wants */
-    UN_DEADLOCK,    /* ranks wait for each other's messages in a circle */
+    UN_DEADLOCK,    /* ranks wait for each other's messages in a cycle */
     UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
-    UN_DAMAGED,     /* a peer's words in the segment make no sense: something wrote over them */
+    UN_DAMAGED,     /* what a peer wrote into the segment makes no sense: something overwrote it */
 } un_status;
 
 typedef enum un_operation {
@@ -75,7 +75,7 @@ static inline bool un_is_rooted(un_operation operation) {
            operation == UN_SCATTER;
 }
 
-/* An element type as DLPack writes it: code, bits and lanes in one word. */
+/* An element type as DLPack writes it: code, bits and lanes in one integer. */
 typedef uint32_t un_dtype;
 enum { UN_INT = 0, UN_UINT = 1, UN_FLOAT = 2, UN_BFLOAT = 4, UN_COMPLEX = 5, UN_BOOL = 6 };
 static inline un_dtype un_dtype_of(unsigned code, unsigned bits, unsigned lanes) {
@@ -108,13 +108,13 @@ typedef struct un_stream {
     size_t bytes;
 } un_stream;
 
-/* A place in the caller's program, for records and reports; it lives for ever. */
+/* A line of the caller's program, for records and error texts; it is never freed. */
 typedef struct un_site {
     uint32_t number; /* from 1 on */
     char text[UN_TEXT_BYTES];
 } un_site;
 
-/* What one rank does in an algorithm for all_reduce that somebody wrote down as a schedule. The
+/* What one rank does in an all_reduce by a schedule (docs/schedules.md), ready to run. The
  * tensor is cut into chunks; a rank's sends of a round read what was there before its receives of
  * that round are written. Both ends of a move have it in the same round. */
 typedef enum un_action { UN_PUT, UN_COPY, UN_COMBINE } un_action; /* a send; two kinds of receive */
@@ -123,18 +123,18 @@ typedef struct un_move { /* `count` chunks from `chunk` on, to or from `peer` */
     int64_t action, peer, chunk, count;
 } un_move;
 
-typedef struct un_program {
+typedef struct un_compiled_schedule {
     uint64_t hash; /* of the whole schedule, so that ranks which run different ones find out */
     int64_t rounds, chunks;
     int64_t busiest; /* the most chunks that any rank sends to any other, all rounds together */
     const int64_t *starts; /* the sends of round r are the moves from starts[2 * r] on, */
     const un_move *moves;  /* its receives those from starts[2 * r + 1] to starts[2 * r + 2] */
-} un_program;
+} un_compiled_schedule;
 
 /* The most that `busiest` may be. */
 #define UN_BUSIEST 8192
 
-/* A tensor's shape, for reports; longer ones are cut short. */
+/* A tensor's shape, for error texts; longer ones are cut short. */
 enum { UN_SHAPE_DIMS = 8 };
 typedef struct un_shape {
     int dims;
@@ -148,9 +148,9 @@ typedef struct un_call {
     int root;
     double factor;
     uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
-    uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: not told */
-    const un_shape *shape; /* then: that of the first tensor; NULL: not told */
-    const un_program *program; /* all_reduce: by this algorithm; NULL: by the engine's own */
+    uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: unknown */
+    const un_shape *shape; /* then: that of the first tensor; NULL: unknown */
+    const un_compiled_schedule *schedule; /* of an all_reduce; NULL: the engine's own algorithm */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
     const un_site *site; /* NULL: not known */
@@ -169,7 +169,7 @@ typedef struct un_work {
     struct un_work *next;
 } un_work;
 
-/* A place in a table of messages or receives that wait for each other. */
+/* An entry of a table of messages or receives that wait for each other. */
 typedef struct un_match {
     struct un_match *next;
     uint64_t number; /* the older, the lower */
@@ -214,9 +214,9 @@ typedef struct un_waiting {
     int64_t unmatched_tag; /* and the tag of the oldest */
 } un_waiting;
 
-/* What a rank posted for a call, for reports. */
+/* What a rank posted for a call, for error texts. */
 typedef struct un_posted {
-    uint64_t call; /* the number of the rank's latest post in this call's place */
+    uint64_t call; /* the number of the latest call that the rank posted there */
     un_status refused; /* why; UN_OK: it is not */
     un_operation operation;
     un_reduction reduction;
@@ -241,13 +241,13 @@ typedef struct un_group un_group;
  * members that the mapping which they open is this one. Returns a descriptor, or -1 with errno. */
 int un_segment_create(int ranks, int cores, uint64_t nonce);
 
-/* Take a place in the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM with
+/* Become rank `rank` of the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM with
  * errno, or UN_MISMATCH where the segment is of another build, nonce or size. */
 un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group);
 
-/* Take another place of `other`'s group in this process, over the same mapping, which goes with the
- * last of them. So ranks can be threads of one process, and tools that follow one process's memory
- * see all of a group. The places are as independent as those of several processes. */
+/* Become another rank of `other`'s group in this process, over the same mapping, which goes with
+ * the last of them. So ranks can be threads of one process, and tools that follow one process's
+ * memory see all of a group. The memberships are as independent as those of several processes. */
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
 
 /* The descriptor of the group's segment, which stays the group's. */
@@ -290,7 +290,7 @@ uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
 /* End the group on every member, and let them read why. */
 void un_group_abort(un_group *group, const char *reason);
 
-/* Notes that a rank leaves for its peers' reports. */
+/* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
     UN_SITE,   /* where in its program it made the call that failed */
     UN_SHAPE,  /* which shapes its tensors had there */
@@ -316,7 +316,7 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
 /* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
- * for its place: a word to write, a number of which the rank writes before the text as it answers. */
+ * which line it is at: a word to write, whose number the rank writes before its answer's text. */
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
@@ -331,12 +331,13 @@ typedef struct un_moment {
 } un_moment;
 un_moment un_now(void);
 
-/* Read a program from words of 64 bits: hash, rounds, chunks, busiest, then starts and moves. They
- * must outlive it. False: they make no sense for this rank of so many. */
-bool un_program_read(un_program *program, const int64_t *words, size_t count, int rank, int ranks);
+/* Read a compiled schedule from its integers: hash, rounds, chunks, busiest, then starts and moves.
+ * They must outlive it. False: they make no sense for this rank of so many. */
+bool un_schedule_read(un_compiled_schedule *schedule, const int64_t *integers, size_t count,
+                      int rank, int ranks);
 
 /* A call that another library carries out: leave its record, with its number (a message: its tag),
- * and say when it is over. */
+ * and say when it has ended. */
 uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
 void un_record_end(un_group *group, uint64_t record, un_status status);
 

@@ -48,7 +48,8 @@ static bool reached(const flag_t *flag, uint64_t target) {
 
 /* Whether waiting for `peer` has become pointless. */
 static un_status look_around(un_group *g, int peer, const flag_t *flag, uint64_t target) {
-    if (atomic_load_explicit(&g->header->abort, memory_order_acquire)) return fail_from_abort(g);
+    if (atomic_load_explicit(&g->segment.header->abort, memory_order_acquire))
+        return fail_from_abort(g);
     if (atomic_load_explicit(&control_of(g, peer)->closed, memory_order_acquire) &&
         !reached(flag, target))
         return fail(g, UN_PEER_CLOSED, peer);
@@ -79,22 +80,22 @@ static void part_from(un_group *g, int peer) {
  * flag is there. */
 static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns();
-    bool trial = g->spin_ns < TRIAL_NS && ++g->short_spins % TRIAL_EVERY == 0;
-    int64_t budget_ns = trial ? TRIAL_NS : g->spin_ns;
+    bool trial = g->spin.ns < TRIAL_NS && ++g->spin.short_ones % TRIAL_EVERY == 0;
+    int64_t budget_ns = trial ? TRIAL_NS : g->spin.ns;
     if (trial) part_from(g, peer);
     do {
         for (int spins = 0; spins < 32; spins++) {
             if (reached(flag, target)) {
                 if (trial)
-                    g->spin_ns = TRIAL_NS;
-                else if (g->spin_ns < SPIN_NS_MOST)
-                    g->spin_ns *= 2;
+                    g->spin.ns = TRIAL_NS;
+                else if (g->spin.ns < SPIN_NS_MOST)
+                    g->spin.ns *= 2;
                 return true;
             }
             relax_cpu();
         }
     } while (clock_ns() - start < budget_ns);
-    if (g->spin_ns > SPIN_NS_LEAST) g->spin_ns /= 2;
+    if (g->spin.ns > SPIN_NS_LEAST) g->spin.ns /= 2;
     return false;
 }
 
@@ -104,7 +105,7 @@ static bool yield(un_group *g, const flag_t *flag, uint64_t target) {
         if (reached(flag, target)) return true;
         sched_yield();
     } while (clock_ns() - start < YIELD_NS &&
-             !atomic_load_explicit(&g->header->abort, memory_order_relaxed));
+             !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed));
     return false;
 }
 
@@ -114,14 +115,14 @@ void prepare_to_block(patience *p) {
 }
 
 /* The deadline is near: ask those who have not come, or have come less far than we, where they are,
- * for the report. */
+ * for the error text. */
 static void ask_missing(un_group *g, patience *p) {
     p->asked = true;
     uint64_t progress = read_word(&control_of(g, g->rank)->progress);
     for (int rank = 0; rank < g->ranks; rank++)
-        if (!reached(&post_of(g, rank, g->calls)->call, g->calls) ||
+        if (!reached(&post_of(g, rank, g->calls.latest)->call, g->calls.latest) ||
             !reached(&control_of(g, rank)->progress, progress))
-            ask_where(g, rank, g->calls);
+            ask_where(g, rank, g->calls.latest);
 }
 
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {

@@ -1,4 +1,4 @@
-/* Death: one thread a process that waits for its peers' processes to end.
+/* Death: one thread per process that waits for its peers' processes to end.
  *
  * A peer is known by its pidfd, which it opened on itself and handed over: that works across PID
  * namespaces, and a socket's hang-up would not tell when a child process inherited the socket. A
@@ -20,7 +20,7 @@
 typedef struct peer {
     uint64_t identity;
     int pidfd;
-    unsigned users; /* places in groups */
+    unsigned users; /* memberships in groups */
     bool dead;
     int64_t ending; /* see un_failure.detail */
     struct peer *next;
@@ -61,10 +61,10 @@ static int64_t ending_of(int pidfd) {
     return 0;
 }
 
-static void tell_groups(const peer *lost) {
-    for (un_group *g = watch.groups; g; g = g->next_watched)
+static void abort_groups_of(const peer *lost) {
+    for (un_group *g = watch.groups; g; g = g->watching.next)
         for (int rank = 0; rank < g->ranks; rank++)
-            if (g->peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed))
+            if (g->watching.peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed))
                 abort_group(g, UN_PEER_LOST, rank, 0);
 }
 
@@ -80,7 +80,7 @@ static void *answer(void *unused) {
     void (*locate)(char text[UN_TEXT_BYTES]) = locator;
     if (locate) locate(text);
     pthread_mutex_lock(&watch.lock);
-    for (un_group *g = watch.groups; g; g = g->next_watched)
+    for (un_group *g = watch.groups; g; g = g->watching.next)
         if (is_asked(g)) answer_where(g, text);
     watch.answering = false;
     pthread_mutex_unlock(&watch.lock);
@@ -89,14 +89,14 @@ static void *answer(void *unused) {
 
 static void answer_if_asked(void) {
     bool asked = false;
-    for (un_group *g = watch.groups; g; g = g->next_watched) asked |= is_asked(g);
+    for (un_group *g = watch.groups; g; g = g->watching.next) asked |= is_asked(g);
     pthread_t thread;
     if (!asked || watch.answering || !locator) return;
     watch.answering = start_thread(&thread, answer, NULL);
     if (watch.answering) pthread_detach(thread);
 }
 
-static void ring(void) {
+static void wake_watcher(void) {
     uint64_t one = 1;
     if (write(watch.bell, &one, sizeof one) < 0) abort(); /* cannot happen: the counter is reset */
 }
@@ -136,7 +136,7 @@ static void *watch_peers(void *unused) {
                 if (p == owners[i] && p->pidfd == polled[i].fd && !p->dead) {
                     p->dead = true;
                     p->ending = ending_of(p->pidfd);
-                    tell_groups(p);
+                    abort_groups_of(p);
                 }
         }
     }
@@ -170,7 +170,7 @@ static bool start_watcher(void) {
 static void unlock_and_end_idle_watcher(void) {
     bool idle = watch.running && !watch.groups;
     if (idle) watch.running = false;
-    if (idle) ring();
+    if (idle) wake_watcher();
     pthread_mutex_unlock(&watch.lock);
     if (idle) {
         pthread_join(watch.thread, NULL);
@@ -198,17 +198,17 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || rank == g->rank) return false;
     pthread_mutex_lock(&lifecycle);
     pthread_mutex_lock(&watch.lock);
-    peer *p = !g->peers[rank] && start_watcher() ? find_peer(identity, pidfd) : NULL;
+    peer *p = !g->watching.peers[rank] && start_watcher() ? find_peer(identity, pidfd) : NULL;
     if (p) {
         p->users++;
-        g->peers[rank] = p;
-        if (!g->watched) {
-            g->watched = true;
-            g->next_watched = watch.groups;
+        g->watching.peers[rank] = p;
+        if (!g->watching.is_watched) {
+            g->watching.is_watched = true;
+            g->watching.next = watch.groups;
             watch.groups = g;
         }
         if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);
-        ring();
+        wake_watcher();
     }
     unlock_and_end_idle_watcher();
     return p != NULL;
@@ -216,7 +216,7 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
 
 int64_t ending_of_peer(const un_group *g, int rank) {
     pthread_mutex_lock(&watch.lock);
-    const peer *p = rank >= 0 && rank < g->ranks ? g->peers[rank] : NULL;
+    const peer *p = rank >= 0 && rank < g->ranks ? g->watching.peers[rank] : NULL;
     int64_t ending = p ? p->ending : 0;
     pthread_mutex_unlock(&watch.lock);
     return ending;
@@ -234,19 +234,19 @@ static void forget_peer(peer *gone) {
 
 /* The group closes. The last one to go takes the thread along. */
 void stop_watching(un_group *g) {
-    if (!g->watched) return;
+    if (!g->watching.is_watched) return;
     pthread_mutex_lock(&lifecycle);
     pthread_mutex_lock(&watch.lock);
-    for (un_group **link = &watch.groups; *link; link = &(*link)->next_watched)
+    for (un_group **link = &watch.groups; *link; link = &(*link)->watching.next)
         if (*link == g) {
-            *link = g->next_watched;
+            *link = g->watching.next;
             break;
         }
     for (int rank = 0; rank < g->ranks; rank++) {
-        peer *p = g->peers[rank];
+        peer *p = g->watching.peers[rank];
         if (p && !--p->users) forget_peer(p);
-        g->peers[rank] = NULL;
+        g->watching.peers[rank] = NULL;
     }
-    ring();
+    wake_watcher();
     unlock_and_end_idle_watcher();
 }

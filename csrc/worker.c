@@ -32,24 +32,24 @@ static void wake(_Atomic uint32_t *word, int most) {
 
 static bool try_turn(un_group *g) {
     uint32_t none = 0;
-    return atomic_compare_exchange_strong_explicit(&g->turn, &none, 1, memory_order_acquire,
+    return atomic_compare_exchange_strong_explicit(&g->worker.turn, &none, 1, memory_order_acquire,
                                                    memory_order_relaxed);
 }
 
 static uintptr_t this_thread(void) { return (uintptr_t)pthread_self(); }
 
 static void own_turn(un_group *g) {
-    atomic_store_explicit(&g->owner, this_thread(), memory_order_relaxed);
+    atomic_store_explicit(&g->worker.owner, this_thread(), memory_order_relaxed);
 }
 
 /* A thread that has the turn already (a signal handler that interrupted a call, say) would wait
  * for itself. */
 un_status take_turn(un_group *g, patience *p) {
     if (!try_turn(g)) {
-        if (atomic_load(&g->owner) == this_thread()) return UN_REENTERED;
+        if (atomic_load(&g->worker.owner) == this_thread()) return UN_REENTERED;
         prepare_to_block(p);
-        while (atomic_exchange_explicit(&g->turn, 2, memory_order_acquire)) {
-            sleep_until_changed(&g->turn, 2, SLICE_NS);
+        while (atomic_exchange_explicit(&g->worker.turn, 2, memory_order_acquire)) {
+            sleep_until_changed(&g->worker.turn, 2, SLICE_NS);
             if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
         }
     }
@@ -58,17 +58,18 @@ un_status take_turn(un_group *g, patience *p) {
 }
 
 void leave_turn(un_group *g) {
-    atomic_store_explicit(&g->owner, 0, memory_order_relaxed);
-    if (atomic_exchange_explicit(&g->turn, 0, memory_order_release) == 2) wake(&g->turn, 1);
+    atomic_store_explicit(&g->worker.owner, 0, memory_order_relaxed);
+    if (atomic_exchange_explicit(&g->worker.turn, 0, memory_order_release) == 2)
+        wake(&g->worker.turn, 1);
 }
 
 /* -- the queue --------------------------------------------------------------------------------- */
 
 static un_work *next_work(un_group *g) {
-    pthread_mutex_lock(&g->queue_lock);
-    un_work *work = g->first;
-    if (work) g->first = work->next;
-    pthread_mutex_unlock(&g->queue_lock);
+    pthread_mutex_lock(&g->worker.lock);
+    un_work *work = g->worker.first;
+    if (work) g->worker.first = work->next;
+    pthread_mutex_unlock(&g->worker.lock);
     return work;
 }
 
@@ -77,7 +78,7 @@ enum { UNDER_WAY, DONE, AWAITED };
 
 static void finish(un_group *g, un_work *work, un_status status) {
     work->status = status;
-    atomic_fetch_sub(&g->queued, 1);
+    atomic_fetch_sub(&g->worker.queued, 1);
     /* From the exchange on the work may be gone: only its address is used. */
     if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
 }
@@ -89,7 +90,7 @@ void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
         un_call waiting = *hooks;
         waiting.timeout_ns = work->call.timeout_ns;
         bool enough = work == last;
-        finish(g, work, proceed(g, work, &waiting));
+        finish(g, work, run_work(g, work, &waiting));
         if (enough) return;
     }
 }
@@ -97,40 +98,42 @@ void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
 static bool idle(un_group *g, uint32_t seen) {
     int64_t start = clock_ns();
     while (g->roomy && clock_ns() - start < IDLE_SPIN_NS) {
-        if (atomic_load(&g->bell) != seen) return false;
+        if (atomic_load(&g->worker.bell) != seen) return false;
         relax_cpu();
     }
     return true;
 }
 
-static void *work_off(void *argument) {
+static void *run_worker(void *argument) {
     un_group *g = argument;
     const un_call no_hooks = {0};
     for (;;) {
-        uint32_t seen = atomic_load(&g->bell);
-        if (atomic_load(&g->queued)) {
+        uint32_t seen = atomic_load(&g->worker.bell);
+        if (atomic_load(&g->worker.queued)) {
             patience p = {.call = &no_hooks};
             take_turn(g, &p);
             run_queue(g, NULL, &no_hooks);
             leave_turn(g);
-        } else if (atomic_load(&g->stopping)) {
+        } else if (atomic_load(&g->worker.stopping)) {
             return NULL;
         } else if (idle(g, seen)) {
-            atomic_store(&g->asleep, 1);
-            if (atomic_load(&g->bell) == seen) sleep_until_changed(&g->bell, seen, 1000000000);
-            atomic_store(&g->asleep, 0);
+            atomic_store(&g->worker.asleep, 1);
+            if (atomic_load(&g->worker.bell) == seen)
+                sleep_until_changed(&g->worker.bell, seen, 1000000000);
+            atomic_store(&g->worker.asleep, 0);
         }
     }
 }
 
-static void ring(un_group *g) {
-    atomic_fetch_add(&g->bell, 1);
-    if (atomic_load(&g->asleep)) wake(&g->bell, 1);
+static void wake_worker(un_group *g) {
+    atomic_fetch_add(&g->worker.bell, 1);
+    if (atomic_load(&g->worker.asleep)) wake(&g->worker.bell, 1);
 }
 
 static bool start_worker(un_group *g) {
-    if (!g->has_worker) g->has_worker = start_thread(&g->worker, work_off, g);
-    return g->has_worker;
+    if (!g->worker.has_thread)
+        g->worker.has_thread = start_thread(&g->worker.thread, run_worker, g);
+    return g->worker.has_thread;
 }
 
 un_status un_submit(un_group *g, un_work *work) {
@@ -140,19 +143,19 @@ un_status un_submit(un_group *g, un_work *work) {
     work->call.block = NULL;
     work->call.pause = NULL;
     work->record = open_call_record(g, &work->call, 0, QUEUED);
-    pthread_mutex_lock(&g->queue_lock);
+    pthread_mutex_lock(&g->worker.lock);
     bool started = start_worker(g);
     if (started) {
-        if (g->first)
-            g->last->next = work;
+        if (g->worker.first)
+            g->worker.last->next = work;
         else
-            g->first = work;
-        g->last = work;
-        atomic_fetch_add(&g->queued, 1);
+            g->worker.first = work;
+        g->worker.last = work;
+        atomic_fetch_add(&g->worker.queued, 1);
     }
-    pthread_mutex_unlock(&g->queue_lock);
+    pthread_mutex_unlock(&g->worker.lock);
     if (!started) return UN_SYSTEM;
-    ring(g);
+    wake_worker(g);
     return UN_OK;
 }
 
@@ -185,7 +188,7 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
         if (seen != DONE)
             sleep_until_changed(&work->state, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument)) {
-            abort_group(g, UN_INTERRUPTED, g->rank, g->calls);
+            abort_group(g, UN_INTERRUPTED, g->rank, g->calls.latest);
             return UN_INTERRUPTED;
         }
     }
@@ -194,9 +197,9 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
 
 /* The group closes: nothing may be under way any more when its memory goes. */
 void stop_worker(un_group *g) {
-    if (!g->has_worker) return;
-    if (atomic_load(&g->queued)) abort_group(g, UN_ABORTED, g->rank, g->calls);
-    atomic_store(&g->stopping, 1);
-    ring(g);
-    pthread_join(g->worker, NULL);
+    if (!g->worker.has_thread) return;
+    if (atomic_load(&g->worker.queued)) abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
+    atomic_store(&g->worker.stopping, 1);
+    wake_worker(g);
+    pthread_join(g->worker.thread, NULL);
 }

@@ -20,8 +20,8 @@ static PyObject *group_close(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     self->closing = true;
-    if (self->users)
-        un_group_abort(self->group, "it closed the group during a call"); /* the last call under way closes it */
+    if (self->users) /* the last call under way closes it */
+        un_group_abort(self->group, "it closed the group during a call");
     else
         close_now(self);
     Py_RETURN_NONE;
@@ -246,7 +246,7 @@ static PyGetSetDef group_properties[] = {
 };
 
 static PyType_Slot group_slots[] = {
-    {Py_tp_doc, "A place in a group: Group(descriptor, rank, ranks, nonce, timeout_ns)."},
+    {Py_tp_doc, "A membership in a group: Group(descriptor, rank, ranks, nonce, timeout_ns)."},
     {Py_tp_new, (void *)group_new},
     {Py_tp_dealloc, (void *)group_free},
     {Py_tp_methods, group_methods},
@@ -322,7 +322,7 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (prepare_calls() || prepare_works(module) || prepare_mail(module)) return -1;
+    if (prepare_calls() || prepare_works(module) || prepare_messages(module)) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

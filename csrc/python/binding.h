@@ -26,6 +26,18 @@ typedef struct Group {
     seen seen;               /* the message that failed last */
 } Group;
 
+/* What Python calls a collective with, and what the engine gets for it. Parsed in one function for
+ * run and submit, and passed on by pointer. */
+typedef struct call_arguments {
+    un_call call;
+    PyObject *output, *input; /* the caller's, as is */
+    PyObject *schedule_bytes; /* the integers of a compiled schedule, or None */
+    bool coalesced;
+    bool in_place; /* the input is the output, too */
+    un_compiled_schedule schedule;
+    side in, out; /* of read_tensors */
+} call_arguments;
+
 /* What works and messages have in common: both are a Work to the program. */
 typedef struct Pending {
     PyObject_HEAD
@@ -33,7 +45,7 @@ typedef struct Pending {
     struct Pending *previous, *next; /* of those that the group holds on to */
     bool is_kept;                    /* it does */
     Group *group;
-    PyObject *blamer; /* makes an exception of a status */
+    PyObject *exceptions; /* the factory that makes one of a status */
 } Pending;
 
 typedef struct kind {
@@ -41,28 +53,27 @@ typedef struct kind {
     un_status (*result)(const Pending *p); /* once done */
     un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
     void (*release)(Pending *p); /* let go of the tensors; may be called twice */
-    PyObject *(*blame)(Pending *p, un_status status); /* a new exception, or NULL with another */
+    PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another one is set */
     int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
 } kind;
 
 /* calls.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
-void tell_site(un_group *group, uint64_t about);
+void write_site_note(un_group *group, uint64_t about);
 void close_now(Group *self);
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small);
-int read_call(un_call *call, bool *coalesced, PyObject *const *arguments, Py_ssize_t count);
-int read_program(const Group *self, un_call *call, un_program *program, PyObject *words);
-int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input, bool coalesced,
-                   side *in, side *out);
+int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
+int read_tensors(call_arguments *a, Group *self);
+void free_tensors(call_arguments *a);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
 
-/* foreign.c */
+/* recorded_calls.c */
 PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
@@ -79,7 +90,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 /* pending.c */
 void reap(Group *self);
 void reap_all(Group *self);
-Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer);
+Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);
 PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
@@ -88,12 +99,12 @@ PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 int prepare_works(PyObject *module);
 
-/* mail.c */
+/* messages.c */
 PyObject *group_send(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_seen(PyObject *object, PyObject *ignored);
-int prepare_mail(PyObject *module);
+int prepare_messages(PyObject *module);
 
 #endif

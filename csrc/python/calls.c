@@ -27,8 +27,8 @@ void close_now(Group *self) {
     reap_all(self);
 }
 
-/* A call failed, and its caller is still here: let the peers' reports say where. */
-void tell_site(un_group *group, uint64_t about) {
+/* A call failed, and its caller is still here: let the peers' error texts say where. */
+void write_site_note(un_group *group, uint64_t about) {
     const un_site *site = current_site();
     if (site) un_group_write_note(group, UN_SITE, about, site->text);
 }
@@ -48,7 +48,7 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     if (!small) release_gil(&parked);
     un_status status = body(self->group, call);
     if (parked) PyEval_RestoreThread(parked);
-    if (status) tell_site(self->group, un_group_calls(self->group));
+    if (status) write_site_note(self->group, un_group_calls(self->group));
     if (!--self->users && self->closing) close_now(self);
     return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }
@@ -93,8 +93,9 @@ static bool is_wide_output(un_operation o) {
 }
 
 /* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
-static int check_sides(const Group *self, un_operation o, const side *in, const side *out,
-                       bool coalesced) {
+static int check_sides(const call_arguments *a, const Group *self) {
+    const side *in = &a->in, *out = &a->out;
+    un_operation o = a->call.operation;
     if (!in->tensors || !out->tensors) return 0;
     if (in->tensor[0].dtype != out->tensor[0].dtype) {
         PyErr_SetString(PyExc_TypeError, "input and output have different dtypes");
@@ -102,8 +103,8 @@ static int check_sides(const Group *self, un_operation o, const side *in, const 
     }
     size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
     size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
-    bool fits = given == taken && (!coalesced || in->tensors == out->tensors);
-    for (size_t i = 0; fits && coalesced && i < in->tensors; i++) {
+    bool fits = given == taken && (!a->coalesced || in->tensors == out->tensors);
+    for (size_t i = 0; fits && a->coalesced && i < in->tensors; i++) {
         given = in->tensor[i].bytes / (is_wide_input(o) ? (size_t)self->ranks : 1);
         taken = out->tensor[i].bytes / (is_wide_output(o) ? (size_t)self->ranks : 1);
         fits = given == taken;
@@ -117,16 +118,15 @@ static int check_sides(const Group *self, un_operation o, const side *in, const 
 }
 
 /* Only a rank that is not the root may have nothing on the wide side of gather and scatter. */
-static int check_present(const Group *self, const un_call *call, const side *in, const side *out,
-                         bool in_place, bool coalesced) {
-    bool root = call->root == self->rank;
-    bool in_needed = call->operation != UN_SCATTER || root;
-    bool out_needed = !in_place && (call->operation != UN_GATHER || root);
-    if ((in_needed && !in->tensors) || (out_needed && !out->tensors)) {
+static int check_present(const call_arguments *a, const Group *self) {
+    bool root = a->call.root == self->rank;
+    bool in_needed = a->call.operation != UN_SCATTER || root;
+    bool out_needed = !a->in_place && (a->call.operation != UN_GATHER || root);
+    if ((in_needed && !a->in.tensors) || (out_needed && !a->out.tensors)) {
         PyErr_SetString(PyExc_TypeError, "None in place of a tensor");
         return -1;
     }
-    return in_place ? 0 : check_sides(self, call->operation, in, out, coalesced);
+    return a->in_place ? 0 : check_sides(a, self);
 }
 
 /* Whether nothing can share memory: one tensor, or one in one piece on each side. */
@@ -137,92 +137,74 @@ static bool lie_apart(const side *in, const side *out) {
            (a->data + a->bytes <= b->data || b->data + b->bytes <= a->data);
 }
 
-static int check_memory(const Group *self, un_operation operation, const side *in, const side *out,
-                        bool in_place, bool coalesced) {
-    sides both = {.operation = operation,
+static int check_memory(const call_arguments *a, const Group *self) {
+    if (lie_apart(&a->in, &a->out)) return 0;
+    sides both = {.operation = a->call.operation,
                   .rank = (size_t)self->rank,
                   .ranks = (size_t)self->ranks,
-                  .wide_input = is_wide_input(operation),
-                  .wide_output = is_wide_output(operation),
-                  .coalesced = coalesced,
-                  .in_place = in_place,
-                  .in = in,
-                  .out = out};
+                  .wide_input = is_wide_input(a->call.operation),
+                  .wide_output = is_wide_output(a->call.operation),
+                  .coalesced = a->coalesced,
+                  .in_place = a->in_place,
+                  .in = &a->in,
+                  .out = &a->out};
     return check_overlaps(&both);
 }
 
 /* Every rank's tensors must have one shape where all bring alike. Parts of different sizes, and so
- * of different shapes, are told by the bytes of the wide side, which are equal on all ranks. */
-static void tell_shapes(const Group *self, un_call *call, const side *in, const side *out) {
-    bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
-    if (call->operation == UN_GATHER || call->operation == UN_SCATTER ||
-        call->operation == UN_ALL_TO_ALL)
-        return;
-    const side *narrow = wide_input ? out : in, *wide = wide_input ? in : out;
-    for (int part = 1; (wide_input || wide_output) && part < self->ranks; part++)
+ * of different shapes, show in the bytes of the wide side, which are equal on all ranks. */
+static void add_shapes(call_arguments *a, const Group *self) {
+    un_operation o = a->call.operation;
+    if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return;
+    bool wide_input = is_wide_input(o);
+    const side *narrow = wide_input ? &a->out : &a->in, *wide = wide_input ? &a->in : &a->out;
+    for (int part = 1; (wide_input || is_wide_output(o)) && part < self->ranks; part++)
         if (wide->streams[part].bytes != wide->streams[0].bytes) return;
     if (!narrow->tensors) return;
-    call->shape = &narrow->tensor->shape;
-    call->shape_mark = mark_of_shapes(narrow);
+    a->call.shape = &narrow->tensor->shape;
+    a->call.shape_mark = mark_of_shapes(narrow);
 }
 
 /* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
-int read_arguments(Group *self, un_call *call, PyObject *output, PyObject *input,
-                          bool coalesced, side *in, side *out) {
-    bool in_place = output == input && input != Py_None &&
-                    is_wide_input(call->operation) == is_wide_output(call->operation);
+int read_tensors(call_arguments *a, Group *self) {
+    un_call *call = &a->call;
+    bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
     size_t ranks = (size_t)self->ranks;
+    a->in_place = a->output == a->input && a->input != Py_None && wide_input == wide_output;
     int failed = 0;
-    start_side(in);
-    start_side(out);
-    if (input != Py_None) {
-        bool wide = is_wide_input(call->operation);
-        failed = read_side(in, input, wide ? ranks : 1, coalesced || !wide, in_place);
-    }
-    if (!failed && !in_place && output != Py_None) {
-        bool wide = is_wide_output(call->operation);
-        failed = read_side(out, output, wide ? ranks : 1, coalesced || !wide, true);
-    }
-    if (!failed) failed = check_present(self, call, in, out, in_place, coalesced);
-    if (!failed && !lie_apart(in, out))
-        failed = check_memory(self, call->operation, in, out, in_place, coalesced);
-    if (failed) {
+    start_side(&a->in);
+    start_side(&a->out);
+    if (a->input != Py_None)
+        failed = read_side(&a->in, a->input, wide_input ? ranks : 1, a->coalesced || !wide_input,
+                           a->in_place);
+    if (!failed && !a->in_place && a->output != Py_None)
+        failed = read_side(&a->out, a->output, wide_output ? ranks : 1,
+                           a->coalesced || !wide_output, true);
+    if (failed || check_present(a, self) || check_memory(a, self)) {
         refuse(self, call);
         return -1;
     }
-    const side *narrow = is_wide_input(call->operation) ? out : in;
-    call->dtype = (in->tensors ? in : out)->tensor->dtype;
-    call->input = in->streams;
-    call->output = in_place ? in->streams : out->streams;
-    if (coalesced) call->shape_hash = hash_of_tensors(narrow);
-    if (shapes_are_compared) tell_shapes(self, call, in, out);
+    call->dtype = (a->in.tensors ? &a->in : &a->out)->tensor->dtype;
+    call->input = a->in.streams;
+    call->output = a->in_place ? a->in.streams : a->out.streams;
+    if (a->coalesced) call->shape_hash = hash_of_tensors(wide_input ? &a->out : &a->in);
+    if (shapes_are_compared) add_shapes(a, self);
     return 0;
 }
 
-/* The words of a program, in a bytes object that the caller keeps alive; NULL or None: none. */
-int read_program(const Group *self, un_call *call, un_program *program, PyObject *words) {
-    if (!words || words == Py_None) return 0;
-    if (!PyBytes_Check(words) || call->operation != UN_ALL_REDUCE ||
-        !un_program_read(program, (const int64_t *)(const void *)PyBytes_AsString(words),
-                         (size_t)PyBytes_Size(words) / sizeof(int64_t), self->rank, self->ranks)) {
-        PyErr_SetString(PyExc_ValueError, "this is no program for this rank");
-        return -1;
-    }
-    call->program = program;
-    return 0;
+void free_tensors(call_arguments *a) {
+    free_side(&a->in);
+    free_side(&a->out);
 }
 
-static PyObject *run(Group *self, un_call *call, PyObject *output, PyObject *input,
-                     bool coalesced) {
-    side in, out;
+static PyObject *run(call_arguments *a, Group *self) {
     PyObject *result = NULL;
-    if (!read_arguments(self, call, output, input, coalesced, &in, &out)) {
-        bool small = side_bytes(&in) + side_bytes(&out) <= SMALL_BYTES;
-        int status = enter_engine(self, un_run, call, small);
+    if (!read_tensors(a, self)) {
+        bool small = side_bytes(&a->in) + side_bytes(&a->out) <= SMALL_BYTES;
+        int status = enter_engine(self, un_run, &a->call, small);
         if (status >= 0) result = PyLong_FromLong(status);
     }
-    free_side(&in);
-    free_side(&out);
+    free_tensors(a);
     return result;
 }
 
@@ -245,34 +227,49 @@ PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssiz
     int reduction = find_reduction(arguments[1]);
     if (reduction < 0 || PyList_Check(tensors) || PyTuple_Check(tensors))
         return PyLong_FromLong(ASK_AGAIN);
-    un_call call = {
+    call_arguments a;
+    a.call = (un_call){
         .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
-    return run((Group *)object, &call, tensors, tensors, false);
+    a.output = a.input = tensors;
+    a.coalesced = false;
+    return run(&a, (Group *)object);
 }
 
-/* (operation, output, input, root, reduction, factor, coalesced), and perhaps a program */
-int read_call(un_call *call, bool *coalesced, PyObject *const *arguments,
-                     Py_ssize_t count) {
+static int read_schedule(call_arguments *a, const Group *self) {
+    PyObject *bytes = a->schedule_bytes;
+    if (bytes == Py_None) return 0;
+    if (!PyBytes_Check(bytes) || a->call.operation != UN_ALL_REDUCE ||
+        !un_schedule_read(&a->schedule, (const int64_t *)(const void *)PyBytes_AsString(bytes),
+                          (size_t)PyBytes_Size(bytes) / sizeof(int64_t), self->rank, self->ranks)) {
+        PyErr_SetString(PyExc_ValueError, "this is not a compiled schedule for this rank");
+        return -1;
+    }
+    a->call.schedule = &a->schedule;
+    return 0;
+}
+
+/* (operation, output, input, root, reduction, factor, coalesced), and perhaps a compiled schedule
+ * as bytes. Tensors and bytes stay the caller's to keep alive; `a` must stay where it is. */
+int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
+               Py_ssize_t count) {
     if (count != 7 && count != 8) {
         PyErr_SetString(PyExc_TypeError, "a call has 7 or 8 arguments");
         return -1;
     }
-    *call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
-                      .root = (int)PyLong_AsLong(arguments[3]),
-                      .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
-                      .factor = PyFloat_AsDouble(arguments[5])};
-    *coalesced = PyObject_IsTrue(arguments[6]) > 0;
-    return PyErr_Occurred() ? -1 : 0;
+    a->call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
+                        .root = (int)PyLong_AsLong(arguments[3]),
+                        .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
+                        .factor = PyFloat_AsDouble(arguments[5])};
+    a->output = arguments[1];
+    a->input = arguments[2];
+    a->coalesced = PyObject_IsTrue(arguments[6]) > 0;
+    a->schedule_bytes = count == 8 ? arguments[7] : Py_None;
+    return PyErr_Occurred() ? -1 : read_schedule(a, self);
 }
 
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    un_call call;
-    un_program program;
-    bool coalesced;
-    if (read_call(&call, &coalesced, arguments, count) ||
-        read_program((const Group *)object, &call, &program, count == 8 ? arguments[7] : NULL))
-        return NULL;
-    return run((Group *)object, &call, arguments[1], arguments[2], coalesced);
+    call_arguments a;
+    return parse_call(&a, (Group *)object, arguments, count) ? NULL : run(&a, (Group *)object);
 }
 
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {
@@ -289,7 +286,6 @@ PyObject *group_refuse(PyObject *object, PyObject *operation) {
     int status = enter_engine((Group *)object, un_refuse, &call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
-
 
 int prepare_calls(void) {
     static const char *const names[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",

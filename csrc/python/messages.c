@@ -55,7 +55,7 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
     un_status status = un_message_run(self->group, &m, &hooks);
     if (parked) PyEval_RestoreThread(parked);
     if (status) {
-        tell_site(self->group, UN_ABOUT_MESSAGES);
+        write_site_note(self->group, UN_ABOUT_MESSAGES);
         self->seen = (seen){m.source, m.seen_bytes, m.seen_dtype};
     }
     if (!--self->users && self->closing) close_now(self);
@@ -101,20 +101,20 @@ static void release(Pending *p) {
 }
 
 /* message_error(status, (sends, tensor, peer, tag), (source, bytes, dtype)) */
-static PyObject *blame(Pending *p, un_status status) {
+static PyObject *make_exception(Pending *p, un_status status) {
     const Message *self = (const Message *)p;
     const un_message *m = &self->message;
-    return PyObject_CallMethod(p->blamer, "message_error", "i(OOiL)(iKI)", (int)status,
+    return PyObject_CallMethod(p->exceptions, "message_error", "i(OOiL)(iKI)", (int)status,
                                m->sends ? Py_True : Py_False, self->owner, m->peer,
                                (long long)m->tag, m->source, (unsigned long long)m->seen_bytes,
                                (unsigned)m->seen_dtype);
 }
 
-static const kind message_kind = {is_done, result, await, release, blame, source};
+static const kind message_kind = {is_done, result, await, release, make_exception, source};
 
-static PyObject *refuse_closed(PyObject *blamer, bool sends) {
+static PyObject *refuse_closed(PyObject *exceptions, bool sends) {
     int operation = sends ? UN_SEND : UN_RECV;
-    raise_error(PyObject_CallMethod(blamer, "call_error", "ii", (int)UN_CLOSED, operation));
+    raise_error(PyObject_CallMethod(exceptions, "call_error", "ii", (int)UN_CLOSED, operation));
     return NULL;
 }
 
@@ -142,12 +142,12 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     if (parked) PyEval_RestoreThread(parked);
     if (!--self->users && self->closing) close_now(self);
     if (!status) return kept;
-    raise_error(blame(&m->pending, status));
+    raise_error(make_exception(&m->pending, status));
     Py_DECREF(kept);
     return NULL;
 }
 
-/* isend(blamer, frame, tensor, peer, tag) and irecv: a Message. */
+/* isend(exceptions, frame, tensor, peer, tag) and irecv: a Message. */
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     return start_message((Group *)object, true, arguments, count);
 }
@@ -156,7 +156,7 @@ PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t c
     return start_message((Group *)object, false, arguments, count);
 }
 
-int prepare_mail(PyObject *module) {
+int prepare_messages(PyObject *module) {
     if (!message_type)
         message_type = make_pending_type("unisono._native.Message",
                                          "A message that goes on by itself.", sizeof(Message));

@@ -1,7 +1,7 @@
 /* Arguments whose tensors share memory: what works in place, and what is refused.
  *
- * A result must have a place of its own. What a call reads may share memory as it likes; what it
- * writes may share memory with exactly one thing, the part of the input that it takes the place of.
+ * A result must have memory of its own. What a call reads may share memory as it likes; what it
+ * writes may share memory with exactly one thing, the part of the input that it replaces.
  * The table is in docs/collectives.md. Tensors that lie apart, as nearly all do, cost a comparison
  * of where they begin and end.
  */
@@ -68,10 +68,10 @@ static bool visit(const map *m, const char *element, size_t item_bytes, purpose 
     bool marked = false;
     for (const char *byte = element; byte < element + item_bytes; byte += m->unit) {
         if (byte < m->first || byte >= m->end) continue;
-        size_t place = (size_t)(byte - m->first) / m->unit;
-        uint64_t bit = (uint64_t)1 << place % 64;
-        marked = marked || (m->bits[place / 64] & bit);
-        if (purpose != FIND_MARKED) m->bits[place / 64] |= bit;
+        size_t index = (size_t)(byte - m->first) / m->unit;
+        uint64_t bit = (uint64_t)1 << index % 64;
+        marked = marked || (m->bits[index / 64] & bit);
+        if (purpose != FIND_MARKED) m->bits[index / 64] |= bit;
     }
     return marked && purpose != MARK;
 }
@@ -213,13 +213,13 @@ static bool are_the_same(const un_view *a, const un_view *b, size_t item_bytes) 
 /* -- both sides of a call -------------------------------------------------------------------- */
 
 /* The view of a tensor in a part; NULL: none. */
-static const un_view *view_in(const side *s, size_t tensor, size_t part, bool one_a_part) {
-    if (!one_a_part) return &s->views[part * s->tensors + tensor];
+static const un_view *view_in(const side *s, size_t tensor, size_t part, bool one_per_part) {
+    if (!one_per_part) return &s->views[part * s->tensors + tensor];
     return tensor == part ? &s->views[part] : NULL;
 }
 
-/* Whether an output takes the place of that part of the input which goes into it, or which was
- * combined into it, and of nothing else. */
+/* Whether an output replaces that part of the input which goes into it, or which was combined into
+ * it, and nothing else. */
 static bool is_in_place(const sides *s, size_t output, size_t input) {
     bool gives_parts = !s->coalesced && s->in->tensors > 1;
     bool takes_parts = !s->coalesced && s->out->tensors > 1;

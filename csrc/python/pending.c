@@ -31,13 +31,13 @@ void reap_all(Group *self) {
     while (self->next_look);
 }
 
-Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *blamer) {
+Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Pending *p = (Pending *)allocate(type, 0);
     if (!p) return NULL;
     p->kind = kind;
-    Py_INCREF(blamer);
-    p->blamer = blamer;
+    Py_INCREF(exceptions);
+    p->exceptions = exceptions;
     return p;
 }
 
@@ -57,14 +57,14 @@ static void free_pending(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     p->kind->release(p);
     Py_XDECREF((PyObject *)p->group);
-    Py_XDECREF(p->blamer);
+    Py_XDECREF(p->exceptions);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
 }
 
 /* A status, or -1 with an exception (Ctrl-C). */
-static int wait_as_told(Pending *p, int64_t timeout_ns) {
+static int wait_until_done(Pending *p, int64_t timeout_ns) {
     Group *group = p->group;
     int status;
     if (p->kind->is_done(p)) {
@@ -114,9 +114,9 @@ static PyObject *pending_wait(PyObject *object, PyObject *arguments, PyObject *k
         return NULL;
     if (read_timeout(timeout, &timeout_ns)) return NULL;
     Pending *p = (Pending *)object;
-    int status = wait_as_told(p, timeout_ns);
+    int status = wait_until_done(p, timeout_ns);
     if (!status) Py_RETURN_NONE;
-    if (status > 0) raise_error(p->kind->blame(p, (un_status)status));
+    if (status > 0) raise_error(p->kind->make_exception(p, (un_status)status));
     return NULL;
 }
 
@@ -131,7 +131,7 @@ static PyObject *pending_exception(PyObject *object, PyObject *ignored) {
     Pending *p = (Pending *)object;
     un_status status = p->kind->is_done(p) ? p->kind->result(p) : UN_OK;
     if (!status) Py_RETURN_NONE;
-    return p->kind->blame(p, status);
+    return p->kind->make_exception(p, status);
 }
 
 static PyObject *pending_source_rank(PyObject *object, PyObject *ignored) {

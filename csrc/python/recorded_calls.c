@@ -1,35 +1,35 @@
 /* Calls that another library carries out: their records, and comparing them before they begin. */
 #include "binding.h"
 
-typedef struct foreign {
+typedef struct recorded_call {
     un_call call; /* first: the engine gives it back to us */
     uint64_t bytes;
     uint64_t number; /* of the call, or of its record */
-} foreign;
+} recorded_call;
 
 /* (operation, reduction, root, dtype, bytes, number) */
-static int read_foreign(foreign *f, PyObject *const *arguments, Py_ssize_t count) {
+static int read_recorded_call(recorded_call *r, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 6) {
         PyErr_SetString(PyExc_TypeError, "a call has 6 arguments");
         return -1;
     }
-    *f = (foreign){.call = {.operation = (un_operation)PyLong_AsLong(arguments[0]),
-                            .reduction = (un_reduction)PyLong_AsLong(arguments[1]),
-                            .root = (int)PyLong_AsLong(arguments[2]),
-                            .dtype = (un_dtype)PyLong_AsUnsignedLong(arguments[3])},
-                   .bytes = PyLong_AsUnsignedLongLong(arguments[4]),
-                   .number = (uint64_t)PyLong_AsLongLong(arguments[5])};
+    *r = (recorded_call){.call = {.operation = (un_operation)PyLong_AsLong(arguments[0]),
+                                  .reduction = (un_reduction)PyLong_AsLong(arguments[1]),
+                                  .root = (int)PyLong_AsLong(arguments[2]),
+                                  .dtype = (un_dtype)PyLong_AsUnsignedLong(arguments[3])},
+                         .bytes = PyLong_AsUnsignedLongLong(arguments[4]),
+                         .number = (uint64_t)PyLong_AsLongLong(arguments[5])};
     return PyErr_Occurred() ? -1 : 0;
 }
 
 /* record_open(operation, reduction, root, dtype, bytes, number): the record, with its site */
 PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;
-    foreign f;
-    if (read_foreign(&f, arguments, count)) return NULL;
-    f.call.site = current_site();
+    recorded_call r;
+    if (read_recorded_call(&r, arguments, count)) return NULL;
+    r.call.site = current_site();
     uint64_t record =
-        self->group ? un_record_open(self->group, &f.call, f.bytes, f.number) : 0;
+        self->group ? un_record_open(self->group, &r.call, r.bytes, r.number) : 0;
     return PyLong_FromUnsignedLongLong(record);
 }
 
@@ -81,14 +81,14 @@ PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssiz
 }
 
 static un_status compare(un_group *group, const un_call *call) {
-    const foreign *f = (const foreign *)call;
-    return un_check(group, call, f->bytes, f->number);
+    const recorded_call *r = (const recorded_call *)call;
+    return un_check(group, call, r->bytes, r->number);
 }
 
 /* check(operation, reduction, root, dtype, bytes, record): a status */
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    foreign f;
-    if (read_foreign(&f, arguments, count)) return NULL;
-    int status = enter_engine((Group *)object, compare, &f.call, true);
+    recorded_call r;
+    if (read_recorded_call(&r, arguments, count)) return NULL;
+    int status = enter_engine((Group *)object, compare, &r.call, true);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }

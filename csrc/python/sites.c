@@ -1,5 +1,5 @@
 /* Sites: where in the caller's program a call was made, found by walking up the Python stack past
- * our own files. A line of code is written out once and remembered for as long as we live. */
+ * our own files. A line of code is written out once and remembered until the process ends. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,18 +7,18 @@
 
 #include "binding.h"
 
-enum { PLACES = 2048, WHOLE_CODE = -1 };
+enum { LINES = 2048, WHOLE_CODE = -1 };
 
 /* A line of a code object; line WHOLE_CODE says whether the code is ours. */
-typedef struct place {
+typedef struct code_line {
     PyObject *code;
     int line;
     bool own;
     un_site *site;
-} place;
+} code_line;
 
-static place places[PLACES];
-static int places_taken;
+static code_line lines[LINES];
+static int lines_known;
 static uint32_t sites_made;
 static PyObject *own_paths; /* a tuple of str */
 static PyObject *back_name;
@@ -32,34 +32,34 @@ PyObject *module_keep_sites(PyObject *module, PyObject *wanted) {
     Py_RETURN_NONE;
 }
 
-static place *find_place(PyObject *code, int line) {
+static code_line *find_line(PyObject *code, int line) {
     size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;
-    for (size_t i = 0; i < PLACES; i++) {
-        place *p = &places[(start + i) % PLACES];
-        if (!p->code || (p->code == code && p->line == line)) return p;
+    for (size_t i = 0; i < LINES; i++) {
+        code_line *l = &lines[(start + i) % LINES];
+        if (!l->code || (l->code == code && l->line == line)) return l;
     }
     return NULL;
 }
 
 /* Keep room, so that searches end soon. The code is never let go: its address must stay its own. */
-static bool take_place(place *p, PyObject *code, int line) {
-    if (places_taken >= PLACES / 4 * 3) return false;
-    places_taken++;
+static bool remember_line(code_line *l, PyObject *code, int line) {
+    if (lines_known >= LINES / 4 * 3) return false;
+    lines_known++;
     Py_INCREF(code);
-    p->code = code;
-    p->line = line;
+    l->code = code;
+    l->line = line;
     return true;
 }
 
 static bool code_is_own(PyObject *code) {
-    place *p = find_place(code, WHOLE_CODE);
-    if (p && p->code) return p->own;
+    code_line *l = find_line(code, WHOLE_CODE);
+    if (l && l->code) return l->own;
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
     PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", own_paths) : NULL;
     bool own = starts && PyObject_IsTrue(starts) > 0;
     Py_XDECREF(starts);
     Py_XDECREF(file);
-    if (p && take_place(p, code, WHOLE_CODE)) p->own = own;
+    if (l && remember_line(l, code, WHOLE_CODE)) l->own = own;
     return own;
 }
 
@@ -84,20 +84,20 @@ static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
 }
 
 static const un_site *site_of_line(PyObject *code, int line) {
-    place *p = find_place(code, line);
-    if (!p || p->code) return p ? p->site : NULL;
+    code_line *l = find_line(code, line);
+    if (!l || l->code) return l ? l->site : NULL;
     un_site *site = calloc(1, sizeof *site);
-    if (!site || !take_place(p, code, line)) {
+    if (!site || !remember_line(l, code, line)) {
         free(site);
         return NULL;
     }
     site->number = ++sites_made;
     write_out(site->text, code, line);
-    p->site = site;
+    l->site = site;
     return site;
 }
 
-/* The innermost place that is not ours, from `frame` outwards. Leaves a pending exception alone. */
+/* The innermost line that is not ours, from `frame` outwards. Leaves a pending exception alone. */
 const un_site *site_of_frame(PyObject *frame) {
     PyObject *type, *value, *traceback;
     const un_site *site = NULL;

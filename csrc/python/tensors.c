@@ -76,7 +76,7 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     if (!writable || !overlaps_itself(t->data, t->layout)) return 0;
     PyErr_SetString(PyExc_ValueError,
                     "an expanded or overlapping tensor cannot receive a result: several of its "
-                    "elements share one place in memory; pass a .clone()");
+                    "elements share an address; pass a .clone()");
     return -1;
 }
 
@@ -91,7 +91,7 @@ static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_
     for (int i = 0; i < 2; i++) {
         if (!(conjugable || (i && negatable))) continue;
         PyObject *lazy = PyObject_CallMethod(object, i ? "is_neg" : "is_conj", NULL);
-        if (!lazy) PyErr_Clear(); /* no torch tensor: nothing is lazy there */
+        if (!lazy) PyErr_Clear(); /* not a torch tensor: nothing is lazy there */
         bool refused = lazy == Py_True;
         Py_XDECREF(lazy);
         if (refused)
@@ -122,11 +122,11 @@ typedef struct asked {
     const char *first, *end;
 } asked;
 
-/* Where to remember it: two to a place. */
-static asked *place_of(const asked *a) {
-    static asked places[2048][2];
+/* Where to remember it: one of two in its set. */
+static asked *set_of(const asked *a) {
+    static asked sets[2048][2];
     uint64_t mixed = ((uintptr_t)a->object ^ (uintptr_t)a->first << 20) * 0x9e3779b97f4a7c15u;
-    return places[mixed >> 53];
+    return sets[mixed >> 53];
 }
 
 static bool is_same(const asked *a, const asked *b) {
@@ -140,7 +140,7 @@ static int check_storage(PyObject *object, size_t needed_bytes, const asked *nee
     PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
     bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
     Py_XDECREF(storage);
-    if (!knows) { /* no torch tensor */
+    if (!knows) { /* not a torch tensor */
         PyErr_Clear();
         return 0;
     }
@@ -159,13 +159,13 @@ static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
         extent whole = extent_of(t->data, t->layout, t->bytes);
         now = (asked){object, whole.first, whole.end};
     }
-    asked *place = place_of(&now);
-    bool is_new = !is_same(&place[0], &now) && !is_same(&place[1], &now);
+    asked *set = set_of(&now);
+    bool is_new = !is_same(&set[0], &now) && !is_same(&set[1], &now);
     if (is_new && check_storage(object, t->bytes, &now)) return -1;
     if (check_lazy(object, t, code, is_new)) return -1;
     if (is_new) {
-        place[1] = place[0];
-        place[0] = now;
+        set[1] = set[0];
+        set[0] = now;
     }
     return 0;
 }
@@ -401,7 +401,7 @@ static int cut_tensors(side *s, size_t parts) {
         if (items % parts) {
             PyErr_Format(PyExc_ValueError,
                          "%zu elements cannot be cut evenly into %zu parts: pass a list with one "
-                         "tensor a rank",
+                         "tensor per rank",
                          items, parts);
             return -1;
         }
@@ -419,7 +419,7 @@ static int cut_tensors(side *s, size_t parts) {
     return 0;
 }
 
-static int one_tensor_a_part(side *s, size_t parts) {
+static int one_tensor_per_part(side *s, size_t parts) {
     if (s->tensors != parts) {
         PyErr_Format(PyExc_ValueError, "a list of %zu tensors in a group of %zu ranks", s->tensors,
                      parts);
@@ -469,5 +469,5 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
         return cut_tensors(s, parts);
     }
     if (read_items(s, object, writable) || same_dtype(s)) return -1;
-    return coalesced ? cut_tensors(s, parts) : one_tensor_a_part(s, parts);
+    return coalesced ? cut_tensors(s, parts) : one_tensor_per_part(s, parts);
 }

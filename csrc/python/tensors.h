@@ -42,7 +42,7 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
 
 /* Read `object`: a tensor or a list or tuple of them, into `parts` streams.
  * One part: all tensors follow each other in it. Several, with a sequence that is not
- * `coalesced`: one tensor a part. Otherwise every tensor is cut evenly into the parts.
+ * `coalesced`: one tensor per part. Otherwise every tensor is cut evenly into the parts.
  * Returns 0, or -1 with a Python exception; free_side is due either way. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */
@@ -58,7 +58,7 @@ uint32_t mark_of_shapes(const side *s);
 /* overlaps.c: from where to where a tensor lies. */
 typedef struct extent {
     const char *first, *end;
-    size_t tensor; /* its place in its side */
+    size_t tensor; /* its index in its side */
     bool written;
 } extent;
 extent extent_of(const char *data, const un_layout *layout, size_t bytes);

@@ -4,9 +4,8 @@
 typedef struct Work {
     Pending pending;
     un_work work;
-    side in, out;
-    un_program program;
-    PyObject *tensors; /* and the program's words; NULL once the work is done */
+    call_arguments arguments;
+    PyObject *kept; /* alive: tensors and schedule; NULL once the work is done */
 } Work;
 
 static PyTypeObject *work_type;
@@ -19,51 +18,49 @@ static un_status await(un_group *group, Pending *p, const un_call *hooks) {
     return un_work_wait(group, &((Work *)p)->work, hooks);
 }
 
-static PyObject *blame(Pending *p, un_status status) {
+static PyObject *make_exception(Pending *p, un_status status) {
     const un_call *call = &((Work *)p)->work.call;
-    return PyObject_CallMethod(p->blamer, "call_error", "iiiI", (int)status, (int)call->operation,
-                               (int)call->reduction, (unsigned)call->dtype);
+    return PyObject_CallMethod(p->exceptions, "call_error", "iiiI", (int)status,
+                               (int)call->operation, (int)call->reduction, (unsigned)call->dtype);
 }
 
 static void release(Pending *p) {
     Work *self = (Work *)p;
-    if (!self->tensors) return;
-    free_side(&self->in);
-    free_side(&self->out);
-    Py_CLEAR(self->tensors);
+    if (!self->kept) return;
+    free_tensors(&self->arguments);
+    Py_CLEAR(self->kept);
 }
 
-static const kind work_kind = {is_done, result, await, release, blame, NULL};
+static const kind work_kind = {is_done, result, await, release, make_exception, NULL};
 
-/* submit(blamer, ...), then the arguments of run: a Work, or a status. */
+/* submit(exceptions, ...), then the arguments of run: a Work, or a status. */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;
-    un_call call;
-    bool coalesced;
-    if (count < 1) return PyErr_Format(PyExc_TypeError, "submit needs a blamer");
-    PyObject *blamer = *arguments++;
-    if (read_call(&call, &coalesced, arguments, count - 1)) return NULL;
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "submit needs an exception factory");
     if (!self->group || self->closing) return PyLong_FromLong(UN_CLOSED);
     if (self->pending) reap(self);
-    Work *work = (Work *)new_pending(work_type, &work_kind, blamer);
+    Work *work = (Work *)new_pending(work_type, &work_kind, arguments[0]);
     if (!work) return NULL;
-    start_side(&work->in);
-    start_side(&work->out);
-    PyObject *words = count == 9 ? arguments[7] : Py_None;
-    work->tensors = PyTuple_Pack(3, arguments[1], arguments[2], words);
-    int failed = work->tensors ? read_program(self, &call, &work->program, words) : -1;
-    if (!failed && call.operation != UN_BARRIER)
-        failed = read_arguments(self, &call, arguments[1], arguments[2], coalesced, &work->in,
-                                &work->out);
-    call.timeout_ns = self->timeout_ns;
-    call.site = current_site();
-    work->work.call = call;
-    un_status status = failed ? UN_OK : un_submit(self->group, &work->work);
-    if (failed || status) {
-        Py_DECREF((PyObject *)work);
-        return failed ? NULL : PyLong_FromLong(status);
+    call_arguments *a = &work->arguments;
+    start_side(&a->in);
+    start_side(&a->out);
+    int failed = parse_call(a, self, arguments + 1, count - 1);
+    if (!failed) {
+        work->kept = PyTuple_Pack(3, a->output, a->input, a->schedule_bytes);
+        failed = work->kept ? 0 : -1;
     }
-    return keep(self, &work->pending);
+    if (!failed && a->call.operation != UN_BARRIER) failed = read_tensors(a, self);
+    if (failed) {
+        Py_DECREF((PyObject *)work);
+        return NULL;
+    }
+    a->call.timeout_ns = self->timeout_ns;
+    a->call.site = current_site();
+    work->work.call = a->call;
+    un_status status = un_submit(self->group, &work->work);
+    if (!status) return keep(self, &work->pending);
+    Py_DECREF((PyObject *)work);
+    return PyLong_FromLong(status);
 }
 
 int prepare_works(PyObject *module) {

@@ -1,147 +1,147 @@
 /* Calls that end badly: mismatches, refusals, aborts, deadlines, interrupts, peers that leave. */
 #include "threads.h"
 
-static void expect_end(const place *p, un_status status) {
-    un_failure failure = un_group_failure(p->group);
+static void expect_end(const membership *me, un_status status) {
+    un_failure failure = un_group_failure(me->group);
     EXPECT_EQUAL(failure.status, status);
-    uint64_t calls = un_group_calls(p->group);
+    uint64_t calls = un_group_calls(me->group);
     un_call all = barrier();
     un_work work = {.call = all};
-    EXPECT_EQUAL(un_run(p->group, &all), status);
-    EXPECT_EQUAL(un_submit(p->group, &work), UN_OK);
+    EXPECT_EQUAL(un_run(me->group, &all), status);
+    EXPECT_EQUAL(un_submit(me->group, &work), UN_OK);
     const un_call forever = {.timeout_ns = -1};
-    EXPECT_EQUAL(un_work_wait(p->group, &work, &forever), status);
-    EXPECT_EQUAL(un_group_calls(p->group), calls);
-    EXPECT_EQUAL(un_group_failure(p->group).call, failure.call);
+    EXPECT_EQUAL(un_work_wait(me->group, &work, &forever), status);
+    EXPECT_EQUAL(un_group_calls(me->group), calls);
+    EXPECT_EQUAL(un_group_failure(me->group).call, failure.call);
 }
 
-static void wait_for_failure(const place *p) {
-    while (!un_group_failure(p->group).status) sleep_ms(1);
+static void wait_for_failure(const membership *me) {
+    while (!un_group_failure(me->group).status) sleep_ms(1);
 }
 
 /* -- what the ranks do not agree on ------------------------------------------------------------ */
 
 /* The last rank does something else; nobody's output changes, and everybody can tell who did. */
-static void disagree(place *p) {
-    const job *jobs = p->shared;
-    bool other = p->rank == p->ranks - 1;
-    run_random_job(p, 1, 100);
-    task t;
-    prepare_task(&t, &jobs[other], p->rank, p->ranks);
-    EXPECT_EQUAL(un_run(p->group, &t.call), UN_MISMATCH);
-    EXPECT(!t.output.memory || t.job.in_place || side_is_untouched(&t.output));
-    free_task(&t);
-    un_failure failure = un_group_failure(p->group);
+static void disagree(membership *me) {
+    const scenario *scenarios = me->shared;
+    bool other = me->rank == me->ranks - 1;
+    run_random_scenario(me, 1, 100);
+    trial t;
+    prepare_trial(&t, &scenarios[other], me->rank, me->ranks);
+    EXPECT_EQUAL(un_run(me->group, &t.call), UN_MISMATCH);
+    EXPECT(!t.output.memory || t.scenario.in_place || side_is_untouched(&t.output));
+    free_trial(&t);
+    un_failure failure = un_group_failure(me->group);
     EXPECT_EQUAL(failure.call, 2);
-    for (int rank = 0; rank < p->ranks; rank++) {
-        un_posted posted = un_group_posted(p->group, rank, failure.call);
-        const job *theirs = &jobs[rank == p->ranks - 1];
+    for (int rank = 0; rank < me->ranks; rank++) {
+        un_posted posted = un_group_posted(me->group, rank, failure.call);
+        const scenario *theirs = &scenarios[rank == me->ranks - 1];
         EXPECT_EQUAL(posted.call, 2);
         EXPECT_EQUAL(posted.operation, theirs->operation);
         EXPECT_EQUAL(posted.root, theirs->root);
         EXPECT_EQUAL(posted.dtype, dtype_of(theirs->type));
     }
-    expect_end(p, UN_MISMATCH);
+    expect_end(me, UN_MISMATCH);
 }
 
 static void test_mismatches(void) {
-    job usual = {.operation = UN_ALL_REDUCE, .type = FLOAT32, .items = 100};
+    scenario usual = {.operation = UN_ALL_REDUCE, .type = FLOAT32, .items = 100};
     for (int change = 0; change < 7; change++) {
-        job jobs[2] = {usual, usual};
-        if (change == 0) jobs[1].operation = UN_BROADCAST;
-        if (change == 1) jobs[1].reduction = UN_MAX;
-        if (change == 2) jobs[1].type = INT64;
-        if (change == 3) jobs[1].items = 99;
-        if (change > 3) jobs[0].operation = jobs[1].operation = UN_ALL_TO_ALL;
-        if (change == 4) jobs[1].items = 20000;
-        if (change == 5) jobs[0].items = 20000;
-        if (change == 6) jobs[0].operation = jobs[1].operation = UN_GATHER, jobs[1].root = 1;
-        run_ranks(2 + change % 3, change % 2 ? 1 : 8, disagree, jobs);
+        scenario scenarios[2] = {usual, usual}, *first = &scenarios[0], *last = &scenarios[1];
+        if (change == 0) last->operation = UN_BROADCAST;
+        if (change == 1) last->reduction = UN_MAX;
+        if (change == 2) last->type = INT64;
+        if (change == 3) last->items = 99;
+        if (change > 3) first->operation = last->operation = UN_ALL_TO_ALL;
+        if (change == 4) last->items = 20000;
+        if (change == 5) first->items = 20000;
+        if (change == 6) first->operation = last->operation = UN_GATHER, last->root = 1;
+        run_ranks(2 + change % 3, change % 2 ? 1 : 8, disagree, scenarios);
     }
 }
 
 /* -- refusals ---------------------------------------------------------------------------------- */
 
 /* All refuse alike, by their arguments or by the engine's own judgement: the group goes on. */
-static void refuse_together(place *p) {
-    int64_t data[2] = {p->rank, 1};
+static void refuse_together(membership *me) {
+    int64_t data[2] = {me->rank, 1};
     un_view view = {.data = (char *)data, .bytes = sizeof data};
     un_stream stream = {.views = &view, .count = 1, .bytes = sizeof data};
     un_call average = sum_of(&stream);
     average.reduction = UN_AVG;
     average.dtype = dtype_of(INT64);
     for (int i = 0; i < 10; i++) {
-        EXPECT_EQUAL(i % 2 ? un_run(p->group, &average) : un_refuse(p->group, &average),
+        EXPECT_EQUAL(i % 2 ? un_run(me->group, &average) : un_refuse(me->group, &average),
                      UN_REFUSED);
-        EXPECT(data[0] == p->rank && data[1] == 1);
-        run_random_job(p, scramble((uint64_t)i), 3000);
+        EXPECT(data[0] == me->rank && data[1] == 1);
+        run_random_scenario(me, scramble((uint64_t)i), 3000);
     }
 }
 
-static void refuse_alone(place *p) {
+static void refuse_alone(membership *me) {
     un_call all = barrier();
-    if (p->rank)
-        EXPECT_EQUAL(un_run(p->group, &all), UN_MISMATCH);
+    if (me->rank)
+        EXPECT_EQUAL(un_run(me->group, &all), UN_MISMATCH);
     else
-        EXPECT_EQUAL(un_refuse(p->group, &all), UN_REFUSED);
-    EXPECT(un_group_posted(p->group, 0, 1).refused);
-    EXPECT(!un_group_posted(p->group, 1, 1).refused);
-    expect_end(p, UN_MISMATCH);
+        EXPECT_EQUAL(un_refuse(me->group, &all), UN_REFUSED);
+    EXPECT(un_group_posted(me->group, 0, 1).refused);
+    EXPECT(!un_group_posted(me->group, 1, 1).refused);
+    expect_end(me, UN_MISMATCH);
 }
 
 /* -- aborts ------------------------------------------------------------------------------------ */
 
-typedef struct bomb {
+typedef struct delayed_abort {
     un_group *group;
     int delay_ms;
-} bomb;
+} delayed_abort;
 
 static void *abort_later(void *argument) {
-    const bomb *b = argument;
-    sleep_ms(b->delay_ms);
-    un_group_abort(b->group, "enough");
+    const delayed_abort *a = argument;
+    sleep_ms(a->delay_ms);
+    un_group_abort(a->group, "enough");
     return NULL;
 }
 
 /* In the middle of calls and works; whatever was over before is as it should be. */
-static void be_aborted(place *p) {
-    int round = *(int *)p->shared;
-    bomb b = {p->group, 1 + round};
+static void be_aborted(membership *me) {
+    int round = *(int *)me->shared;
+    delayed_abort a = {me->group, 1 + round};
     pthread_t thread = {0};
-    if (p->rank == p->ranks - 1) thread = start(abort_later, &b);
+    if (me->rank == me->ranks - 1) thread = start(abort_later, &a);
     const un_call forever = {.timeout_ns = -1};
     un_status status = UN_OK;
     for (uint64_t i = 0; !status; i++) {
-        job j = random_job(scramble(i + (uint64_t)round * 1000), p->ranks, 20000);
-        task t;
-        prepare_task(&t, &j, p->rank, p->ranks);
+        scenario c = random_scenario(scramble(i + (uint64_t)round * 1000), me->ranks, 20000);
+        trial t;
+        prepare_trial(&t, &c, me->rank, me->ranks);
         un_work work = {.call = t.call};
         if (i % 2) {
-            status = un_run(p->group, &t.call);
+            status = un_run(me->group, &t.call);
         } else {
-            EXPECT_EQUAL(un_submit(p->group, &work), UN_OK);
-            status = un_work_wait(p->group, &work, &forever);
+            EXPECT_EQUAL(un_submit(me->group, &work), UN_OK);
+            status = un_work_wait(me->group, &work, &forever);
         }
-        if (!status) check_task(&t);
-        free_task(&t);
+        if (!status) check_trial(&t);
+        free_trial(&t);
     }
     EXPECT_EQUAL(status, UN_ABORTED);
-    EXPECT_EQUAL(un_group_failure(p->group).rank, p->ranks - 1);
-    if (p->rank == p->ranks - 1) join(thread);
-    expect_end(p, UN_ABORTED);
+    EXPECT_EQUAL(un_group_failure(me->group).rank, me->ranks - 1);
+    if (me->rank == me->ranks - 1) join(thread);
+    expect_end(me, UN_ABORTED);
 }
 
 /* -- deadlines, interrupts, departures --------------------------------------------------------- */
 
-static void run_out_of_time(place *p) {
+static void run_out_of_time(membership *me) {
     un_call all = barrier();
     all.timeout_ns = 100 * MILLISECOND_NS;
-    if (p->rank)
-        wait_for_failure(p);
+    if (me->rank)
+        wait_for_failure(me);
     else
-        EXPECT_EQUAL(un_run(p->group, &all), UN_TIMEOUT);
-    EXPECT_EQUAL(un_group_failure(p->group).rank, 1);
-    expect_end(p, UN_TIMEOUT);
+        EXPECT_EQUAL(un_run(me->group, &all), UN_TIMEOUT);
+    EXPECT_EQUAL(un_group_failure(me->group).rank, 1);
+    expect_end(me, UN_TIMEOUT);
 }
 
 static int stop(void *argument) {
@@ -150,26 +150,26 @@ static int stop(void *argument) {
 }
 
 /* In a call, in a work that the waiting thread runs itself, and in one that the worker runs. */
-static void be_interrupted(place *p) {
-    int way = *(int *)p->shared, pauses = 0;
+static void be_interrupted(membership *me) {
+    int way = *(int *)me->shared, pauses = 0;
     un_call all = barrier();
     un_call hooks = {.timeout_ns = way == 2 ? 30 * SECOND_NS : -1,
                      .pause = stop,
                      .argument = &pauses};
     un_work work = {.call = all};
-    if (p->rank) {
-        wait_for_failure(p);
+    if (me->rank) {
+        wait_for_failure(me);
     } else if (way) {
-        EXPECT_EQUAL(un_submit(p->group, &work), UN_OK);
-        EXPECT_EQUAL(un_work_wait(p->group, &work, &hooks), UN_INTERRUPTED);
+        EXPECT_EQUAL(un_submit(me->group, &work), UN_OK);
+        EXPECT_EQUAL(un_work_wait(me->group, &work, &hooks), UN_INTERRUPTED);
         hooks.pause = NULL;
-        EXPECT_EQUAL(un_work_wait(p->group, &work, &hooks), UN_INTERRUPTED);
+        EXPECT_EQUAL(un_work_wait(me->group, &work, &hooks), UN_INTERRUPTED);
     } else {
         all.pause = stop;
         all.argument = &pauses;
-        EXPECT_EQUAL(un_run(p->group, &all), UN_INTERRUPTED);
+        EXPECT_EQUAL(un_run(me->group, &all), UN_INTERRUPTED);
     }
-    expect_end(p, p->rank ? UN_ABORTED : UN_INTERRUPTED);
+    expect_end(me, me->rank ? UN_ABORTED : UN_INTERRUPTED);
 }
 
 static int call_again(void *argument) {
@@ -179,12 +179,12 @@ static int call_again(void *argument) {
 }
 
 /* A pause that calls into its own group, as a signal handler might. */
-static void reenter(place *p) {
+static void reenter(membership *me) {
     un_call all = barrier();
     all.pause = call_again;
-    all.argument = p->group;
-    if (p->rank) sleep_ms(150);
-    EXPECT_EQUAL(un_run(p->group, &all), UN_OK);
+    all.argument = me->group;
+    if (me->rank) sleep_ms(150);
+    EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
 }
 
 static void *run_barriers(void *argument) {
@@ -194,39 +194,39 @@ static void *run_barriers(void *argument) {
 }
 
 /* Two threads of a rank take turns. */
-static void take_turns(place *p) {
-    pthread_t thread = start(run_barriers, p->group);
-    run_barriers(p->group);
+static void take_turns(membership *me) {
+    pthread_t thread = start(run_barriers, me->group);
+    run_barriers(me->group);
     join(thread);
-    EXPECT_EQUAL(un_group_calls(p->group), 200);
+    EXPECT_EQUAL(un_group_calls(me->group), 200);
 }
 
-static void be_left(place *p) {
-    for (uint64_t i = 0; i < 20; i++) run_random_job(p, scramble(i), 1000);
-    if (p->rank == 1) return;
+static void be_left(membership *me) {
+    for (uint64_t i = 0; i < 20; i++) run_random_scenario(me, scramble(i), 1000);
+    if (me->rank == 1) return;
     un_call all = barrier();
-    EXPECT_EQUAL(un_run(p->group, &all), UN_PEER_CLOSED);
-    EXPECT_EQUAL(un_group_failure(p->group).rank, 1);
-    expect_end(p, UN_PEER_CLOSED);
+    EXPECT_EQUAL(un_run(me->group, &all), UN_PEER_CLOSED);
+    EXPECT_EQUAL(un_group_failure(me->group).rank, 1);
+    expect_end(me, UN_PEER_CLOSED);
 }
 
 /* To close a group ends the works in it; here the other rank never comes. */
-static void leave(place *p) {
+static void leave(membership *me) {
     un_work works[3];
     for (int i = 0; i < 3; i++) {
         works[i] = (un_work){.call = barrier()};
-        if (!p->rank) EXPECT_EQUAL(un_submit(p->group, &works[i]), UN_OK);
+        if (!me->rank) EXPECT_EQUAL(un_submit(me->group, &works[i]), UN_OK);
     }
-    if (p->rank) wait_for_failure(p);
-    un_group_close(p->group);
-    p->group = NULL;
-    for (int i = 0; !p->rank && i < 3; i++) {
+    if (me->rank) wait_for_failure(me);
+    un_group_close(me->group);
+    me->group = NULL;
+    for (int i = 0; !me->rank && i < 3; i++) {
         EXPECT(un_work_done(&works[i]));
         EXPECT_EQUAL(works[i].status, UN_ABORTED);
     }
 }
 
-void test_endings(void) {
+void test_call_failures(void) {
     test_mismatches();
     run_ranks(3, 6, refuse_together, NULL);
     run_ranks(3, 1, refuse_alone, NULL);

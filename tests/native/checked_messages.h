@@ -1,21 +1,21 @@
-/* Letters: messages with their memory, whose content follows from sender, tag and place. */
-#ifndef UNISONO_LETTERS_H
-#define UNISONO_LETTERS_H
+/* Messages with their memory, whose content follows from sender, tag and position. */
+#ifndef UNISONO_CHECKED_MESSAGES_H
+#define UNISONO_CHECKED_MESSAGES_H
 
 #include "threads.h"
 
-typedef struct letter {
+typedef struct checked_message {
     un_message message;
     side side;
     uint64_t number; /* among those of the same sender and tag, where that matters */
-} letter;
+} checked_message;
 
 /* From `me` to `peer`, or the other way round; items have 8 bytes. */
-void write_letter(letter *l, int from);
-void prepare_letter(letter *l, bool sends, int me, int peer, int64_t tag, size_t items,
-                    enum shape shape);
-void start_letter(letter *l, un_group *group);
-void await_letter(letter *l, un_group *group); /* succeeds, and the letter is freed */
-void finish_letter(letter *l);                 /* the same for one that is done */
+void fill_message(checked_message *m, int from);
+void prepare_message(checked_message *m, bool sends, int me, int peer, int64_t tag, size_t items,
+                     enum shape shape);
+void start_message(checked_message *m, un_group *group);
+void await_message(checked_message *m, un_group *group); /* succeeds, and the message is freed */
+void finish_message(checked_message *m);                 /* the same for one that is done */
 
 #endif

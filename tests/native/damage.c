@@ -1,5 +1,5 @@
-/* Words of a peer that make no sense, as a stray pointer of its program would leave them: the group
- * ends with that reason, and nothing outside of the messages is read or written. */
+/* Values of a peer that make no sense, as a stray pointer of its program would leave them: the
+ * group ends with that reason, and nothing outside of the messages is read or written. */
 #include "internal.h"
 #include "checked_messages.h"
 
@@ -24,66 +24,66 @@ static void grant_early(channel *c) {
 
 /* Rank 0 sends a large message whose ring it damages, or damages the ring of one that it should
  * take. The other one finds out, and both end alike. */
-static void find_damage(place *p, damage *by_sender, damage *by_receiver) {
-    letter l;
-    bool sends = (p->rank == 0) == (by_sender != NULL);
+static void find_damage(membership *me, damage *by_sender, damage *by_receiver) {
+    checked_message m;
+    bool sends = (me->rank == 0) == (by_sender != NULL);
     un_call all = barrier();
-    prepare_letter(&l, sends, p->rank, 1 - p->rank, 1, 70000, CONTIGUOUS);
-    if (sends) start_letter(&l, p->group);
-    EXPECT_EQUAL(un_run(p->group, &all), UN_OK); /* the message is announced */
-    if (p->rank == 0 && by_sender) by_sender(channel_of(p->group, 0, 1));
-    if (p->rank == 0 && by_receiver) by_receiver(channel_of(p->group, 1, 0));
-    EXPECT_EQUAL(un_run(p->group, &all), UN_OK);
-    if (!sends && p->rank) start_letter(&l, p->group);
-    if (sends || p->rank) {
-        EXPECT_EQUAL(un_message_wait(p->group, &l.message, &forever), UN_DAMAGED);
+    prepare_message(&m, sends, me->rank, 1 - me->rank, 1, 70000, CONTIGUOUS);
+    if (sends) start_message(&m, me->group);
+    EXPECT_EQUAL(un_run(me->group, &all), UN_OK); /* the message is announced */
+    if (me->rank == 0 && by_sender) by_sender(channel_of(me->group, 0, 1));
+    if (me->rank == 0 && by_receiver) by_receiver(channel_of(me->group, 1, 0));
+    EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
+    if (!sends && me->rank) start_message(&m, me->group);
+    if (sends || me->rank) {
+        EXPECT_EQUAL(un_message_wait(me->group, &m.message, &forever), UN_DAMAGED);
     }
-    while (!un_group_failure(p->group).status) sleep_ms(1);
-    EXPECT_EQUAL(un_group_failure(p->group).status, UN_DAMAGED);
-    EXPECT_EQUAL(un_group_failure(p->group).rank, 0);
-    free_side(&l.side);
+    while (!un_group_failure(me->group).status) sleep_ms(1);
+    EXPECT_EQUAL(un_group_failure(me->group).status, UN_DAMAGED);
+    EXPECT_EQUAL(un_group_failure(me->group).rank, 0);
+    free_side(&m.side);
 }
 
-static void damage_as_sender(place *p) { find_damage(p, *(damage **)p->shared, NULL); }
-static void damage_as_receiver(place *p) { find_damage(p, NULL, *(damage **)p->shared); }
+static void damage_as_sender(membership *me) { find_damage(me, *(damage **)me->shared, NULL); }
+static void damage_as_receiver(membership *me) { find_damage(me, NULL, *(damage **)me->shared); }
 
 /* Room for more entries than there are: the sender finds out once it needs it. */
-static void take_too_much(place *p) {
-    letter first;
+static void take_too_much(membership *me) {
+    checked_message first;
     un_call all = barrier();
-    prepare_letter(&first, p->rank, p->rank, 1 - p->rank, 1, 1, CONTIGUOUS);
-    EXPECT_EQUAL(un_message_run(p->group, &first.message, &forever), UN_OK);
+    prepare_message(&first, me->rank, me->rank, 1 - me->rank, 1, 1, CONTIGUOUS);
+    EXPECT_EQUAL(un_message_run(me->group, &first.message, &forever), UN_OK);
     free_side(&first.side);
-    if (!p->rank) atomic_store(&channel_of(p->group, 1, 0)->taken, 5000);
-    EXPECT_EQUAL(un_run(p->group, &all), UN_OK);
-    letter *letters = calloc(ENTRIES, sizeof *letters);
-    for (int i = 0; p->rank && i < ENTRIES; i++) {
-        prepare_letter(&letters[i], true, 1, 0, 1, 1, CONTIGUOUS);
-        start_letter(&letters[i], p->group);
+    if (!me->rank) atomic_store(&channel_of(me->group, 1, 0)->taken, 5000);
+    EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
+    checked_message *messages = calloc(ENTRIES, sizeof *messages);
+    for (int i = 0; me->rank && i < ENTRIES; i++) {
+        prepare_message(&messages[i], true, 1, 0, 1, 1, CONTIGUOUS);
+        start_message(&messages[i], me->group);
     }
-    while (!un_group_failure(p->group).status) sleep_ms(1);
-    EXPECT_EQUAL(un_group_failure(p->group).status, UN_DAMAGED);
-    EXPECT_EQUAL(un_group_failure(p->group).rank, 0);
-    for (int i = 0; p->rank && i < ENTRIES; i++) {
-        un_message_wait(p->group, &letters[i].message, &forever);
-        free_side(&letters[i].side);
+    while (!un_group_failure(me->group).status) sleep_ms(1);
+    EXPECT_EQUAL(un_group_failure(me->group).status, UN_DAMAGED);
+    EXPECT_EQUAL(un_group_failure(me->group).rank, 0);
+    for (int i = 0; me->rank && i < ENTRIES; i++) {
+        un_message_wait(me->group, &messages[i].message, &forever);
+        free_side(&messages[i].side);
     }
-    free(letters);
+    free(messages);
 }
 
 /* A note that sends whoever follows it out of the segment. */
-static void wait_for_nobody(place *p) {
-    if (!p->rank) {
-        atomic_store(&control_of(p->group, 0)->waiting, (uint64_t)7 << 32 | 1 << 18 | 0xffff);
-        while (!un_group_failure(p->group).status) sleep_ms(1);
+static void wait_for_nobody(membership *me) {
+    if (!me->rank) {
+        atomic_store(&control_of(me->group, 0)->waiting, (uint64_t)7 << 32 | 1 << 18 | 0xffff);
+        while (!un_group_failure(me->group).status) sleep_ms(1);
         return;
     }
-    letter l;
-    prepare_letter(&l, false, 1, 0, 1, 1, CONTIGUOUS);
-    l.message.timeout_ns = 300 * MILLISECOND_NS;
-    EXPECT_EQUAL(un_message_run(p->group, &l.message, &forever), UN_TIMEOUT);
-    EXPECT(!un_group_waiting(p->group, 0).waits);
-    free_side(&l.side);
+    checked_message m;
+    prepare_message(&m, false, 1, 0, 1, 1, CONTIGUOUS);
+    m.message.timeout_ns = 300 * MILLISECOND_NS;
+    EXPECT_EQUAL(un_message_run(me->group, &m.message, &forever), UN_TIMEOUT);
+    EXPECT(!un_group_waiting(me->group, 0).waits);
+    free_side(&m.side);
 }
 
 void test_damage(void) {

@@ -33,30 +33,30 @@ static void kill_victim(victim *v) {
     v->dead = true;
 }
 
-static void lose_last_rank(place *p) {
-    victim *v = p->shared;
-    int last = p->ranks - 1;
-    if (p->rank != last) EXPECT(un_group_watch(p->group, last, 1, v->pidfd));
-    if (p->rank == last) {
+static void lose_last_rank(membership *me) {
+    victim *v = me->shared;
+    int last = me->ranks - 1;
+    if (me->rank != last) EXPECT(un_group_watch(me->group, last, 1, v->pidfd));
+    if (me->rank == last) {
         if (!v->dead) sleep_ms(50);
         if (!v->dead) kill_victim(v);
-        while (!un_group_failure(p->group).status) sleep_ms(1);
+        while (!un_group_failure(me->group).status) sleep_ms(1);
     }
     un_call all = barrier();
-    EXPECT_EQUAL(un_run(p->group, &all), UN_PEER_LOST);
-    un_failure failure = un_group_failure(p->group);
+    EXPECT_EQUAL(un_run(me->group, &all), UN_PEER_LOST);
+    un_failure failure = un_group_failure(me->group);
     EXPECT_EQUAL(failure.rank, last);
-    if (p->rank != last) EXPECT_EQUAL(failure.call, 1);
+    if (me->rank != last) EXPECT_EQUAL(failure.call, 1);
     if (failure.detail) EXPECT_EQUAL(failure.detail, UN_ENDING_KNOWN | SIGKILL);
 }
 
 /* Groups come and go while the same process is watched in all of them. */
-static void watch_in_passing(place *p) {
-    const victim *v = p->shared;
-    for (int rank = 0; rank < p->ranks; rank++)
-        if (rank != p->rank) EXPECT(un_group_watch(p->group, rank, 1, v->pidfd));
-    EXPECT(!un_group_watch(p->group, p->rank, 1, v->pidfd));
-    for (uint64_t i = 0; i < 5; i++) run_random_job(p, scramble(i), 1000);
+static void watch_in_passing(membership *me) {
+    const victim *v = me->shared;
+    for (int rank = 0; rank < me->ranks; rank++)
+        if (rank != me->rank) EXPECT(un_group_watch(me->group, rank, 1, v->pidfd));
+    EXPECT(!un_group_watch(me->group, me->rank, 1, v->pidfd));
+    for (uint64_t i = 0; i < 5; i++) run_random_scenario(me, scramble(i), 1000);
 }
 
 static void test_deaths(void) {
@@ -86,7 +86,7 @@ static void use_inherited(un_group *g) {
 
 static void test_forks(void) {
     un_group *groups[2];
-    open_places(2, 2, groups);
+    open_groups(2, 2, groups);
     pid_t child = fork();
     EXPECT(child >= 0);
     if (!child) {

@@ -1,4 +1,4 @@
-/* Jobs: one collective with its memory, what each rank gives, and what each should have after. */
+/* Scenarios: one collective with its memory; what each rank gives, and should have afterwards. */
 #include "threads.h"
 
 enum { UNTOUCHED = 0xa5 };
@@ -78,70 +78,70 @@ static bool reduces(un_operation o) {
     return o == UN_ALL_REDUCE || o == UN_REDUCE || o == UN_REDUCE_SCATTER;
 }
 
-static bool has_input(const task *t) {
-    return t->job.operation != UN_SCATTER || t->rank == t->job.root;
+static bool has_input(const trial *t) {
+    return t->scenario.operation != UN_SCATTER || t->rank == t->scenario.root;
 }
 
-static bool has_output(const task *t) {
-    return t->job.operation != UN_GATHER || t->rank == t->job.root;
+static bool has_output(const trial *t) {
+    return t->scenario.operation != UN_GATHER || t->rank == t->scenario.root;
 }
 
-static bool gets_result(const task *t) {
-    return has_output(t) && (t->job.operation != UN_REDUCE || t->rank == t->job.root);
+static bool gets_result(const trial *t) {
+    return has_output(t) && (t->scenario.operation != UN_REDUCE || t->rank == t->scenario.root);
 }
 
 /* How many items `giver` gives to `taker`. */
-static size_t items_between(const job *j, int giver, int taker) {
-    if (!j->uneven) return j->items;
-    switch (j->operation) {
-    case UN_ALL_TO_ALL: return j->items * (size_t)((giver + 2 * taker) % 3);
+static size_t items_between(const scenario *c, int giver, int taker) {
+    if (!c->uneven) return c->items;
+    switch (c->operation) {
+    case UN_ALL_TO_ALL: return c->items * (size_t)((giver + 2 * taker) % 3);
     case UN_GATHER:
-    case UN_ALL_GATHER: return j->items * (size_t)(giver % 3);
+    case UN_ALL_GATHER: return c->items * (size_t)(giver % 3);
     case UN_SCATTER:
-    case UN_REDUCE_SCATTER: return j->items * (size_t)(taker % 3);
-    default: return j->items;
+    case UN_REDUCE_SCATTER: return c->items * (size_t)(taker % 3);
+    default: return c->items;
     }
 }
 
-static number given(const task *t, int giver, int taker, size_t item) {
-    const job *j = &t->job;
+static number given(const trial *t, int giver, int taker, size_t item) {
+    const scenario *c = &t->scenario;
     uint64_t where = (uint64_t)giver << 56 | (uint64_t)taker << 48 | item;
-    return choose_number(j->type, j->reduction, t->ranks, scramble(j->seed ^ where));
+    return choose_number(c->type, c->reduction, t->ranks, scramble(c->seed ^ where));
 }
 
 /* What should come to this rank from `part`, or from all. */
-static number wanted(const task *t, int part, size_t item) {
-    const job *j = &t->job;
-    int taker = wide_input(j->operation) ? t->rank : 0;
-    if (!reduces(j->operation)) {
-        bool rooted = j->operation == UN_BROADCAST || j->operation == UN_SCATTER;
-        return given(t, rooted ? j->root : part, taker, item);
+static number wanted(const trial *t, int part, size_t item) {
+    const scenario *c = &t->scenario;
+    int taker = wide_input(c->operation) ? t->rank : 0;
+    if (!reduces(c->operation)) {
+        bool rooted = c->operation == UN_BROADCAST || c->operation == UN_SCATTER;
+        return given(t, rooted ? c->root : part, taker, item);
     }
     number all[MOST_RANKS];
     for (int rank = 0; rank < t->ranks; rank++) all[rank] = given(t, rank, taker, item);
-    return reduce_numbers(j->type, j->reduction, all, t->ranks);
+    return reduce_numbers(c->type, c->reduction, all, t->ranks);
 }
 
-static void give(const task *t, const side *s, int part, int taker) {
+static void give(const trial *t, const side *s, int part, int taker) {
     for (size_t item = s->first[part]; item < s->first[part + 1]; item++)
-        encode(t->job.type, given(t, t->rank, taker, item - s->first[part]), item_at(s, item));
+        encode(t->scenario.type, given(t, t->rank, taker, item - s->first[part]), item_at(s, item));
 }
 
-static void make_input(task *t) {
-    const job *j = &t->job;
+static void make_input(trial *t) {
+    const scenario *c = &t->scenario;
     size_t items[MOST_RANKS];
-    int parts = wide_input(j->operation) ? t->ranks : 1;
-    for (int part = 0; part < parts; part++) items[part] = items_between(j, t->rank, part);
-    make_side(&t->input, j->shape, item_bytes_of(j->type), parts, items);
+    int parts = wide_input(c->operation) ? t->ranks : 1;
+    for (int part = 0; part < parts; part++) items[part] = items_between(c, t->rank, part);
+    make_side(&t->input, c->shape, item_bytes_of(c->type), parts, items);
     for (int part = 0; part < parts; part++) give(t, &t->input, part, part);
 }
 
-static void make_output(task *t) {
-    const job *j = &t->job;
+static void make_output(trial *t) {
+    const scenario *c = &t->scenario;
     size_t items[MOST_RANKS];
-    int parts = wide_output(j->operation) ? t->ranks : 1;
-    for (int part = 0; part < parts; part++) items[part] = items_between(j, part, t->rank);
-    make_side(&t->output, j->shape, item_bytes_of(j->type), parts, items);
+    int parts = wide_output(c->operation) ? t->ranks : 1;
+    for (int part = 0; part < parts; part++) items[part] = items_between(c, part, t->rank);
+    make_side(&t->output, c->shape, item_bytes_of(c->type), parts, items);
 }
 
 un_call barrier(void) {
@@ -156,21 +156,21 @@ un_call sum_of(const un_stream *stream) {
     return call;
 }
 
-void prepare_task(task *t, const job *j, int rank, int ranks) {
-    *t = (task){.job = *j, .rank = rank, .ranks = ranks, .call = barrier()};
-    if (j->operation == UN_BARRIER) return;
+void prepare_trial(trial *t, const scenario *c, int rank, int ranks) {
+    *t = (trial){.scenario = *c, .rank = rank, .ranks = ranks, .call = barrier()};
+    if (c->operation == UN_BARRIER) return;
     un_call *call = &t->call;
-    call->operation = j->operation;
-    call->reduction = j->reduction;
-    call->dtype = dtype_of(j->type);
-    call->root = j->root;
-    call->factor = factor_for(j->type);
-    bool foldable = j->operation == UN_BROADCAST || j->operation == UN_ALL_GATHER ||
-                    j->operation == UN_ALL_REDUCE || j->operation == UN_REDUCE;
-    t->job.in_place = foldable && (j->in_place || j->operation == UN_BROADCAST);
+    call->operation = c->operation;
+    call->reduction = c->reduction;
+    call->dtype = dtype_of(c->type);
+    call->root = c->root;
+    call->factor = factor_for(c->type);
+    bool foldable = c->operation == UN_BROADCAST || c->operation == UN_ALL_GATHER ||
+                    c->operation == UN_ALL_REDUCE || c->operation == UN_REDUCE;
+    t->scenario.in_place = foldable && (c->in_place || c->operation == UN_BROADCAST);
     if (has_output(t)) make_output(t);
-    if (t->job.in_place) {
-        int part = wide_output(j->operation) ? rank : 0;
+    if (t->scenario.in_place) {
+        int part = wide_output(c->operation) ? rank : 0;
         give(t, &t->output, part, 0);
         call->input = &t->output.streams[part];
     } else if (has_input(t)) {
@@ -182,73 +182,74 @@ void prepare_task(task *t, const job *j, int rank, int ranks) {
 
 /* -- what became of it ------------------------------------------------------------------------- */
 
-static void check_items(const task *t, const side *s, int part, bool is_input) {
-    int type = t->job.type;
+static void check_items(const trial *t, const side *s, int part, bool is_input) {
+    int type = t->scenario.type;
     size_t bytes = item_bytes_of(type);
     for (size_t item = s->first[part]; item < s->first[part + 1]; item++) {
         char want[16];
         size_t inside = item - s->first[part];
-        int taker = wide_input(t->job.operation) ? part : 0;
+        int taker = wide_input(t->scenario.operation) ? part : 0;
         encode(type, is_input ? given(t, t->rank, taker, inside) : wanted(t, part, inside), want);
         if (!memcmp(item_at(s, item), want, bytes)) continue;
         fprintf(stderr, "operation %d, reduction %d, type %d, rank %d of %d, part %d: item %zu\n",
-                t->job.operation, t->job.reduction, type, t->rank, t->ranks, part, inside);
+                t->scenario.operation, t->scenario.reduction, type, t->rank, t->ranks, part,
+                inside);
         EXPECT(!"an item is as expected");
     }
 }
 
 /* All items as expected, and nothing else touched. */
-static void check_side(const task *t, const side *s, bool is_input) {
+static void check_side(const trial *t, const side *s, bool is_input) {
     for (int part = 0; part < s->parts; part++) check_items(t, s, part, is_input);
     for (size_t item = 0; item < s->first[s->parts]; item++)
         memset(item_at(s, item), UNTOUCHED, s->item_bytes);
     EXPECT(side_is_untouched(s));
 }
 
-void check_task(task *t) {
+void check_trial(trial *t) {
     if (t->input.memory) check_side(t, &t->input, true);
     if (!t->output.memory) return;
     if (gets_result(t))
         check_side(t, &t->output, false);
-    else if (t->job.in_place)
+    else if (t->scenario.in_place)
         check_side(t, &t->output, true);
     else
         EXPECT(side_is_untouched(&t->output));
 }
 
-void free_task(task *t) {
+void free_trial(trial *t) {
     free_side(&t->input);
     free_side(&t->output);
 }
 
-void run_job(const place *p, const job *j) {
-    task t;
-    prepare_task(&t, j, p->rank, p->ranks);
-    EXPECT_EQUAL(un_run(p->group, &t.call), UN_OK);
-    check_task(&t);
-    free_task(&t);
+void run_scenario(const membership *me, const scenario *c) {
+    trial t;
+    prepare_trial(&t, c, me->rank, me->ranks);
+    EXPECT_EQUAL(un_run(me->group, &t.call), UN_OK);
+    check_trial(&t);
+    free_trial(&t);
 }
 
 /* -- at random --------------------------------------------------------------------------------- */
 
-job random_job(uint64_t random, int ranks, size_t most_items) {
+scenario random_scenario(uint64_t random, int ranks, size_t most_items) {
     uint64_t more = scramble(random);
-    job j = {.operation = UN_BARRIER + random % 9,
-             .type = (int)((random >> 8) % TYPES),
-             .reduction = (random >> 16) % UN_REDUCTIONS,
-             .root = (int)((random >> 24) % (uint64_t)ranks),
-             .uneven = random >> 32 & 1,
-             .in_place = random >> 33 & 1,
-             .shape = (random >> 36) % SHAPES,
-             .items = more % most_items >> (more >> 32) % 16, /* small ones more often */
-             .seed = more};
-    if (j.type == OPAQUE && reduces(j.operation)) j.type = FLOAT32;
-    while (!un_reducible(dtype_of(j.type), j.reduction) && j.type != OPAQUE)
-        j.reduction = (j.reduction + 1) % UN_REDUCTIONS;
-    return j;
+    scenario c = {.operation = UN_BARRIER + random % 9,
+                  .type = (int)((random >> 8) % TYPES),
+                  .reduction = (random >> 16) % UN_REDUCTIONS,
+                  .root = (int)((random >> 24) % (uint64_t)ranks),
+                  .uneven = random >> 32 & 1,
+                  .in_place = random >> 33 & 1,
+                  .shape = (random >> 36) % SHAPES,
+                  .items = more % most_items >> (more >> 32) % 16, /* small ones more often */
+                  .seed = more};
+    if (c.type == OPAQUE && reduces(c.operation)) c.type = FLOAT32;
+    while (!un_reducible(dtype_of(c.type), c.reduction) && c.type != OPAQUE)
+        c.reduction = (c.reduction + 1) % UN_REDUCTIONS;
+    return c;
 }
 
-void run_random_job(const place *p, uint64_t random, size_t most_items) {
-    job j = random_job(random, p->ranks, most_items);
-    run_job(p, &j);
+void run_random_scenario(const membership *me, uint64_t random, size_t most_items) {
+    scenario c = random_scenario(random, me->ranks, most_items);
+    run_scenario(me, &c);
 }

@@ -41,7 +41,7 @@ pthread_t start(void *(*body)(void *), void *argument) {
 
 void join(pthread_t thread) { EXPECT(!pthread_join(thread, NULL)); }
 
-void open_places(int ranks, int cores, un_group **groups) {
+void open_groups(int ranks, int cores, un_group **groups) {
     static _Atomic uint64_t nonce;
     uint64_t number = ++nonce;
     int descriptor = un_segment_create(ranks, cores, number);
@@ -54,28 +54,29 @@ void open_places(int ranks, int cores, un_group **groups) {
         EXPECT_EQUAL(un_group_open_beside(groups[0], rank, &groups[rank]), UN_OK);
 }
 
-typedef struct seat {
-    place place;
-    void (*body)(place *);
+typedef struct rank_thread {
+    membership membership;
+    void (*body)(membership *);
     pthread_t thread;
-} seat;
+} rank_thread;
 
-static void *take_seat(void *argument) {
-    seat *s = argument;
-    s->body(&s->place);
-    if (s->place.group) un_group_close(s->place.group);
+static void *run_rank(void *argument) {
+    rank_thread *t = argument;
+    t->body(&t->membership);
+    if (t->membership.group) un_group_close(t->membership.group);
     return NULL;
 }
 
-void run_ranks(int ranks, int cores, void (*body)(place *), void *shared) {
-    seat seats[MOST_RANKS];
+void run_ranks(int ranks, int cores, void (*body)(membership *), void *shared) {
+    rank_thread threads[MOST_RANKS];
     un_group *groups[MOST_RANKS];
-    open_places(ranks, cores, groups);
+    open_groups(ranks, cores, groups);
     for (int rank = 0; rank < ranks; rank++) {
-        seats[rank] = (seat){.place = {groups[rank], rank, ranks, shared}, .body = body};
-        seats[rank].thread = start(take_seat, &seats[rank]);
+        threads[rank].membership = (membership){groups[rank], rank, ranks, shared};
+        threads[rank].body = body;
+        threads[rank].thread = start(run_rank, &threads[rank]);
     }
-    for (int rank = 0; rank < ranks; rank++) join(seats[rank].thread);
+    for (int rank = 0; rank < ranks; rank++) join(threads[rank].thread);
 }
 
 static const struct {
@@ -85,12 +86,12 @@ static const struct {
     {"collectives", test_collectives},
     {"types and reductions", test_types},
     {"many groups", test_many_groups},
-    {"programs", test_programs},
+    {"compiled schedules", test_schedules},
     {"works", test_works},
     {"messages", test_messages},
-    {"messages that end badly", test_message_endings},
+    {"messages that end badly", test_message_failures},
     {"damaged messages", test_damage},
-    {"calls that end badly", test_endings},
+    {"calls that end badly", test_call_failures},
     {"processes", test_processes},
 };
 

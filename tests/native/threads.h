@@ -17,20 +17,20 @@ enum { MOST_RANKS = 8 };
 
 /* -- threads.c: ranks ------------------------------------------------------------------------ */
 
-/* A rank's place in a group, given to its thread. */
-typedef struct place {
+/* A rank's membership in a group, given to its thread. */
+typedef struct membership {
     un_group *group; /* closed at the end, unless the body has set it to NULL */
     int rank;
     int ranks;
     void *shared;
-} place;
+} membership;
 
 /* Run `body` on every rank of a new group, each in a thread of its own. A group of more ranks than
- * `cores` gives them away while it waits; one with two cores a rank has room for workers. */
-void run_ranks(int ranks, int cores, void (*body)(place *), void *shared);
+ * `cores` gives them away while it waits; one with two cores per rank has room for workers. */
+void run_ranks(int ranks, int cores, void (*body)(membership *), void *shared);
 
-/* Places of one group, for bodies that need several. */
-void open_places(int ranks, int cores, un_group **groups);
+/* All memberships of a new group, for bodies that need several groups. */
+void open_groups(int ranks, int cores, un_group **groups);
 
 pthread_t start(void *(*body)(void *), void *argument);
 void join(pthread_t thread);
@@ -62,11 +62,11 @@ number choose_number(int type, un_reduction reduction, int ranks, uint64_t rando
 number reduce_numbers(int type, un_reduction reduction, const number *given, int ranks);
 void encode(int type, number n, char *item);
 
-/* -- jobs.c: one collective with its memory and its expectation -------------------------------- */
+/* -- scenarios.c: one collective with its memory and its expectation -------------------------- */
 
 enum shape { CONTIGUOUS, ROWS, STRIDED, PIECES, SHAPES };
 
-typedef struct job {
+typedef struct scenario {
     un_operation operation;
     un_reduction reduction;
     int type;
@@ -76,7 +76,7 @@ typedef struct job {
     bool in_place; /* where input and output may be one */
     enum shape shape;
     uint64_t seed; /* of the numbers */
-} job;
+} scenario;
 
 /* Memory in one of the shapes, cut into parts. */
 typedef struct side {
@@ -95,19 +95,19 @@ char *item_at(const side *s, size_t item);
 bool side_is_untouched(const side *s);
 void free_side(side *s);
 
-typedef struct task {
-    job job;
+typedef struct trial {
+    scenario scenario;
     int rank, ranks;
     side input, output;
     un_call call;
-} task;
+} trial;
 
-void prepare_task(task *t, const job *j, int rank, int ranks);
-void check_task(task *t); /* after it has succeeded */
-void free_task(task *t);
-job random_job(uint64_t random, int ranks, size_t most_items);
-void run_job(const place *p, const job *j);
-void run_random_job(const place *p, uint64_t random, size_t most_items);
+void prepare_trial(trial *t, const scenario *c, int rank, int ranks);
+void check_trial(trial *t); /* after it has succeeded */
+void free_trial(trial *t);
+scenario random_scenario(uint64_t random, int ranks, size_t most_items);
+void run_scenario(const membership *me, const scenario *c);
+void run_random_scenario(const membership *me, uint64_t random, size_t most_items);
 un_call sum_of(const un_stream *stream); /* of float32, in place */
 un_call barrier(void);
 
@@ -116,12 +116,12 @@ un_call barrier(void);
 void test_collectives(void);
 void test_types(void);
 void test_many_groups(void);
-void test_programs(void);
+void test_schedules(void);
 void test_works(void);
 void test_messages(void);
-void test_message_endings(void);
+void test_message_failures(void);
 void test_damage(void);
-void test_endings(void);
+void test_call_failures(void);
 void test_processes(void);
 
 #endif

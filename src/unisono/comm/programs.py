@@ -72,7 +72,7 @@ class Program:
         return any(one.receives for one in self.rounds)
 
     def words(self) -> bytes:
-        """As the engine reads it (un_program_read in csrc/unisono.h).
+        """As the engine reads it (un_schedule_read in csrc/unisono.h).
 
         Raises ValueError if the chunks are too many for it.
         """
