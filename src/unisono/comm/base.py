@@ -11,6 +11,7 @@ and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,9 +169,10 @@ class Communicator(ABC):
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; if they run on another machine or as another user.
         """
-        from unisono.comm.rendezvous.by_name import join
-
-        return join(name, rank, size, store, timeout_s, join_timeout_s)
+        # By name, since what makes groups imports this interface, and not the other way round.
+        maker = importlib.import_module("unisono.comm.join")
+        made: Communicator = maker.join(name, rank, size, store, timeout_s, join_timeout_s)
+        return made
 
     @property
     def next(self) -> int:

@@ -13,9 +13,15 @@ import numpy as np
 
 from unisono.comm import flat
 from unisono.comm.base import Communicator, Message, Op, Work
+from unisono.comm.compiled_schedules import (
+    CompiledSchedule,
+    Move,
+    Round,
+    compile_schedule,
+    schedule_for,
+)
 from unisono.comm.flat import Row
-from unisono.comm.programs import Move, Program, Round, program_of, schedule_for
-from unisono.comm.shared_memory.explanations import culprits_of
+from unisono.comm.mismatches import find_minority
 from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
@@ -64,15 +70,15 @@ def execute(
     try:
         if schedule.ranks != comm.size:
             raise ValueError(f"{schedule.title()}: group {comm.name} has {comm.size}")
-        program = program_of(schedule, comm.rank)
-        workspace = Workspace(schedule, comm.rank, program.receives, output, input, op)
+        compiled = compile_schedule(schedule, comm.rank)
+        workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
         _refuse(comm, schedule.collective, error)
-    tag = _agree(comm, program, workspace)
+    tag = _agree(comm, compiled, workspace)
     try:
         workspace.begin()
         if comm.size > 1:
-            _Execution(comm, program, workspace, tag).run()
+            _Execution(comm, compiled, workspace, tag).run()
         workspace.end()
     except UnisonoError:
         raise
@@ -105,13 +111,13 @@ def _refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
 # -- before anything moves -------------------------------------------------------------------------
 
 
-def _agree(comm: Communicator, program: Program, workspace: Workspace) -> int:
+def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace) -> int:
     """Compare what all ranks are about to do; the tag of this execution's messages."""
     serial = _executions.get(comm, 0)
     _executions[comm] = serial + 1
-    text = f"{program.title}, {workspace.text}"
+    text = f"{compiled.title}, {workspace.text}"
     described = hashlib.blake2b(
-        f"{program.fingerprint} {serial} {workspace.text}".encode(), digest_size=8
+        f"{compiled.fingerprint} {serial} {workspace.text}".encode(), digest_size=8
     ).digest()
     if comm.size > 1:
         line = described + text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
@@ -136,7 +142,7 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
         group=comm.name,
         calls=calls,
         sites=[None] * comm.size,
-        culprits=culprits_of(calls),
+        culprits=find_minority(calls),
     )
 
 
@@ -175,10 +181,10 @@ class _Execution:
     """One execution on one rank. Slices are in different steps at once: see `programs`."""
 
     def __init__(
-        self, comm: Communicator, program: Program, workspace: Workspace, tag: int
+        self, comm: Communicator, compiled: CompiledSchedule, workspace: Workspace, tag: int
     ) -> None:
         self._comm = comm
-        self._rounds = program.rounds
+        self._rounds = compiled.rounds
         self._workspace = workspace
         self._whole = workspace.whole
         self._tag = tag
@@ -235,7 +241,7 @@ class _Execution:
     def _gathered(self, spans: list[tuple[int, int]]) -> Row:
         if len(spans) == 1:
             return self._whole[spans[0][0] : spans[0][1]]
-        return flat.joined([self._whole[begin:end] for begin, end in spans])
+        return flat.concatenate([self._whole[begin:end] for begin, end in spans])
 
     def _expect(
         self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]

@@ -63,7 +63,7 @@ def copy_of(row: Row) -> Row:
     return row.clone() if is_torch(row) else row.copy()
 
 
-def joined(rows: list[Row]) -> Row:
+def concatenate(rows: list[Row]) -> Row:
     """Rows of one kind as one new row."""
     if is_torch(rows[0]):
         import torch

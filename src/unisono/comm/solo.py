@@ -206,10 +206,10 @@ class SoloCommunicator(Communicator):
             self._refuse(what, why)
 
     def _check_algorithm(self, algorithm: str | Schedule) -> None:
-        from unisono.comm.programs import program_of, schedule_for
+        from unisono.comm.compiled_schedules import compile_schedule, schedule_for
 
         try:
-            program_of(schedule_for("all_reduce", algorithm, 1), 0)
+            compile_schedule(schedule_for("all_reduce", algorithm, 1), 0)
         except ValueError as error:
             self._refuse("all_reduce", str(error))
 

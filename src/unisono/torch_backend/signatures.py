@@ -17,7 +17,7 @@ import torch
 Method = Callable[..., Any]
 
 
-def short_forms(kind: type, *tensors: Method) -> Callable[[Method], Method]:
+def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
     """Let a method that takes tensors and options of this kind be called in every form.
 
     `tensors` says for each of its arguments how to bring it into the long form.
@@ -52,16 +52,16 @@ def _options(kind: type, fields: list[Any]) -> Any:
     return options
 
 
-def listed(tensors: Any) -> Any:
+def as_list(tensors: Any) -> Any:
     """A list of tensors, also where one was given."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
-def nested(tensors: Any) -> Any:
+def as_nested_list(tensors: Any) -> Any:
     """A list of one list of tensors, also where that one was given."""
     return [tensors] if len(tensors) and isinstance(tensors[0], torch.Tensor) else tensors
 
 
-def as_given(value: Any) -> Any:
+def unchanged(value: Any) -> Any:
     """What has one form alone."""
     return value

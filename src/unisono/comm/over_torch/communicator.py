@@ -18,11 +18,18 @@ from unisono import variables
 from unisono.comm.arguments import count
 from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
 from unisono.comm.execute import all_reduce_by
-from unisono.comm.over_torch.arithmetic import form_of
-from unisono.comm.over_torch.group import LISTS, Rows, Wide, device_of
+from unisono.comm.over_torch.arithmetic import choose_encoding
+from unisono.comm.over_torch.group import LISTS, Rows, WideSide, device_of
 from unisono.comm.over_torch.messages import TorchMessages
 from unisono.comm.over_torch.process_groups import new_group
-from unisono.comm.over_torch.rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
+from unisono.comm.over_torch.rows import (
+    bytes_of,
+    concatenate,
+    copy_into,
+    give_back,
+    overlap,
+    row_of,
+)
 from unisono.comm.over_torch.wire import ON_STREAMS
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
@@ -93,9 +100,11 @@ class TorchCommunicator(TorchMessages):
         def job() -> None:
             for same in alike:
                 rows = [row_of(one) for one in same]
-                result = self._reduced(in_one(rows), op, root, call.timeout_s, root is not None)
+                result = self._reduced(
+                    concatenate(rows), op, root, call.timeout_s, root is not None
+                )
                 if root in (None, self.rank):
-                    deal_out(result, rows)
+                    copy_into(result, rows)
                     for one, row in zip(same, rows, strict=True):
                         give_back(one, row)
 
@@ -105,17 +114,17 @@ class TorchCommunicator(TorchMessages):
         self, row: torch.Tensor, op: Op, root: int | None, timeout_s: float, keep: bool
     ) -> torch.Tensor:
         """The reduction of a row, in place where that is possible and `keep` does not forbid."""
-        form = form_of(op, row.dtype, self._wire.backend(row.device))
-        wire = form.encode(row)
-        if form.fold is not None:
-            return form.decode(self._wire.fold(wire, form, timeout_s), self.size)
+        encoding = choose_encoding(op, row.dtype, self._wire.backend(row.device))
+        wire = encoding.encode(row)
+        if encoding.fold is not None:
+            return encoding.decode(self._wire.fold(wire, encoding, timeout_s), self.size)
         if keep and wire.data_ptr() == row.data_ptr():
             wire = wire.clone()
         if root is None:
-            self._wire.all_reduce(wire, form.op, timeout_s)
+            self._wire.all_reduce(wire, encoding.op, timeout_s)
         else:
-            self._wire.reduce(wire, root, form.op, timeout_s)
-        return wire if form.is_plain else form.decode(wire, self.size)
+            self._wire.reduce(wire, root, encoding.op, timeout_s)
+        return wire if encoding.is_plain else encoding.decode(wire, self.size)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._check_root("broadcast", root)
@@ -128,13 +137,13 @@ class TorchCommunicator(TorchMessages):
             moved = [bytes_of(row) for row in rows]
             if not moved:
                 return
-            whole = in_one(moved)
+            whole = concatenate(moved)
             self._wire.broadcast(whole, root, call.timeout_s)
             if self.rank == root:
                 return
             parts = torch.split(whole, [row.numel() for row in moved])
             for one, row, target, part in zip(tensors, rows, moved, parts, strict=True):
-                deal_out(part, [target])  # in order: tied weights stand in many lists twice
+                copy_into(part, [target])  # in order: tied weights stand in many lists twice
                 give_back(one, row)
 
         return self._run(call, job, tensors, async_op)
@@ -143,7 +152,7 @@ class TorchCommunicator(TorchMessages):
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
         inputs = self._tensors(what, narrow, False)
-        outputs = [Wide(self, what, one, True) for one in wide]
+        outputs = [WideSide(self, what, one, True) for one in wide]
         self._check_own_parts(what, outputs, inputs)
         results = [tensor for one in outputs for tensor in one.tensors]
         self._check_overlaps(what, results, inputs, isinstance(input, LISTS))
@@ -153,7 +162,7 @@ class TorchCommunicator(TorchMessages):
         def job() -> None:
             if not inputs:
                 return
-            message = in_one([bytes_of(row_of(one)) for one in inputs])
+            message = concatenate([bytes_of(row_of(one)) for one in inputs])
             parts = [[bytes_of(part) for part in one.parts()] for one in outputs]
             by_rank = [[part[rank] for part in parts] for rank in range(self.size)]
             lengths = [sum(part.numel() for part in rows) for rows in by_rank]
@@ -167,7 +176,7 @@ class TorchCommunicator(TorchMessages):
                 targets[self.rank].copy_(message)
                 self._wire.broadcast_each(targets, range(self.size), call.timeout_s)
             for target, rows in zip(targets, by_rank, strict=True):
-                deal_out(target, rows)
+                copy_into(target, rows)
             for one in outputs:
                 one.give_back()
 
@@ -180,7 +189,7 @@ class TorchCommunicator(TorchMessages):
         wide, narrow = self._pairs(what, input, output, isinstance(output, LISTS))
         outputs = self._tensors(what, narrow, True)
         self._check_op(what, op, outputs)
-        inputs = [Wide(self, what, one, False) for one in wide]
+        inputs = [WideSide(self, what, one, False) for one in wide]
         self._check_own_parts(what, inputs, outputs)
         given = [tensor for one in inputs for tensor in one.tensors]
         self._check_overlaps(what, outputs, given, isinstance(output, LISTS))
@@ -191,9 +200,11 @@ class TorchCommunicator(TorchMessages):
             for dtype in dict.fromkeys(one.dtype for one in inputs):
                 same = [one.parts() for one in inputs if one.dtype == dtype]
                 mine = [one for one in outputs if dtype_name(one) == dtype]
-                by_rank = [in_one([parts[rank] for parts in same]) for rank in range(self.size)]
+                by_rank = [
+                    concatenate([parts[rank] for parts in same]) for rank in range(self.size)
+                ]
                 rows = [row_of(one) for one in mine]
-                deal_out(self._scattered(by_rank, op, call.timeout_s), rows)
+                copy_into(self._scattered(by_rank, op, call.timeout_s), rows)
                 for one, row in zip(mine, rows, strict=True):
                     give_back(one, row)
 
@@ -203,12 +214,12 @@ class TorchCommunicator(TorchMessages):
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
         lengths = [part.numel() for part in by_rank]
         backend = self._wire.backend(by_rank[0].device)
-        form = form_of(op, by_rank[0].dtype, backend)
-        if backend in ON_STREAMS and form.fold is None and len(set(lengths)) == 1:
-            parts = [form.encode(part) for part in by_rank]
+        encoding = choose_encoding(op, by_rank[0].dtype, backend)
+        if backend in ON_STREAMS and encoding.fold is None and len(set(lengths)) == 1:
+            parts = [encoding.encode(part) for part in by_rank]
             result = torch.empty_like(parts[0])
-            self._wire.reduce_scatter(result, parts, form.op, timeout_s)
-            return form.decode(result, self.size)
+            self._wire.reduce_scatter(result, parts, encoding.op, timeout_s)
+            return encoding.decode(result, self.size)
         whole = self._reduced(torch.cat(by_rank), op, None, timeout_s, False)
         begin = sum(lengths[: self.rank])
         return whole[begin : begin + lengths[self.rank]]
@@ -218,7 +229,7 @@ class TorchCommunicator(TorchMessages):
     ) -> Work | None:
         self._check_root("gather", root, output, "output")
         (source,) = self._tensors("gather", [input], False)
-        wide = None if output is None else Wide(self, "gather", output, True)
+        wide = None if output is None else WideSide(self, "gather", output, True)
         if wide is not None:
             self._check_own_parts("gather", [wide], [source])
             self._check_overlaps("gather", wide.tensors, [source])
@@ -232,7 +243,7 @@ class TorchCommunicator(TorchMessages):
     ) -> Work | None:
         self._check_root("scatter", root, input, "input")
         (target,) = self._tensors("scatter", [output], True)
-        wide = None if input is None else Wide(self, "scatter", input, False)
+        wide = None if input is None else WideSide(self, "scatter", input, False)
         if wide is not None:
             self._check_own_parts("scatter", [wide], [target])
             self._check_overlaps("scatter", [target], wide.tensors)
@@ -242,8 +253,8 @@ class TorchCommunicator(TorchMessages):
         return self._exchange(text, [target], wide, takes, sends, async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        to = Wide(self, "all_to_all", output, True)
-        source = Wide(self, "all_to_all", input, False)
+        to = WideSide(self, "all_to_all", output, True)
+        source = WideSide(self, "all_to_all", input, False)
         if to.dtype != source.dtype:
             self._refuse("all_to_all", "input and output have different dtypes", TypeError)
         if to.counts[self.rank] != source.counts[self.rank]:
@@ -255,16 +266,16 @@ class TorchCommunicator(TorchMessages):
     def _exchange(
         self,
         text: str,
-        output: Wide | list[Any] | None,
-        input: Wide | list[Any] | None,
+        output: WideSide | list[Any] | None,
+        input: WideSide | list[Any] | None,
         takes: list[int],
         sends: list[int],
         async_op: bool,
     ) -> Work | None:
         """What is different for every pair of ranks: `takes` and `sends` in elements."""
         call = self._call(text, sends, takes)
-        outputs = output.tensors if isinstance(output, Wide) else list(output or ())
-        inputs = input.tensors if isinstance(input, Wide) else list(input or ())
+        outputs = output.tensors if isinstance(output, WideSide) else list(output or ())
+        inputs = input.tensors if isinstance(input, WideSide) else list(input or ())
         device = device_of([*outputs, *inputs])
 
         def job() -> None:
@@ -273,7 +284,7 @@ class TorchCommunicator(TorchMessages):
             to = [bytes_of(row) for row in rows]
             source = [bytes_of(row_of(one)) for one in inputs]
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
-            message = in_one(source) if source else nothing
+            message = concatenate(source) if source else nothing
             arriving = to[0] if len(to) == 1 else nothing.new_empty(sum(takes) * width)
             if overlap(arriving, message):
                 message = message.clone()
@@ -285,7 +296,7 @@ class TorchCommunicator(TorchMessages):
                 call.timeout_s,
             )
             if to:
-                deal_out(arriving, to)
+                copy_into(arriving, to)
             for one, row in zip(outputs, rows, strict=True):
                 give_back(one, row)
 

@@ -95,7 +95,7 @@ class StreamWork(Work):
         return None
 
 
-class Turns:
+class ThreadExecutor:
     """The thread of one group; it starts with the first job, and ends with this object."""
 
     def __init__(self, name: str) -> None:
@@ -132,7 +132,7 @@ class Turns:
         self._end()
 
     @staticmethod
-    def at_once(job: Job, doing: str) -> ThreadWork:
+    def run_beside(job: Job, doing: str) -> ThreadWork:
         """Have it carried out beside everything else, in a thread of its own."""
         work = ThreadWork(job, doing)
         threading.Thread(target=work.carry_out, name=f"unisono {doing}", daemon=True).start()
@@ -145,7 +145,7 @@ def _serve(works: queue.SimpleQueue[ThreadWork | None]) -> None:
         work = None
 
 
-class Streams:
+class StreamExecutor:
     """The stream of one group on each device, beside the caller's."""
 
     def __init__(self) -> None:

@@ -89,13 +89,13 @@ class Faults:
 
     def _described(self, text: str, doing: str) -> GroupError:
         where = f"{doing} on group {self._name}"
-        said = text.split("\n", 1)[0]
+        told = text.split("\n", 1)[0]
         ours = {"rank": self._rank, "group": self._name}
         if _LOST.search(text):
-            return PeerLost(f"a peer has left while this rank was in {where}: {said}", **ours)  # type: ignore[arg-type]
+            return PeerLost(f"a peer has left while this rank was in {where}: {told}", **ours)  # type: ignore[arg-type]
         if _TIMED_OUT.search(text):
-            return CollectiveTimeout(f"{where} did not finish by its deadline: {said}", **ours)  # type: ignore[arg-type]
-        return GroupError(f"{where} failed: {said}", **ours)  # type: ignore[arg-type]
+            return CollectiveTimeout(f"{where} did not end by its deadline: {told}", **ours)  # type: ignore[arg-type]
+        return GroupError(f"{where} failed: {told}", **ours)  # type: ignore[arg-type]
 
     # -- through the store -----------------------------------------------------------------------
 

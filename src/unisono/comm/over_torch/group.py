@@ -13,8 +13,13 @@ import torch.distributed as dist
 from unisono import variables
 from unisono.comm.arguments import complaint, count, reduction_complaint
 from unisono.comm.base import Communicator, Op, Work, dtype_name
-from unisono.comm.over_torch.check import Call, compare, packed, unpacked
-from unisono.comm.over_torch.executors import Streams, Turns, in_order_of_streams
+from unisono.comm.over_torch.call_check import (
+    AnnouncedCall,
+    decode_call,
+    encode_call,
+    find_mismatch,
+)
+from unisono.comm.over_torch.executors import StreamExecutor, ThreadExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.rows import cut, give_back, row_of
 from unisono.comm.over_torch.wire import ON_STREAMS, Wire
@@ -48,8 +53,8 @@ class TorchGroup(Communicator):
         )
         self._checks = "cpu" in kinds and variables.CHECK.read() is not False
         self._faults = Faults(self.name, self.rank, _store(group))
-        self._turns = Turns(self.name)
-        self._streams = Streams()
+        self._thread = ThreadExecutor(self.name)
+        self._streams = StreamExecutor()
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
 
     @property
@@ -93,15 +98,15 @@ class TorchGroup(Communicator):
         if isinstance(self._faults.cause, GroupClosed):
             return
         if not self._owns:
-            self._turns.finish()
+            self._thread.finish()
             self._faults.closed(tell=False)
-            self._turns.close()
+            self._thread.close()
             return
-        is_busy = not self._turns.is_idle()
+        is_busy = not self._thread.is_idle()
         self._faults.closed(tell=is_busy)
         if is_busy:
             self._hang_up()
-        self._turns.close()
+        self._thread.close()
         if self._wire.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._wire.group)
 
@@ -113,13 +118,13 @@ class TorchGroup(Communicator):
         sends: Sequence[int] = (),
         takes: Sequence[int] = (),
         timeout_s: float | None = None,
-    ) -> Call:
+    ) -> AnnouncedCall:
         self._faults.check()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return Call(text, sends, takes, timeout_s=limit_s)
+        return AnnouncedCall(text, sends, takes, timeout_s=limit_s)
 
     def _run(
-        self, call: Call, job: Callable[[], None], tensors: list[Any], async_op: bool
+        self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
         device = device_of(tensors) if tensors or "cpu" in self._wire.backends else _this_gpu()
         doing = call.operation
@@ -137,7 +142,7 @@ class TorchGroup(Communicator):
                 self._meet(call)
                 job()
 
-        work = self._turns.begin(in_order_of_streams(checked, device), doing)
+        work = self._thread.begin(in_order_of_streams(checked, device), doing)
         if async_op:
             return work
         self._wait(work)
@@ -151,14 +156,14 @@ class TorchGroup(Communicator):
             self.abort("interrupted")
             raise
 
-    def _meet(self, call: Call) -> None:
+    def _meet(self, call: AnnouncedCall) -> None:
         """Compare with what the others are about to do."""
         if not self._checks:
             return
-        mine = packed(call, self.size)
+        mine = encode_call(call, self.size)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         self._wire.all_gather(rows, mine, call.timeout_s)
-        error = compare([unpacked(row, self.size) for row in rows], self.rank, self.name)
+        error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
         if error is not None:
             raise self._faults.end(error, tell=False)  # all see it
 
@@ -178,13 +183,13 @@ class TorchGroup(Communicator):
     def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
         """Raise about our own arguments; the peers learn of it in their meeting."""
         if self._checks and self._faults.cause is None:
-            call = Call(what, refused=True, timeout_s=self.timeout_s)
+            call = AnnouncedCall(what, refused=True, timeout_s=self.timeout_s)
 
             def tell() -> None:
                 with self._translated(what):
                     self._meet(call)
 
-            self._turns.begin(tell, what)
+            self._thread.begin(tell, what)
         raise kind(f"{what} on group {self.name}: {why}")
 
     def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
@@ -230,7 +235,7 @@ class TorchGroup(Communicator):
             self._refuse(what, f"{len(wide)} wide tensors for {len(narrow)} narrow ones")
         return list(wide), narrow
 
-    def _check_own_parts(self, what: str, wide: Sequence[Wide], narrow: list[Any]) -> None:
+    def _check_own_parts(self, what: str, wide: Sequence[WideSide], narrow: list[Any]) -> None:
         for one, tensor in zip(wide, narrow, strict=True):
             if one.dtype != dtype_name(tensor):
                 self._refuse(what, "input and output have different dtypes", TypeError)
@@ -243,7 +248,7 @@ class TorchGroup(Communicator):
         )
 
 
-class Wide:
+class WideSide:
     """The wide side of a collective: one tensor, cut evenly, or one tensor a rank."""
 
     def __init__(self, comm: TorchGroup, what: str, given: Any, writable: bool) -> None:

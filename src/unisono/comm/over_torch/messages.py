@@ -97,7 +97,7 @@ class TorchMessages(TorchGroup):
                 work.wait(limit)
                 return end(work)
 
-        return self._turns.at_once(job, doing)
+        return self._thread.run_beside(job, doing)
 
 
 class StreamMessage(Work):

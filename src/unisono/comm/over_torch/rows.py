@@ -52,12 +52,12 @@ def bytes_of(row: torch.Tensor) -> torch.Tensor:
     return row.view(torch.uint8) if row.numel() else row.new_empty(0, dtype=torch.uint8)
 
 
-def in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenate(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows of one dtype behind each other; a single one is itself."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def deal_out(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+def copy_into(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
     """The reverse of `in_one`: fill the rows, one after the other."""
     if len(rows) == 1 and rows[0].data_ptr() == whole.data_ptr():
         return

@@ -21,7 +21,7 @@ _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, 
 
 
 @contextlib.contextmanager
-def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
+def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
     """The rendezvous file of all children of this process's parent, while they need to meet.
 
     It lies in the user's runtime folder and is named after the parent: its number, the moment
@@ -37,7 +37,7 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
         parent = _parent_pid()
         name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{start_time(parent)}"
         who = f"child of process {parent}"
-    with seat(
+    with claim_name(
         f"{name}-{rank}",
         f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
     ):
@@ -45,7 +45,7 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def seat(name: str, complaint: str) -> Iterator[None]:
+def claim_name(name: str, complaint: str) -> Iterator[None]:
     """Sit on a name that one process at a time can have, and that goes with it; else complain.
 
     Whoever sits there answers calls, so that the kernel tells others who it is.

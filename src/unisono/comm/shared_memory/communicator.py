@@ -22,20 +22,23 @@ from unisono.comm.base import (
     holds,
     name_of_dtype,
 )
-from unisono.comm.rendezvous.lobby import Exchange, Lobby, Place, Side
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
-from unisono.comm.shared_memory.engine import (
+from unisono.comm.engine import (
     Operation,
     Status,
     engine_ns,
     open_group,
     which_overlap,
+    work_types,
 )
-from unisono.comm.shared_memory.exceptions import Blame
-from unisono.comm.shared_memory.keeping import announce
+from unisono.comm.rendezvous.announcements import Announcements
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.membership import JoinRequest, Membership
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
+from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.work import joined
+from unisono.comm.work import join_works
 from unisono.errors import GroupError, ScheduleError
 
 if TYPE_CHECKING:
@@ -50,37 +53,39 @@ _REDUCTION_NUMBERS[TRUNCATED_AVG] = _PREMUL_SUM + 1
 _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
 _dtype_of = attrgetter("dtype")
+for _kind in work_types():
+    Work.register(_kind)
 _LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 
 
-class NativeCommunicator(Communicator):
+class SharedMemoryCommunicator(Communicator):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
         self,
-        place: Place,
+        membership: Membership,
         lobby: Lobby,
         name: str,
         global_ranks: tuple[int, ...] | None,
         timeout_s: float,
     ) -> None:
-        self.rank = place.rank
-        self.size = place.size
+        self.rank = membership.rank
+        self.size = membership.size
         self.name = name
         self.global_ranks = global_ranks
-        self._place = place
+        self._membership = membership
         self._lobby: Lobby | None = lobby.share()
-        self._group = place.group
-        self._all_reduce = place.group.all_reduce
-        self._barrier = place.group.barrier
-        self._call = place.group.run
-        self._send = place.group.send
-        self._recv = place.group.recv
-        self._isend = place.group.isend
-        self._irecv = place.group.irecv
-        self._blame = Blame(place, name, global_ranks)
+        self._group = membership.group
+        self._all_reduce = membership.group.all_reduce
+        self._barrier = membership.group.barrier
+        self._call = membership.group.run
+        self._send = membership.group.send
+        self._recv = membership.group.recv
+        self._isend = membership.group.isend
+        self._irecv = membership.group.irecv
+        self._exceptions = GroupExceptions(membership, name, global_ranks)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
-        self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
+        self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -89,13 +94,13 @@ class NativeCommunicator(Communicator):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self._group.introduce(name, global_rank, keeps_sites)
-        announce(self._group.descriptor)
+        announce_segment(self._group.descriptor)
         self.timeout_s = timeout_s
 
     @classmethod
     def connect(
         cls,
-        exchange: Exchange,
+        announcements: Announcements,
         rank: int,
         size: int,
         *,
@@ -104,23 +109,23 @@ class NativeCommunicator(Communicator):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         deadline: Deadline | None = None,
-        word: str = "",
+        payload: str = "",
         check: Callable[[], None] = lambda: None,
-    ) -> NativeCommunicator:
+    ) -> SharedMemoryCommunicator:
         """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
         what the others shall know of this rank: `words` has everybody's. The meeting ends after
         `join_timeout_s`, or at a `deadline` that has begun already. `check` is called while the
         others are awaited, and raises when they will not come."""
         with Lobby() as lobby:
             deadline = deadline or Deadline(join_timeout_s)
-            side = Side(name, rank, size, deadline, open_with(timeout_s), word, check)
-            place = lobby.meet_by(exchange, side)
-            return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+            request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+            membership = lobby.meet_by(announcements, request)
+            return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def payloads(self) -> tuple[str, ...]:
         """What each rank said of itself when they met."""
-        return self._place.words
+        return self._membership.payloads
 
     # -- settings and life ---------------------------------------------------------------------
 
@@ -138,7 +143,7 @@ class NativeCommunicator(Communicator):
         if self.rank not in members:
             return None
         if self._lobby is None:
-            raise self._blame.closed()
+            raise self._exceptions.closed()
         serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
         listed = f"{label}[{','.join(map(str, members))}]"
         name = (
@@ -150,16 +155,16 @@ class NativeCommunicator(Communicator):
         global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:
             return SoloCommunicator(name, global_ranks, self.timeout_s)
-        side = Side(
-            f"{self._place.key}/{listed}/{serial}",
+        request = JoinRequest(
+            f"{self._membership.key}/{listed}/{serial}",
             members.index(self.rank),
             len(members),
             Deadline(self.timeout_s),
             open_with(self.timeout_s),
             check=self._raise_if_ended,
         )
-        place = self._lobby.meet_at(self._place.members[members[0]].address, side)
-        return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
+        membership = self._lobby.meet_at(self._membership.members[members[0]].address, request)
+        return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def _raise_if_ended(self) -> None:
         ending = self.errored
@@ -179,8 +184,8 @@ class NativeCommunicator(Communicator):
     def ending(self, doing: str) -> GroupError | None:
         """How the group ended, or None; `doing` is what this rank was about."""
         if self._lobby is None:
-            return self._blame.closed()
-        return self._blame.failure(doing) if self._group.failure()[0] else None
+            return self._exceptions.closed()
+        return self._exceptions.failure(doing) if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -240,28 +245,28 @@ class NativeCommunicator(Communicator):
         factor: float,
         async_op: bool,
     ) -> Work | None:
-        mark, words = self._compiled(algorithm)
+        mark, encoded = self._compiled(algorithm)
         operation = Operation.ALL_REDUCE
         if type(tensor) not in _LISTS:
             return self._run(
-                operation, tensor, tensor, mark, reduction, factor, False, async_op, words
+                operation, tensor, tensor, mark, reduction, factor, False, async_op, encoded
             )
-        return joined(
-            self._run(operation, alike, alike, mark, reduction, factor, True, async_op, words)
+        return join_works(
+            self._run(operation, alike, alike, mark, reduction, factor, True, async_op, encoded)
             for alike, _ in self._by_dtype(operation, tensor, tensor)
         )
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
-        from unisono.comm.programs import algorithm_mark, program_of, schedule_for
+        from unisono.comm.compiled_schedules import algorithm_mark, compile_schedule, schedule_for
 
         try:
             schedule = schedule_for("all_reduce", algorithm, self.size)
-            known = self._programs.get(id(schedule))
+            known = self._compiled_schedules.get(id(schedule))
             if known is None or known[0] is not schedule:
-                words = program_of(schedule, self.rank).words()
-                known = schedule, algorithm_mark(schedule.algorithm), words
-                self._programs[id(schedule)] = known
+                encoded = compile_schedule(schedule, self.rank).encode()
+                known = schedule, algorithm_mark(schedule.algorithm), encoded
+                self._compiled_schedules[id(schedule)] = known
             return known[1:]
         except ScheduleError as error:
             kind = partial(ScheduleError, rank=error.rank, chunk=error.chunk, step=error.step)
@@ -312,7 +317,9 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(dst)
         status = self._send(tensor, dst, tag)
         if status < 0:
-            raise self._blame.message_error(-status, (True, tensor, dst, tag), self._group.seen())
+            raise self._exceptions.message_error(
+                -status, (True, tensor, dst, tag), self._group.seen()
+            )
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         if src is None:
@@ -321,20 +328,22 @@ class NativeCommunicator(Communicator):
             self._refuse_peer(src)
         source = self._recv(tensor, src, tag)
         if source < 0:
-            raise self._blame.message_error(-source, (False, tensor, src, tag), self._group.seen())
+            raise self._exceptions.message_error(
+                -source, (False, tensor, src, tag), self._group.seen()
+            )
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._refuse_peer(dst)
-        return self._isend(self._blame, _caller(1), tensor, dst, tag)
+        return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._refuse_peer(src)
-        return self._irecv(self._blame, _caller(1), tensor, src, tag)
+        return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
 
     def _refuse_peer(self, peer: object) -> NoReturn:
         raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
@@ -355,10 +364,18 @@ class NativeCommunicator(Communicator):
     ) -> Work | None:
         if async_op:
             work = self._group.submit(
-                self._blame, operation, output, input, root, reduction, factor, coalesced, program
+                self._exceptions,
+                operation,
+                output,
+                input,
+                root,
+                reduction,
+                factor,
+                coalesced,
+                program,
             )
             if isinstance(work, int):
-                raise self._blame.call_error(work, operation)
+                raise self._exceptions.call_error(work, operation)
             return work
         status = self._call(operation, output, input, root, reduction, factor, coalesced, program)
         if status:
@@ -378,7 +395,7 @@ class NativeCommunicator(Communicator):
             self._check_root(operation, root)
         if type(tensor) not in _LISTS:
             return self._run(operation, tensor, tensor, root, reduction, factor, async_op=async_op)
-        return joined(
+        return join_works(
             self._run(operation, alike, alike, root, reduction, factor, True, async_op)
             for alike, _ in self._by_dtype(operation, tensor, tensor)
         )
@@ -399,7 +416,7 @@ class NativeCommunicator(Communicator):
             self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
         if len(output) != len(input):
             self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
-        return joined(
+        return join_works(
             self._run(operation, outputs, inputs, 0, reduction, factor, True, async_op)
             for outputs, inputs in self._by_dtype(operation, output, input)
         )
@@ -422,7 +439,7 @@ class NativeCommunicator(Communicator):
             together = outputs if outputs is inputs else [*outputs, *inputs]
             shared = which_overlap(together, len(outputs))
             if shared is not None:
-                dtypes = " and ".join(dtype_name(together[place]) for place in shared)
+                dtypes = " and ".join(dtype_name(together[membership]) for membership in shared)
                 self._refuse(operation, f"tensors of {dtypes} share memory: pass clones")
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
@@ -474,14 +491,14 @@ class NativeCommunicator(Communicator):
         self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
     ) -> NoReturn:
         """Raise about our own arguments, once the peers know that this call will not happen."""
-        if self._blame.cause is None:
+        if self._exceptions.cause is None:
             self._group.refuse(operation)
         raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
 
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
-        raise self._blame.call_error(status, operation, reduction, dtype_name(_first(tensors)))
+        raise self._exceptions.call_error(status, operation, reduction, dtype_name(_first(tensors)))
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:

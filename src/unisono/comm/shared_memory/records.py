@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.comm.base import REDUCTION_NAMES
-from unisono.comm.shared_memory.engine import (
+from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
     RecordsLayout,
@@ -23,7 +23,7 @@ from unisono.comm.shared_memory.engine import (
     now_by_both_clocks,
     records_layout,
 )
-from unisono.comm.shared_memory.explanations import REDUCING, ROOTED, dtype_name
+from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.errors import UnisonoError
 
 _MAGIC = 0x6F6E6F73696E75

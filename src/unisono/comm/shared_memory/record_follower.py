@@ -36,7 +36,7 @@ class _Rank:
     under_way: dict[int, Record] = field(default_factory=dict)
 
 
-class Follower:
+class RecordFollower:
     """Reads the segment behind a descriptor, which stays the caller's: what was recorded stays
     readable when all members have left, up to the length of the ring. Raises UnisonoError if it is
     no segment."""
@@ -132,16 +132,16 @@ class Follower:
 
     def _number_at(self, one: _Rank, number: int) -> int:
         """Which record stands in the place of this one; 0 while one is written."""
-        return int(_WORD.unpack_from(self._memory, self._place(one, number))[0])
+        return int(_WORD.unpack_from(self._memory, self._offset(one, number))[0])
 
-    def _place(self, one: _Rank, number: int) -> int:
+    def _offset(self, one: _Rank, number: int) -> int:
         layout = self._layout
         base = layout.first_control + one.rank * layout.control_bytes
         return base + layout.records + number % layout.record_count * layout.record_bytes
 
     def _record(self, one: _Rank, number: int, sites: bytes) -> Record | None:
         """The record of this number, if it stands there, whole."""
-        at = self._place(one, number)
+        at = self._offset(one, number)
         whole = self._memory[at : at + self._layout.record_bytes]
         if _WORD.unpack_from(whole)[0] != number or self._number_at(one, number) != number:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.comm.shared_memory.engine import Group, Waiting
+from unisono.comm.engine import Group, Waiting
 
 
 def read_waiting(group: Group, rank: int) -> Waiting | None:
@@ -62,7 +62,7 @@ def deadlock_circle(group: Group, first: int) -> list[int]:
     return circle
 
 
-def deadlock_report(
+def deadlock_text(
     group: Group, name: str, circle: Sequence[int], sites: Sequence[str | None]
 ) -> str:
     """The text of a `DeadlockError`."""

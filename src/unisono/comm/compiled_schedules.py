@@ -53,7 +53,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledSchedule:
     """One rank's part of a schedule: a round for each step, many of them perhaps empty.
 
     `fingerprint` is the same for equal schedules, on every rank. `busiest` is the largest number
@@ -71,7 +71,7 @@ class Program:
         """Whether anything ever comes to this rank."""
         return any(one.receives for one in self.rounds)
 
-    def words(self) -> bytes:
+    def encode(self) -> bytes:
         """As the engine reads it (un_program_read in csrc/unisono.h).
 
         Raises ValueError if the chunks are too many for it.
@@ -102,10 +102,10 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Sche
     """
     if isinstance(algorithm, str):
         entry = find(collective, algorithm)
-        made = _made.get((entry.make, ranks))
-        if made is None:
-            made = _made[entry.make, ranks] = entry.schedule(ranks)
-        return made
+        built = _built.get((entry.make, ranks))
+        if built is None:
+            built = _built[entry.make, ranks] = entry.schedule(ranks)
+        return built
     if not isinstance(algorithm, Schedule):
         raise ValueError(f"an algorithm is a name or a Schedule, not {type(algorithm).__name__}")
     if algorithm.collective != collective:
@@ -115,19 +115,19 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Sche
     return algorithm
 
 
-def program_of(schedule: Schedule, rank: int) -> Program:
+def compile_schedule(schedule: Schedule, rank: int) -> CompiledSchedule:
     """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right.
 
     The proof is done once for each schedule object, and kept as long as the object lives.
     """
-    programs = _programs.get(id(schedule))
-    if programs is None:
+    compiled = _compiled.get(id(schedule))
+    if compiled is None:
         verify(schedule)
-        programs = _programs[id(schedule)] = {}
-        weakref.finalize(schedule, _programs.pop, id(schedule), None).atexit = False
-    if rank not in programs:
-        programs[rank] = _compile(schedule, rank)
-    return programs[rank]
+        compiled = _compiled[id(schedule)] = {}
+        weakref.finalize(schedule, _compiled.pop, id(schedule), None).atexit = False
+    if rank not in compiled:
+        compiled[rank] = _compile_for(schedule, rank)
+    return compiled[rank]
 
 
 def algorithm_mark(algorithm: str) -> int:
@@ -135,11 +135,11 @@ def algorithm_mark(algorithm: str) -> int:
     return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
 
 
-_made: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
-_programs: dict[int, dict[int, Program]] = {}
+_built: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
+_compiled: dict[int, dict[int, CompiledSchedule]] = {}
 
 
-def _compile(schedule: Schedule, rank: int) -> Program:
+def _compile_for(schedule: Schedule, rank: int) -> CompiledSchedule:
     rounds = []
     sent = np.zeros(schedule.ranks**2, np.int64)
     for step in schedule.steps:
@@ -148,7 +148,7 @@ def _compile(schedule: Schedule, rank: int) -> Program:
         receives = _moves(step, step.source, step.destination == rank)
         rounds.append(Round(sends, receives, _by_peer(sends), _by_peer(receives)))
     digest = hashlib.blake2b(schedule.to_json().encode(), digest_size=8).digest()
-    return Program(
+    return CompiledSchedule(
         schedule.title(),
         schedule.chunks,
         tuple(rounds),
