@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process among those of its program. `local_size` is how many of them its machine has, 0
+    """Which rank of how many a process is. `local_size` is how many of them its machine has, 0
     where nobody said; `job` names the program on this machine, "" where nobody did."""
 
     rank: int
@@ -57,9 +57,9 @@ _LAUNCHERS = (
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """This process's place; None where nobody has started several.
+    """Which rank of how many this process is; None where nobody has started several.
 
-    Raises ValueError where a variable is no number.
+    Raises ValueError where a variable is not a number.
     """
     for launcher in _LAUNCHERS:
         size = _first(environment, launcher.size)
@@ -107,7 +107,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int = 0) -> in
     try:
         return int(environment[name])
     except ValueError:
-        raise ValueError(f"{name} is {environment[name]!r}, which is no number") from None
+        raise ValueError(f"{name} is {environment[name]!r}, which is not a number") from None
 
 
 def _local_size(environment: Mapping[str, str], launcher: _Launcher, size: int) -> int:

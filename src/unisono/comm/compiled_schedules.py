@@ -1,4 +1,4 @@
-"""From a schedule to what one rank has to do: its program, proven right once.
+"""A schedule compiled for one rank: what it sends and receives, in order, proven right once.
 
 Large tensors are cut into slices, each of which goes through the whole schedule; slice s is in
 step r at time s + r. So a rank works on many steps at once, on different slices, and a tree with a
@@ -21,7 +21,7 @@ from unisono.plan.proof import verify
 from unisono.plan.schedule import Schedule, Step
 
 BUSIEST = 8192
-"""How many chunks one rank may send another in a compiled program: csrc/unisono.h's UN_BUSIEST."""
+"""How many chunks one rank may send another in a compiled schedule: csrc/unisono.h's UN_BUSIEST."""
 
 _SEND, _COPY, _COMBINE = range(3)  # csrc/unisono.h's un_action
 
@@ -69,7 +69,7 @@ class CompiledSchedule:
     @property
     def receives(self) -> bool:
         """Whether anything ever comes to this rank."""
-        return any(one.receives for one in self.rounds)
+        return any(round.receives for round in self.rounds)
 
     def encode(self) -> bytes:
         """As the engine reads it (un_program_read in csrc/unisono.h).
@@ -82,15 +82,15 @@ class CompiledSchedule:
                 f"the engine takes {BUSIEST}: use unisono.execute"
             )
         starts, moves = [0], []
-        for one in self.rounds:
-            moves += [(_SEND, move.peer, move.chunk, move.count) for move in one.sends]
+        for round in self.rounds:
+            moves += [(_SEND, move.peer, move.chunk, move.count) for move in round.sends]
             starts.append(len(moves))
-            for move in one.receives:
+            for move in round.receives:
                 action = _COMBINE if move.reduces else _COPY
                 moves.append((action, move.peer, move.chunk, move.count))
             starts.append(len(moves))
         head = [self.fingerprint, len(self.rounds), self.chunks, self.busiest]
-        flat = [word for move in moves for word in move]
+        flat = [number for move in moves for number in move]
         return np.array(head + starts + flat, np.int64).tobytes()
 
 
@@ -159,7 +159,9 @@ def _compile_for(schedule: Schedule, rank: int) -> CompiledSchedule:
 
 def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tuple[Move, ...]:
     columns = (peer, step.chunk, step.count, step.reduces)
-    return tuple(Move(*row) for row in zip(*(one[which].tolist() for one in columns), strict=True))
+    return tuple(
+        Move(*row) for row in zip(*(column[which].tolist() for column in columns), strict=True)
+    )
 
 
 def _by_peer(moves: tuple[Move, ...]) -> ByPeer:

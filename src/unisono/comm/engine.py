@@ -67,7 +67,7 @@ class Operation(IntEnum):
 
 
 class Note(IntEnum):
-    """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
+    """Texts that a rank leaves for its peers' errors; the numbers are csrc/unisono.h's."""
 
     SITE = 0
     SHAPE = 1

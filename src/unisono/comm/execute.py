@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import weakref
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from unisono.comm import flat
+from unisono.comm.arithmetic import combine
 from unisono.comm.base import Communicator, Message, Op, Work
 from unisono.comm.compiled_schedules import (
     CompiledSchedule,
@@ -97,15 +97,18 @@ def all_reduce_by(
             raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
     except ValueError as error:
         _refuse(comm, "all_reduce", error)
-    for one in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
-        execute(schedule, comm, one, op=op)
+    for each in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
+        execute(schedule, comm, each, op=op)
 
 
 def _refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
     """Raise an error about our own arguments, once the others know that we do not take part."""
-    with contextlib.suppress(ValueError):
+    try:
         comm.refuse(collective, str(error))
-    raise error
+    except ValueError as refused:
+        if isinstance(error, ScheduleError):
+            raise error from None
+        raise type(error)(str(refused)) from None
 
 
 # -- before anything moves -------------------------------------------------------------------------
@@ -133,7 +136,7 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     lines = [raw[start : start + len(line)] for start in range(0, len(raw), len(line))]
     if len(set(lines)) == 1:
         return
-    calls = [one[8:].decode(errors="replace").strip() + f" [{one[:8].hex()}]" for one in lines]
+    calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
     told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
     raise CollectiveMismatch(
         f"the ranks of group {comm.name} execute different things\n{told}\n"
@@ -178,7 +181,7 @@ class _Arrival:
 
 
 class _Execution:
-    """One execution on one rank. Slices are in different steps at once: see `programs`."""
+    """One execution on one rank. Slices are in different steps at once (compiled_schedules.py)."""
 
     def __init__(
         self, comm: Communicator, compiled: CompiledSchedule, workspace: Workspace, tag: int
@@ -202,14 +205,14 @@ class _Execution:
         """Everything of one time: begin all messages, then take what has come in."""
         outgoing = [
             (peer, self._spans(moves, part))
-            for part, one in active
-            for peer, moves in one.sends_by_peer
+            for part, round in active
+            for peer, moves in round.sends_by_peer
         ]
         sent = [span for _, spans in outgoing for span in spans]
         arrivals = {
             (part, peer): self._expect(moves, self._spans(moves, part), sent)
-            for part, one in active
-            for peer, moves in one.receives_by_peer
+            for part, round in active
+            for peer, moves in round.receives_by_peer
         }
         messages = [
             Message("recv", arrival.row, peer, self._tag)
@@ -226,8 +229,8 @@ class _Execution:
         self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
         for work in works[:receiving]:
             work.wait()
-        for part, one in active:
-            for move in one.receives:
+        for part, round in active:
+            for move in round.receives:
                 self._take(move, part, arrivals[part, move.peer])
         self._settle(_MOST_SENDS)
 
@@ -265,7 +268,7 @@ class _Execution:
             arrival.taken += end - begin
             self._wait_for_sends_of(begin, end)
             if move.reduces:
-                flat.combine(self._whole[begin:end], piece, self._workspace.op)
+                combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
 

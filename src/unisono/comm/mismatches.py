@@ -64,10 +64,10 @@ def find_culprits(gives: Sizes, wants: Sizes) -> list[int]:
         votes.append(sizes.most_common(1)[0][0] if sizes else None)
     usual, times = Counter(votes).most_common(1)[0]
     if usual is not None and 2 * times > len(votes):
-        blamed = {pair.giver for pair in pairs if pair.given != usual}
-        blamed |= {pair.taker for pair in pairs if pair.wanted != usual}
-        if 2 * len(blamed) < len(votes):
-            return sorted(blamed)
+        odd = {pair.giver for pair in pairs if pair.given != usual}
+        odd |= {pair.taker for pair in pairs if pair.wanted != usual}
+        if 2 * len(odd) < len(votes):
+            return sorted(odd)
     ends = [{pair.giver, pair.taker} for pair in pairs]
     common = set.intersection(*ends) if ends else set()
     return sorted(common) if len(common) == 1 else []
@@ -102,13 +102,13 @@ class PairwiseSizes:
         pairs = find_unequal_pairs(self.gives, self.wants)
         if not pairs:
             return "what a rank gives is not what another takes"
-        blamed = self.culprits()
-        first = next((p for p in pairs if {p.giver, p.taker} & set(blamed)), pairs[0])
+        odd = self.culprits()
+        first = next((p for p in pairs if {p.giver, p.taker} & set(odd)), pairs[0])
         more = f" (and {len(pairs) - 1} more pairs differ)" if len(pairs) > 1 else ""
         return f"{first}{more}"
 
     def of_rank(self, rank: int) -> str:
-        """What one rank brought, for its line in a report."""
+        """What one rank brought, for its line in an error."""
         parts = []
         for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
             known = [size for size in sizes if size is not None]

@@ -149,7 +149,7 @@ def _warn_if_untried(version: str) -> None:
 
 def _asked_for() -> dict[str, str]:
     """Which backend each device shall have. torch does not tell its backends, but a group of ours
-    takes the place of all others: look at the function that makes the group."""
+    replaces all others: look at the function that makes the group."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back  # type: ignore[assignment]

@@ -57,18 +57,18 @@ _OPS = {
     hash(_Type.BXOR): "bxor",
 }
 Tensors = Sequence[torch.Tensor]
-hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
+hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
 
 def communicator_of(group: Any) -> Communicator | None:
     """What moves the data of a torch process group of ours; None means the default group. The
-    result is None where this process has no place in the group, or there is no group."""
+    result is None where this process is not in the group, or there is no group."""
     if group is None:
         group = dist.group.WORLD
     if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if not isinstance(group, UnisonoProcessGroup):
-        raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
+        raise UnisonoError(f"{group!r} is not a group of the backend {NAME}")
     return group.comm
 
 
@@ -380,7 +380,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return work  # they are carried out in order: the last one ends them all
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
-        """Every rank's entries side by side; the sum of what falls on one place."""
+        """Every rank's entries side by side; the sum of what has one index."""
         if self._op_of(opts, [tensor]) != "sum":
             raise ValueError("a sparse tensor can only be summed")
         mine = tensor.coalesce()

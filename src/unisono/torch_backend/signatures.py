@@ -1,6 +1,6 @@
-"""The forms in which a method of torch's process group may be called.
+"""The signatures by which a method of torch's process group may be called.
 
-The long form is `group.allreduce([tensor], options)`. torch's own groups, and code like DDP's,
+The full one is `group.allreduce([tensor], options)`. torch's own groups, and code like DDP's,
 know shorter ones: `group.allreduce(tensor)`, `group.allreduce([tensor], ReduceOp.MAX)`,
 `group.broadcast(tensor, 1)`, `group.barrier()`.
 """
@@ -18,9 +18,9 @@ Method = Callable[..., Any]
 
 
 def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
-    """Let a method that takes tensors and options of this kind be called in every form.
+    """Let a method that takes tensors and options of this kind be called by every signature.
 
-    `tensors` says for each of its arguments how to bring it into the long form.
+    `tensors` says for each of its arguments how to bring it into the full signature.
     """
 
     def decorate(method: Method) -> Method:
@@ -63,5 +63,5 @@ def as_nested_list(tensors: Any) -> Any:
 
 
 def unchanged(value: Any) -> Any:
-    """What has one form alone."""
+    """What is always passed in one way."""
     return value

@@ -1,7 +1,7 @@
 """How numbers travel so that a torch backend, whatever it can reduce, reduces them right.
 
 What a backend lacks or gets wrong is turned into what it has: gloo knows no int16 and adds bools
-to something that is no bool, nccl knows no bitwise reductions, and neither lets a NaN win a
+to something that is not a bool, nccl knows no bitwise reductions, and neither lets a NaN win a
 minimum. Integers wrap around; float16 and bfloat16 are combined in float32 where the backend would
 round in between (nccl combines them by itself).
 """
@@ -49,7 +49,7 @@ class Encoding:
 
 
 def choose_encoding(op: Op, dtype: torch.dtype, backend: str) -> Encoding:
-    """The form for a reduction that `has_meaning` for a dtype, on gloo, nccl, mpi, ..."""
+    """How to encode a reduction that `has_meaning` for a dtype, on gloo, nccl, mpi, ..."""
     name = "premul_sum" if isinstance(op, PremulSum) else op
     if name == "mean":
         name = "avg"
@@ -136,7 +136,7 @@ def _of_ordered_floats(name: str, dtype: torch.dtype) -> Encoding:
 def _of_complex(name: str, factor: float) -> Encoding:
     """Pairs of reals add and scale alike; for products no backend can be relied on."""
     if name == "product":
-        return Encoding("PRODUCT", lambda row: row, lambda row, _: row, _multiplied)
+        return Encoding("PRODUCT", lambda row: row, lambda row, _: row, _multiply)
     return Encoding(
         "SUM",
         lambda row: torch.view_as_real(row).reshape(-1) * factor,
@@ -146,10 +146,10 @@ def _of_complex(name: str, factor: float) -> Encoding:
     )
 
 
-def _multiplied(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """As the engine multiplies: no step fused with another, so that the bits are the same."""
-    real = one.real * other.real - one.imag * other.imag
-    imag = one.real * other.imag + one.imag * other.real
+    real = left.real * right.real - left.imag * right.imag
+    imag = left.real * right.imag + left.imag * right.real
     return torch.complex(real, imag)
 
 

@@ -1,6 +1,6 @@
-"""The torch make of the Communicator: any torch.distributed process group (gloo, nccl, mpi).
+"""The implementation over torch: any torch.distributed process group (gloo, nccl, mpi).
 
-By the same rules as the native make: group ranks, tensors of any layout, every reduction of every
+By the rules of all implementations: group ranks, tensors of any layout, every reduction of every
 dtype for which it has a meaning, lists of different sizes. What a backend lacks is composed of what
 it has. Sums of floats are taken in the backend's order, not in the order of ranks.
 """
@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.arguments import count
-from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
+from unisono.comm.arguments import LISTS, check_own_part, check_root
+from unisono.comm.base import Communicator, Op, PremulSum, Work, count, dtype_name
 from unisono.comm.execute import all_reduce_by
 from unisono.comm.over_torch.arithmetic import choose_encoding
-from unisono.comm.over_torch.group import LISTS, Rows, WideSide, device_of
+from unisono.comm.over_torch.group import Rows, WideSide, device_of
 from unisono.comm.over_torch.messages import TorchMessages
 from unisono.comm.over_torch.process_groups import new_group
 from unisono.comm.over_torch.rows import (
@@ -84,7 +84,7 @@ class TorchCommunicator(TorchMessages):
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("reduce", root)
+        self._checked("reduce", check_root, root, self.size)
         return self._reduce("reduce", tensor, root, op, async_op)
 
     def _reduce(
@@ -99,14 +99,14 @@ class TorchCommunicator(TorchMessages):
 
         def job() -> None:
             for same in alike:
-                rows = [row_of(one) for one in same]
+                rows = [row_of(tensor) for tensor in same]
                 result = self._reduced(
                     concatenate(rows), op, root, call.timeout_s, root is not None
                 )
                 if root in (None, self.rank):
                     copy_into(result, rows)
-                    for one, row in zip(same, rows, strict=True):
-                        give_back(one, row)
+                    for tensor, row in zip(same, rows, strict=True):
+                        give_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -127,13 +127,13 @@ class TorchCommunicator(TorchMessages):
         return wire if encoding.is_plain else encoding.decode(wire, self.size)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        self._check_root("broadcast", root)
+        self._checked("broadcast", check_root, root, self.size)
         tensors = self._tensors("broadcast", tensor, True)
         self._check_overlaps("broadcast", tensors)
         call = self._call(f"broadcast of {_shapes(tensors)} from rank {root}")
 
         def job() -> None:
-            rows = [row_of(one) for one in tensors]
+            rows = [row_of(tensor) for tensor in tensors]
             moved = [bytes_of(row) for row in rows]
             if not moved:
                 return
@@ -142,9 +142,9 @@ class TorchCommunicator(TorchMessages):
             if self.rank == root:
                 return
             parts = torch.split(whole, [row.numel() for row in moved])
-            for one, row, target, part in zip(tensors, rows, moved, parts, strict=True):
+            for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
                 copy_into(part, [target])  # in order: tied weights stand in many lists twice
-                give_back(one, row)
+                give_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -152,18 +152,18 @@ class TorchCommunicator(TorchMessages):
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
         inputs = self._tensors(what, narrow, False)
-        outputs = [WideSide(self, what, one, True) for one in wide]
+        outputs = [WideSide(self, what, tensors, True) for tensors in wide]
         self._check_own_parts(what, outputs, inputs)
-        results = [tensor for one in outputs for tensor in one.tensors]
+        results = [tensor for side in outputs for tensor in side.tensors]
         self._check_overlaps(what, results, inputs, isinstance(input, LISTS))
-        counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in outputs)
+        counts = "; ".join(f"{side.dtype}{list(side.counts)}" for side in outputs)
         call = self._call(f"{what} of {counts}")
 
         def job() -> None:
             if not inputs:
                 return
-            message = concatenate([bytes_of(row_of(one)) for one in inputs])
-            parts = [[bytes_of(part) for part in one.parts()] for one in outputs]
+            message = concatenate([bytes_of(row_of(tensor)) for tensor in inputs])
+            parts = [[bytes_of(part) for part in side.parts()] for side in outputs]
             by_rank = [[part[rank] for part in parts] for rank in range(self.size)]
             lengths = [sum(part.numel() for part in rows) for rows in by_rank]
             targets = [
@@ -177,8 +177,8 @@ class TorchCommunicator(TorchMessages):
                 self._wire.broadcast_each(targets, range(self.size), call.timeout_s)
             for target, rows in zip(targets, by_rank, strict=True):
                 copy_into(target, rows)
-            for one in outputs:
-                one.give_back()
+            for side in outputs:
+                side.give_back()
 
         return self._run(call, job, [*inputs, *results], async_op)
 
@@ -186,27 +186,27 @@ class TorchCommunicator(TorchMessages):
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
         what = "reduce_scatter"
-        wide, narrow = self._pairs(what, input, output, isinstance(output, LISTS))
+        narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
         outputs = self._tensors(what, narrow, True)
         self._check_op(what, op, outputs)
-        inputs = [WideSide(self, what, one, False) for one in wide]
+        inputs = [WideSide(self, what, tensors, False) for tensors in wide]
         self._check_own_parts(what, inputs, outputs)
-        given = [tensor for one in inputs for tensor in one.tensors]
+        given = [tensor for side in inputs for tensor in side.tensors]
         self._check_overlaps(what, outputs, given, isinstance(output, LISTS))
-        counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in inputs)
+        counts = "; ".join(f"{side.dtype}{list(side.counts)}" for side in inputs)
         call = self._call(f"{what} {_op_text(op)} of {counts}")
 
         def job() -> None:
-            for dtype in dict.fromkeys(one.dtype for one in inputs):
-                same = [one.parts() for one in inputs if one.dtype == dtype]
-                mine = [one for one in outputs if dtype_name(one) == dtype]
+            for dtype in dict.fromkeys(side.dtype for side in inputs):
+                same = [side.parts() for side in inputs if side.dtype == dtype]
+                mine = [tensor for tensor in outputs if dtype_name(tensor) == dtype]
                 by_rank = [
                     concatenate([parts[rank] for parts in same]) for rank in range(self.size)
                 ]
-                rows = [row_of(one) for one in mine]
+                rows = [row_of(tensor) for tensor in mine]
                 copy_into(self._scattered(by_rank, op, call.timeout_s), rows)
-                for one, row in zip(mine, rows, strict=True):
-                    give_back(one, row)
+                for tensor, row in zip(mine, rows, strict=True):
+                    give_back(tensor, row)
 
         return self._run(call, job, [*outputs, *given], async_op)
 
@@ -227,7 +227,7 @@ class TorchCommunicator(TorchMessages):
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("gather", root, output, "output")
+        self._check_wide_side("gather", root, output, "output")
         (source,) = self._tensors("gather", [input], False)
         wide = None if output is None else WideSide(self, "gather", output, True)
         if wide is not None:
@@ -241,7 +241,7 @@ class TorchCommunicator(TorchMessages):
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("scatter", root, input, "input")
+        self._check_wide_side("scatter", root, input, "input")
         (target,) = self._tensors("scatter", [output], True)
         wide = None if input is None else WideSide(self, "scatter", input, False)
         if wide is not None:
@@ -255,10 +255,8 @@ class TorchCommunicator(TorchMessages):
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         to = WideSide(self, "all_to_all", output, True)
         source = WideSide(self, "all_to_all", input, False)
-        if to.dtype != source.dtype:
-            self._refuse("all_to_all", "input and output have different dtypes", TypeError)
-        if to.counts[self.rank] != source.counts[self.rank]:
-            self._refuse_parts("all_to_all", source.counts[self.rank], to.counts[self.rank])
+        given, taken = source.counts[self.rank], to.counts[self.rank]
+        self._checked("all_to_all", check_own_part, given, taken, (source.dtype, to.dtype))
         self._check_overlaps("all_to_all", to.tensors, [] if output is input else source.tensors)
         text = f"all_to_all of {source.dtype}"
         return self._exchange(text, to, source, list(to.counts), list(source.counts), async_op)
@@ -280,9 +278,9 @@ class TorchCommunicator(TorchMessages):
 
         def job() -> None:
             width = _width([*outputs, *inputs])
-            rows = [row_of(one) for one in outputs]
+            rows = [row_of(tensor) for tensor in outputs]
             to = [bytes_of(row) for row in rows]
-            source = [bytes_of(row_of(one)) for one in inputs]
+            source = [bytes_of(row_of(tensor)) for tensor in inputs]
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
             message = concatenate(source) if source else nothing
             arriving = to[0] if len(to) == 1 else nothing.new_empty(sum(takes) * width)
@@ -297,8 +295,8 @@ class TorchCommunicator(TorchMessages):
             )
             if to:
                 copy_into(arriving, to)
-            for one, row in zip(outputs, rows, strict=True):
-                give_back(one, row)
+            for tensor, row in zip(outputs, rows, strict=True):
+                give_back(tensor, row)
 
         return self._run(call, job, [*outputs, *inputs], async_op)
 
@@ -316,8 +314,8 @@ _wrapped: weakref.WeakKeyDictionary[Any, TorchCommunicator] = weakref.WeakKeyDic
 
 
 def wrap(group: Any) -> TorchCommunicator:
-    """The Communicator of a foreign process group: one, until somebody closes it or the group
-    goes."""
+    """The Communicator of another library's process group: always the same, until somebody closes
+    it or the group goes."""
     comm = _wrapped.get(group)
     if comm is None or isinstance(comm.errored, GroupClosed):
         comm = _wrapped[group] = TorchCommunicator(group, keep=False)
@@ -326,7 +324,8 @@ def wrap(group: Any) -> TorchCommunicator:
 
 def _width(tensors: Sequence[Any]) -> int:
     return next(
-        int(one.element_size() if hasattr(one, "element_size") else one.itemsize) for one in tensors
+        int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
+        for tensor in tensors
     )
 
 
@@ -338,7 +337,7 @@ def _by_dtype(tensors: list[Any]) -> list[list[Any]]:
 
 
 def _shapes(tensors: Sequence[Any]) -> str:
-    return ", ".join(f"{dtype_name(one)}[{count(one)}]" for one in tensors) or "nothing"
+    return ", ".join(f"{dtype_name(tensor)}[{count(tensor)}]" for tensor in tensors) or "nothing"
 
 
 def _op_text(op: Op) -> str:

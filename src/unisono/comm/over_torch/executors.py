@@ -1,7 +1,7 @@
-"""Who carries out the calls of a torch make, one after the other, and the handles of its works.
+"""Who carries out the calls of a group over torch, one after the other, and their works.
 
 gloo's and mpi's calls block in C++, deaf to Ctrl-C, and what they are composed of (a call, a
-division, copying back) must go on by itself: a thread a group carries them out in order. nccl's
+division, copying back) must go on by itself: one thread per group carries them out in order. nccl's
 calls are over once the device has them in its queue, so that the caller's own thread makes them,
 on a stream beside its own.
 """

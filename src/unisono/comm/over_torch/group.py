@@ -1,18 +1,26 @@
-"""What every call of the torch make goes through: its arguments, its turn, its end."""
+"""What every call over torch goes through: its arguments, its executor, its end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.arguments import complaint, count, reduction_complaint
-from unisono.comm.base import Communicator, Op, Work, dtype_name
+from unisono.comm.arguments import (
+    LISTS,
+    check_coalesced,
+    check_own_part,
+    check_parts,
+    check_reduction,
+    check_tensor,
+    check_wide_side,
+)
+from unisono.comm.base import Communicator, Op, Work, count, dtype_name
 from unisono.comm.over_torch.call_check import (
     AnnouncedCall,
     decode_call,
@@ -27,12 +35,12 @@ from unisono.comm.overlaps import overlap_complaint
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 LAST_TAG = 2**31 - 2
-LISTS = (list, tuple)
 Rows = list[torch.Tensor]
+_T = TypeVar("_T")
 
 
 class TorchGroup(Communicator):
-    """One member of a process group of torch's, without anything to exchange yet.
+    """One member of a process group of torch's, without its collectives.
 
     `keep` holds on to the process group; without it the group lives as long as torch knows it.
     `owns` destroys it on `close`.
@@ -192,13 +200,19 @@ class TorchGroup(Communicator):
             self._thread.begin(tell, what)
         raise kind(f"{what} on group {self.name}: {why}")
 
+    def _checked(self, what: str, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
+        self._faults.check()
+        try:
+            return check(*arguments)
+        except (ValueError, TypeError) as error:
+            self._refuse(what, str(error), type(error))
+
     def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
         self._faults.check()
         many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
         for tensor in many:
-            kind, why = complaint(tensor, writable, tuple(self._wire.backends))
-            if kind is not None:
-                self._refuse(what, why, kind)
+            self._checked(what, check_tensor, tensor, writable, tuple(self._wire.backends))
         return many
 
     def _check_overlaps(
@@ -213,73 +227,46 @@ class TorchGroup(Communicator):
             self._refuse(what, why)
 
     def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
-        kind, why = reduction_complaint(op, tensors)
-        if kind is not None:
-            self._refuse(what, why, kind)
+        self._checked(what, check_reduction, op, map(dtype_name, tensors))
 
-    def _check_root(self, what: str, root: int, wide: Any = False, which: str = "") -> None:
-        self._faults.check()
-        if type(root) is not int or not 0 <= root < self.size:
-            self._refuse(what, f"root {root!r} is not a rank of a group of {self.size}")
-        if wide is None and self.rank == root:
-            self._refuse(what, f"the root must pass an {which}")
-        if wide is not None and wide is not False and self.rank != root:
-            self._refuse(what, f"only the root passes an {which}: pass None")
+    def _check_wide_side(self, what: str, root: int, wide: Any, side: str) -> None:
+        self._checked(what, check_wide_side, root, self.rank, self.size, wide, side)
 
-    def _pairs(self, what: str, wide: Any, narrow: Any, coalesced: bool) -> tuple[list[Any], Any]:
+    def _pairs(self, what: str, output: Any, input: Any, coalesced: bool) -> tuple[Any, Any]:
+        """Both sides as lists of one length: of one tensor each, unless the call is coalesced."""
         if not coalesced:
-            return [wide], [narrow]
-        if not isinstance(wide, LISTS) or not isinstance(narrow, LISTS):
-            self._refuse(what, "a coalesced call takes a list on both sides", TypeError)
-        if len(wide) != len(narrow):
-            self._refuse(what, f"{len(wide)} wide tensors for {len(narrow)} narrow ones")
-        return list(wide), narrow
+            return [output], [input]
+        self._checked(what, check_coalesced, output, input)
+        return output, input
 
     def _check_own_parts(self, what: str, wide: Sequence[WideSide], narrow: list[Any]) -> None:
-        for one, tensor in zip(wide, narrow, strict=True):
-            if one.dtype != dtype_name(tensor):
-                self._refuse(what, "input and output have different dtypes", TypeError)
-            if one.counts[self.rank] != count(tensor):
-                self._refuse_parts(what, count(tensor), one.counts[self.rank])
-
-    def _refuse_parts(self, what: str, narrow: int, wide: int) -> NoReturn:
-        self._refuse(
-            what, f"this rank's part has {narrow} elements on one side and {wide} on the other"
-        )
+        for side, tensor in zip(wide, narrow, strict=True):
+            sizes = side.counts[self.rank], count(tensor)
+            given, taken = sizes if what in ("reduce_scatter", "scatter") else sizes[::-1]
+            dtypes = side.dtype, dtype_name(tensor)
+            self._checked(what, check_own_part, given, taken, dtypes)
 
 
 class WideSide:
-    """The wide side of a collective: one tensor, cut evenly, or one tensor a rank."""
+    """The wide side of a collective: one tensor, cut evenly, or one tensor per rank."""
 
     def __init__(self, comm: TorchGroup, what: str, given: Any, writable: bool) -> None:
         self._size = comm.size
         self.tensors = comm._tensors(what, given, writable)
         self._is_list = isinstance(given, LISTS)
-        if self._is_list and len(self.tensors) != comm.size:
-            comm._refuse(what, f"{len(self.tensors)} tensors for {comm.size} ranks")
-        if len({dtype_name(one) for one in self.tensors}) > 1:
-            comm._refuse(what, "the tensors of one side have different dtypes", TypeError)
-        if not self._is_list and count(given) % comm.size:
-            comm._refuse(
-                what, f"{count(given)} elements cannot be cut evenly for {comm.size} ranks"
-            )
+        self.counts = comm._checked(what, check_parts, self.tensors, comm.size, self._is_list)
         self.dtype = dtype_name(self.tensors[0])
-        self.counts = (
-            tuple(count(one) for one in self.tensors)
-            if self._is_list
-            else (count(given) // comm.size,) * comm.size
-        )
         self._rows: Rows = []
 
     def parts(self) -> Rows:
         """A row for each rank."""
-        self._rows = [row_of(one) for one in self.tensors]
+        self._rows = [row_of(tensor) for tensor in self.tensors]
         return self._rows if self._is_list else cut(self._rows[0], self._size)
 
     def give_back(self) -> None:
         """Write what the rows have become into the tensors."""
-        for one, row in zip(self.tensors, self._rows, strict=True):
-            give_back(one, row)
+        for tensor, row in zip(self.tensors, self._rows, strict=True):
+            give_back(tensor, row)
 
 
 def _global_ranks(group: Any) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The few things that the torch make asks of a process group: rows in one piece, to the end.
+"""The few things that this implementation asks of a process group: rows in one piece, to the end.
 
 They are asked of the group itself and not of `torch.distributed`'s functions: these want global
 ranks, and have other names from one version of torch to the next.
@@ -112,10 +112,10 @@ class Wire:
         """A reduction that the backend lacks: everybody's row, combined here in rank order."""
         assert encoding.fold is not None
         rows = [torch.empty_like(row) for _ in range(self.size)]
-        self.all_gather([bytes_of(one) for one in rows], bytes_of(row), timeout_s)
+        self.all_gather([bytes_of(other) for other in rows], bytes_of(row), timeout_s)
         result = rows[0]
-        for one in rows[1:]:
-            result = encoding.fold(result, one)
+        for other in rows[1:]:
+            result = encoding.fold(result, other)
         return result
 
     def barrier(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Where strangers leave word of themselves, so that they can meet: a file or a torch Store."""
+"""Where ranks that do not know each other announce themselves: a file or a torch Store."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ Announcement = dict[str, Any]
 
 
 class Announcements(Protocol):
-    """A place that all ranks of a new group can reach."""
+    """A board that all ranks of a new group can reach."""
 
     def announce(self, rank: int, announcement: Announcement) -> None:
-        """Leave word of this rank."""
+        """Announce this rank."""
 
     def look_up(self, rank: int) -> Announcement | None:
-        """The word of a rank, if it has left one."""
+        """What a rank has announced, if anything."""
 
     def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        """Take the word of a rank back; where `word` is given, only if it is still that one."""
+        """Take back what a rank announced; where `announcement` is given, only if it is still
+        that."""
 
 
 class FileAnnouncements:
-    """An exchange in a file: a path that all ranks know, or a descriptor that all inherited.
+    """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
 
-    Only rank 0 leaves word here. A stale file of a dead job does no harm: its lobby is gone.
+    Only rank 0 announces itself here. A stale file of a dead job does no harm: its lobby is gone.
     """
 
     def __init__(self, where: str | os.PathLike[str] | int) -> None:
@@ -73,7 +74,7 @@ class FileAnnouncements:
         )
 
     def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        with contextlib.suppress(RendezvousError):  # what cannot be read is not our word
+        with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
             if rank != 0 or (announcement is not None and self.look_up(0) != announcement):
                 return
             if isinstance(self._where, int):
@@ -125,8 +126,8 @@ def _describe(status: os.stat_result) -> str:
 
 
 class StoreAnnouncements:
-    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
-    job: nobody else leaves word in it. Meetings in one store are told apart by their `prefix`."""
+    """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
+    job. Meetings in one store are told apart by their `prefix`."""
 
     def __init__(self, store: Any, prefix: str = "unisono") -> None:
         self._store = store
@@ -152,7 +153,7 @@ class StoreAnnouncements:
 
     def clear(self, rank: int, announcement: Announcement | None = None) -> None:
         key = f"{self._prefix}/{rank}"
-        with contextlib.suppress(RendezvousError):  # the store is gone, and the word with it
+        with contextlib.suppress(RendezvousError):  # the store is gone, with all that is in it
             if announcement is not None and self.look_up(rank) != announcement:
                 return
             with contextlib.suppress(RuntimeError):  # not all stores can forget
@@ -164,7 +165,7 @@ class StoreAnnouncements:
 
 @contextlib.contextmanager
 def store_answers() -> Iterator[None]:
-    """torch's errors speak of sockets; who reads ours wants to know that rank 0 may be gone."""
+    """torch's errors speak of sockets; whoever reads ours wants to know that rank 0 may be gone."""
     try:
         yield
     except UnisonoError:

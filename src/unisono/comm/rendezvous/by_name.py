@@ -22,7 +22,7 @@ from unisono.errors import RendezvousError
 
 @contextlib.contextmanager
 def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]:
-    """Where those who know the name leave word."""
+    """Where those who know the name announce themselves."""
     if store is not None:
         yield StoreAnnouncements(store, f"unisono/join/{name}")
         return
@@ -39,11 +39,11 @@ def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]
 class _FolderAnnouncements:
     """A file in the first folder that there is, and a look into all of them.
 
-    What strangers put into /tmp in our file's place hinders those alone who have no other folder.
+    What others put into /tmp under our file's name hinders only those who have no other folder.
 
     Not the folders that the environment names: a service and a shell of one user have different
-    ones. In /tmp nobody can put another file into our file's place unnoticed: whoever reads it
-    looks at the owner.
+    ones. In /tmp nobody can replace our file unnoticed: whoever reads it looks at the
+    owner.
     """
 
     def __init__(self, file: str) -> None:

@@ -1,4 +1,4 @@
-"""What a rank says of itself to ranks that it does not know, and what it makes of their word."""
+"""How a rank announces itself, finds rank 0, and judges what others have announced."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def about_me(address: str) -> Announcement:
 def find_leader(
     announcements: Announcements, request: JoinRequest, deadline: Deadline, me: Announcement
 ) -> Connection:
-    """Wait for rank 0's word and connect to its lobby, while `side.check` sees hope."""
+    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises."""
     pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
     suspect: Announcement | None = None
@@ -89,8 +89,8 @@ def find_leader(
 def _who_is_missing(
     announcements: Announcements, request: JoinRequest
 ) -> tuple[list[int], int | None]:
-    """Who has left no word yet, and how many are here: all that a rank knows without rank 0. In a
-    file nobody but rank 0 leaves word."""
+    """Who has not announced itself yet, and how many are here: all that a rank knows without rank
+    0. In a file nobody but rank 0 announces itself."""
     others = [rank for rank in range(1, request.size) if rank != request.rank]
     here = [rank for rank in others if announcements.look_up(rank) is not None]
     if not here and others:
@@ -99,7 +99,7 @@ def _who_is_missing(
 
 
 def clear_if_over(announcements: Announcements, me: Announcement) -> None:
-    """Take rank 0's word away if it was killed while it waited."""
+    """Take rank 0's announcement away if it was killed while it waited."""
     with contextlib.suppress(RendezvousError):
         announcement = announcements.look_up(0)
         if announcement is None:
@@ -115,19 +115,19 @@ def clear_if_over(announcements: Announcements, me: Announcement) -> None:
 
 
 def _is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
-    """Whether a refused call proves that the word's meeting is over: its door was open before the
-    word was left, and all of one network namespace can reach it."""
+    """Whether a refused connection proves that the announced meeting is over: its lobby was open
+    before it was announced, and everybody in one network namespace can reach it."""
     here = announcement.get("boot") == me["boot"] and announcement.get("net") == me["net"]
     return here and error.errno == errno.ECONNREFUSED
 
 
 def _is_from_before(announcement: Announcement, me: Announcement) -> bool:
-    """Whether a word was left on this host before it was started anew."""
+    """Whether it was announced on this host before the host was restarted."""
     return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
 
 
 def _is_dead(announcement: Announcement) -> bool:
-    """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
+    """Whether the announced process seems to have ended (or is in another PID namespace)."""
     try:
         started = start_time(int(announcement.get("pid", 0)))
     except (RendezvousError, ValueError):

@@ -3,8 +3,8 @@
 Every process keeps a *lobby*: an abstract unix socket with a random name, open to this user
 alone. The first member of a new group, its *leader*, receives the others in its lobby, makes the
 segment and hands its descriptor over. Who the leader is, the members of an existing group know;
-strangers learn it through an *exchange* (exchange.py). No port is opened and nothing has a name
-in the file system, the exchange's file aside.
+ranks that do not know each other yet learn it from announcements.py. No port is opened and nothing
+has a name in the file system, the file of announcements aside.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _lobbies: weakref.WeakSet[Lobby] = weakref.WeakSet()
 
 
 def _close_after_fork() -> None:
-    """In a forked child: the doors are the parent's, and must not stay open when it ends."""
+    """In a forked child: the sockets are the parent's, and must not stay open when it ends."""
     for lobby in list(_lobbies):
         lobby.close_socket()
 
@@ -75,7 +75,7 @@ if hasattr(os, "register_at_fork"):  # the package also installs where the engin
 
 
 class Lobby:
-    """This process's door: a listening socket, and the visitors that came too early.
+    """A listening socket of this process, and the visitors that came too early.
 
     Shared by all groups that grew out of one world; the last one to close it closes the socket.
     """
@@ -101,13 +101,13 @@ class Lobby:
         return self
 
     def close(self) -> None:
-        """Count one owner less; the last one closes the door."""
+        """Count one owner less; the last one closes the socket."""
         self._owners -= 1
         if self._owners == 0 and self._pid == os.getpid():
             self.close_socket()
 
     def close_socket(self) -> None:
-        """Close the socket, and hang up on whoever stands at the door."""
+        """Close the socket, and hang up on all visitors."""
         for visitors in self._early.values():
             for visitor in visitors:
                 visitor.connection.close()
@@ -142,7 +142,7 @@ class Lobby:
     # -- meeting -------------------------------------------------------------------------------
 
     def meet_by(self, announcements: Announcements, request: JoinRequest) -> Membership:
-        """Meet strangers: rank 0 leads, and is found through the exchange."""
+        """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
         with descriptors_needed():
             deadline = request.deadline
             me = about_me(self.address)
@@ -165,7 +165,7 @@ class Lobby:
                 raise
 
     def meet_at(self, leader_address: str, request: JoinRequest) -> Membership:
-        """Meet acquaintances: the leader's address is known."""
+        """Meet members of an existing group: the leader's address is known."""
         if self._pid != os.getpid():
             raise GroupClosed(
                 f"the parent group belongs to process {self._pid}: a forked child cannot split it"
@@ -312,7 +312,7 @@ class Lobby:
             return self._early.pop(key, [])
 
     def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
-        """Let people in for a while; those who have said who they are."""
+        """Accept connections for a while; the visitors that have said who they are."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         for connection in self._silent:
@@ -327,7 +327,7 @@ class Lobby:
             hello = None
             try:
                 if connection.peer_uid() != os.geteuid() or not patience.left_s():
-                    raise ValueError("a stranger, or one who says nothing")
+                    raise ValueError("another user's, or one that says nothing")
                 hello = connection.poll()
                 if hello is None:
                     continue
@@ -400,7 +400,7 @@ class Lobby:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise Departed(
-                    f"a member of group {request.key} left, or spoke nonsense, while the group was "
+                    f"a member of group {request.key} left, or sent nonsense, while the group was "
                     f"made ({error})"
                 ) from error
             raise
@@ -416,7 +416,7 @@ class Lobby:
                 theirs = (visitors[rank].connection.descriptors for rank in sorted(visitors))
                 pidfds = mine + [pidfd for sent in theirs for pidfd in sent]
                 if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
-                    pidfds = []  # acquaintances know each other's already
+                    pidfds = []  # members of one group have each other's already
                 for visitor in visitors.values():
                     visitor.connection.send(invitation, descriptor, *pidfds)
                 group = request.open(descriptor, 0, request.size, invitation["nonce"])

@@ -54,7 +54,7 @@ class TooFewDescriptors(RendezvousError):
 
 @contextlib.contextmanager
 def descriptors_needed() -> Iterator[None]:
-    """Raise TooFewDescriptors where the system's errors say so: a lack is no peer's absence."""
+    """Raise TooFewDescriptors where the system's errors say so: no peer is to blame."""
     try:
         yield
     except OSError as error:

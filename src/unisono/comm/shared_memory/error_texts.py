@@ -1,4 +1,4 @@
-"""The text of reports: what the ranks of a group posted, and how it ended."""
+"""The text of errors: what the ranks of a group posted, and how it ended."""
 
 from __future__ import annotations
 

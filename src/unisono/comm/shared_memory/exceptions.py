@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from unisono.comm.arguments import describe_meaningless
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.comm.rendezvous.membership import Membership
@@ -93,11 +94,9 @@ class GroupExceptions:
         """The exception for a call whose status is not OK."""
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
-            op = REDUCTION_NAMES[reduction]
             name = dtype if isinstance(dtype, str) else error_texts.dtype_name(dtype)
-            return TypeError(
-                f"{what} on group {self._name}: {op} has no meaning for {name}{_remedy(op)}"
-            )
+            why = describe_meaningless(REDUCTION_NAMES[reduction], name)
+            return TypeError(f"{what} on group {self._name}: {why}")
         if status == Status.NO_MEMORY:
             return SegmentError(
                 f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
@@ -138,11 +137,3 @@ class GroupExceptions:
 
     def closed(self) -> GroupClosed:
         return GroupClosed(f"group {self._name} is closed", rank=self._rank, group=self._name)
-
-
-def _remedy(op: str) -> str:
-    if op == "avg":
-        return ": sum and divide, or convert to a floating type"
-    if op in ("band", "bor", "bxor"):
-        return ": it combines bits, which floating types do not have"
-    return ""

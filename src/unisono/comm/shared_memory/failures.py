@@ -20,7 +20,7 @@ from unisono.errors import (
 )
 
 SITES_WAIT_S = 0.5
-"""How long a report waits for the peers to say where they are; they say it as they fail."""
+"""How long an error waits for the peers to say where they are; they say it as they fail."""
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
 _STATES |= {"R": "is running", "S": "is asleep or waiting", "Z": "has ended"}
@@ -165,7 +165,9 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
 def _stopped(membership: Membership) -> list[int]:
     """The ranks whose process is stopped."""
     stopped = (_STATES["T"], _STATES["t"])
-    return [rank for rank, one in enumerate(membership.members) if _state_of(one.pid) in stopped]
+    return [
+        rank for rank, member in enumerate(membership.members) if _state_of(member.pid) in stopped
+    ]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

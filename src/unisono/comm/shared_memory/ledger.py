@@ -1,7 +1,7 @@
 """A ledger: the records of a group whose calls another library carries out.
 
-It is the shared memory of a native group, in which every rank writes the records of its calls
-itself. So whoever reads the records of native groups reads these too, they survive their writer,
+It is the shared memory of a group of ours, in which every rank writes the records of its calls
+itself. So whoever reads the records of our groups reads these too, they survive their writer,
 and the processes behind the ranks are watched.
 """
 
@@ -20,7 +20,7 @@ from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 
 class Ledger:
-    """This rank's place in it. Made by `open`, with all ranks of the group."""
+    """This rank's side of it. Made by `open`, with all ranks of the group."""
 
     def __init__(self, membership: Membership, name: str, backend: str, global_rank: int) -> None:
         self.rank, self.size, self.name = membership.rank, membership.size, name

@@ -1,4 +1,4 @@
-"""Who else holds on to the records of this process's groups, from the moment a group is there.
+"""Who is told of each new group's segment: the launcher, and whoever listens in this process.
 
 A launcher gives its ranks a socket: on it goes a copy of every segment's descriptor, which is then
 readable whatever becomes of this process, and what the watch has to say to the launcher. Inside
@@ -36,7 +36,7 @@ def announce_segment(descriptor: int) -> None:
 
 
 def tell_launcher(report: str) -> bool:
-    """Have the launcher know a report; whether there is one who listens."""
+    """Send a report to the launcher; whether there is one that listens."""
     text = report.encode()
     return len(text) < _LONGEST and _send(REPORT + text)
 
