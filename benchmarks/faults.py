@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05
@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[Doing, Doing, type[GroupError], float]] = {
 
 def be_a_rank(fault: str, rank: int, size: int, path: str, answer: int) -> None:
     others, culprit, expected, _ = FAULTS[fault]
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     comm.barrier()
     begin_s = time.monotonic()
     try:

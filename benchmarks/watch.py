@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 import unisono
 import unisono.watch
-from unisono.comm.rendezvous.lobby import Member, Place
-from unisono.comm.shared_memory.engine import create_segment, open_group
+from unisono.comm.engine import create_segment, open_group
+from unisono.comm.rendezvous.membership import Member, Membership
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.watch.torch_group import WatchedProcessGroup
 
@@ -49,7 +49,7 @@ def ledger_of_one() -> Ledger:
     """A ledger with one rank."""
     nonce = 1
     group = open_group(create_segment(1, 1, nonce), 0, 1, nonce, 60.0)
-    return Ledger(Place("bench", 0, 1, group, (Member("0" * 32, 0),)), "bench", "gloo", 0)
+    return Ledger(Membership("bench", 0, 1, group, (Member("0" * 32, 0),)), "bench", "gloo", 0)
 
 
 def record_ns() -> str:

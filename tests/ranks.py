@@ -28,8 +28,8 @@ import pytest
 import torch
 
 from unisono import watch
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 30.0
@@ -239,9 +239,9 @@ def in_a_fork(work: Callable[[], Any]) -> str:
     return text
 
 
-def connect(path: str, rank: int, size: int) -> NativeCommunicator:
+def connect(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
     """Join a native group through a file."""
-    return NativeCommunicator.connect(FileExchange(path), rank, size, timeout_s=60.0)
+    return SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=60.0)
 
 
 def _serve(pipe: Connection, stacks: str, watched: bool) -> None:

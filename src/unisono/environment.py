@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """A process among those of its program. `local_size` is how many of them its machine has, 0
+class RankInfo:
+    """Which rank of how many a process is. `local_size` is how many of them its machine has, 0
     where nobody said; `job` names the program on this machine, "" where nobody did."""
 
     rank: int
@@ -56,16 +56,16 @@ _LAUNCHERS = (
 )
 
 
-def place_here(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place; None where nobody has started several.
+def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
+    """Which rank of how many this process is; None where nobody has started several.
 
-    Raises ValueError where a variable is no number.
+    Raises ValueError where a variable is not a number.
     """
     for launcher in _LAUNCHERS:
         size = _first(environment, launcher.size)
         if launcher.rank in environment and size:
             rank = _number(environment, launcher.rank)
-            return Place(
+            return RankInfo(
                 rank,
                 _number(environment, size),
                 _number(environment, _first(environment, launcher.local_rank), rank),
@@ -76,22 +76,20 @@ def place_here(environment: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
-def size_here(environment: Mapping[str, str] = os.environ) -> int:
+def read_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks this process was started as one of, also where it is not told which."""
-    place = place_here(environment)
+    info = read_rank_info(environment)
     return (
-        _number(environment, _first(environment, ("WORLD_SIZE",)), 1)
-        if place is None
-        else place.size
+        _number(environment, _first(environment, ("WORLD_SIZE",)), 1) if info is None else info.size
     )
 
 
-def local_rank_here(environment: Mapping[str, str] = os.environ) -> int:
+def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's number on its machine; 0 where nobody has started several."""
     if "LOCAL_RANK" in environment:
         return _number(environment, "LOCAL_RANK")
-    place = place_here(environment)
-    return 0 if place is None else place.local_rank
+    info = read_rank_info(environment)
+    return 0 if info is None else info.local_rank
 
 
 def master_is_known(environment: Mapping[str, str] = os.environ) -> bool:
@@ -109,7 +107,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int = 0) -> in
     try:
         return int(environment[name])
     except ValueError:
-        raise ValueError(f"{name} is {environment[name]!r}, which is no number") from None
+        raise ValueError(f"{name} is {environment[name]!r}, which is not a number") from None
 
 
 def _local_size(environment: Mapping[str, str], launcher: _Launcher, size: int) -> int:

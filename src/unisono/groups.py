@@ -424,7 +424,7 @@ def _parent(group: Any) -> _Parent:
         if group is None:
             group = process_groups.world()
         wrapped = getattr(group, "process_group", group)
-        if torch_groups.is_foreign(wrapped):
+        if torch_groups.moves_data_elsewhere(wrapped):
             return _TorchParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
     comm = resolve(group)
     return _Parent(comm, comm.rank, comm.global_ranks or range(comm.size))

@@ -30,7 +30,7 @@ from unisono.bench.session import Event, apply_event, run_rank
 from unisono.bench.settings import BenchSettings
 from unisono.bench.start import find_mpirun
 from unisono.cli import main
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import plain_environment
 
 BENCH = (sys.executable, "-m", "unisono", "bench")
@@ -225,9 +225,9 @@ def test_wrong_results_make_the_exit_code(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
     """As a rank that somebody else has started, with an engine that errs on rank 0."""
-    sound = NativeCommunicator.all_reduce
+    sound = SharedMemoryCommunicator.all_reduce
 
-    def spoiled(self: NativeCommunicator, tensor: Any, *more: Any, **named: Any) -> Any:
+    def spoiled(self: SharedMemoryCommunicator, tensor: Any, *more: Any, **named: Any) -> Any:
         work = sound(self, tensor, *more, **named)
         if self.rank == 0 and tensor.dtype.is_floating_point and tensor.numel() > 1:
             tensor[1] += 1
@@ -246,7 +246,7 @@ def test_wrong_results_make_the_exit_code(
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(NativeCommunicator, "all_reduce", spoiled)
+    monkeypatch.setattr(SharedMemoryCommunicator, "all_reduce", spoiled)
     path = shared_tmp_path / "run.json"
     options = ["all_reduce", "--sizes", "1K", "--backends", "unisono", "--budget", "0.05"]
     code, said = invoke(*options, "--json", str(path))

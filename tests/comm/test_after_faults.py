@@ -22,21 +22,21 @@ from unisono import (
     PeerLost,
 )
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 
-def mismatch(comm: NativeCommunicator) -> BaseException | None:
+def mismatch(comm: SharedMemoryCommunicator) -> BaseException | None:
     return attempt(comm.all_reduce, torch.ones(4 + comm.rank // 2))
 
 
-def timeout(comm: NativeCommunicator) -> BaseException | None:
+def timeout(comm: SharedMemoryCommunicator) -> BaseException | None:
     comm.timeout_s = 0.2
     if comm.rank == 2:
         time.sleep(0.6)
     return attempt(comm.barrier)
 
 
-def lost(comm: NativeCommunicator) -> BaseException | None:
+def lost(comm: SharedMemoryCommunicator) -> BaseException | None:
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     work = comm.irecv(torch.zeros(3), 2)
@@ -45,13 +45,13 @@ def lost(comm: NativeCommunicator) -> BaseException | None:
     return error
 
 
-def aborted(comm: NativeCommunicator) -> BaseException | None:
+def aborted(comm: SharedMemoryCommunicator) -> BaseException | None:
     if comm.rank == 2:
         comm.abort()
     return attempt(comm.barrier)
 
 
-def interrupted(comm: NativeCommunicator) -> BaseException | None:
+def interrupted(comm: SharedMemoryCommunicator) -> BaseException | None:
     if comm.rank != 2:
         return attempt(comm.barrier)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,11 +63,11 @@ def interrupted(comm: NativeCommunicator) -> BaseException | None:
     return attempt(comm.barrier)
 
 
-def deadlock(comm: NativeCommunicator) -> BaseException | None:
+def deadlock(comm: SharedMemoryCommunicator) -> BaseException | None:
     return attempt(comm.send, torch.ones(2), (comm.rank + 1) % comm.size)
 
 
-def unfit(comm: NativeCommunicator) -> BaseException | None:
+def unfit(comm: SharedMemoryCommunicator) -> BaseException | None:
     if comm.rank == 0:
         attempt(comm.send, torch.ones(3), 1)
     elif comm.rank == 1:
@@ -75,7 +75,7 @@ def unfit(comm: NativeCommunicator) -> BaseException | None:
     return attempt(comm.recv, torch.ones(4), 0)
 
 
-FAULTS: dict[str, tuple[Callable[[NativeCommunicator], BaseException | None], type]] = {
+FAULTS: dict[str, tuple[Callable[[SharedMemoryCommunicator], BaseException | None], type]] = {
     "a mismatch": (mismatch, CollectiveMismatch),
     "a timeout": (timeout, CollectiveTimeout),
     "a death": (lost, PeerLost),

@@ -16,8 +16,8 @@ import torch
 
 from ranks import RankPool, attempt
 from unisono.comm.base import Communicator, PremulSum, Work
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -200,7 +200,7 @@ def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> Non
 
 def close_meanwhile(rank: int, size: int, path: str) -> None:
     threads = len(os.listdir("/proc/self/task"))
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     tensor = torch.ones(4)
     if rank == 0:
         work = begun(comm.all_reduce(tensor, async_op=True))
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_a_wait(fresh_pool: RankPool) -> None:
 
 
 def interrupt_a_wait(rank: int, size: int, path: str) -> None:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     comm.barrier()
     if rank == 0:
         work = begun(comm.barrier(async_op=True))

@@ -17,8 +17,10 @@ import torch
 from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous import discovery, lobby
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.errors import RendezvousError
 
 
 # sglang 13397, 35435: all_gather and all_reduce shared their buffers and flags
@@ -110,9 +112,9 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
         discovery._boot_id = lambda: "another machine's"  # type: ignore[assignment]
-    exchange = lobby.FileExchange(path)
-    error = attempt(NativeCommunicator.connect, exchange, rank, size, join_timeout_s=1.0)
-    assert isinstance(error, lobby.RendezvousError), error
+    announcements = FileAnnouncements(path)
+    error = attempt(SharedMemoryCommunicator.connect, announcements, rank, size, join_timeout_s=1.0)
+    assert isinstance(error, RendezvousError), error
     return str(error)
 
 

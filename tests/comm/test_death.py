@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import PeerLost
 from unisono.watch.settings import is_wanted
 
@@ -37,7 +37,7 @@ def test_every_survivor_raises_at_once(fresh_pool: RankPool, size: int, large: b
 
 
 def die_in_the_middle(rank: int, size: int, path: str, large: bool) -> tuple[str, int, float, str]:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     tensor = torch.ones(8_000_000 if large else 4)
     for _ in range(3):
         comm.all_reduce(tensor)
@@ -59,7 +59,7 @@ def test_groups_without_the_dead_go_on(fresh_pool: RankPool) -> None:
 
 
 def go_on_without(rank: int, size: int, path: str) -> float:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     living = comm.split([0, 1, 2])
     with_the_dead = comm.split([0, 3])
     if rank == 3:
@@ -80,7 +80,7 @@ def test_a_forked_child_that_lives_on_hides_nothing(fresh_pool: RankPool) -> Non
 
 
 def leave_a_child(rank: int, size: int, path: str) -> float:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     if rank == 1:
         comm.barrier()
         if os.fork() == 0:
@@ -95,11 +95,11 @@ def leave_a_child(rank: int, size: int, path: str) -> float:
 
 LEAVES_EARLY = """
 import sys
-from unisono.comm.shared_memory.communicator import NativeCommunicator
-from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 rank = int(sys.argv[2])
-comm = NativeCommunicator.connect(FileExchange(sys.argv[1]), rank, 2)
+comm = SharedMemoryCommunicator.connect(FileAnnouncements(sys.argv[1]), rank, 2)
 comm.barrier()
 if rank == 1:
     raise RuntimeError("this rank fails")
@@ -144,7 +144,7 @@ def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
 
 
 def leave_in_order(rank: int, size: int, path: str) -> str:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     comm.barrier()
     comm.close()
     return "closed"

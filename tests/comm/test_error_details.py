@@ -10,9 +10,9 @@ import numpy
 import pytest
 
 import unisono
+from unisono.comm import engine
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory import engine
-from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.comm.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 from user_programs import write_program
 
@@ -69,7 +69,7 @@ def test_the_torch_make_names_it_too(comm: Communicator) -> None:
 
 def test_who_is_wrong_among_many() -> None:
     def of(gives: list[list[int]], wants: list[list[int]]) -> list[int]:
-        return PairSizes(gives, wants).culprits()
+        return PairwiseSizes(gives, wants).culprits()
 
     even = [[1] * 4 for _ in range(4)]
     assert of(even, even) == []

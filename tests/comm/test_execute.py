@@ -17,8 +17,8 @@ from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, re
 from ranks import RankPool, attempt
 from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES, ROOTED
 
@@ -384,7 +384,7 @@ def test_a_rank_that_dies_in_the_middle(fresh_pool: RankPool, way: Callable[...,
 
 
 def die_in_the_middle(rank: int, size: int, path: str, way: Callable[..., None]) -> int:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     tensor = torch.ones(3_000_000)
     way(comm, tensor, "sum", "ring")
     if rank == 2:

@@ -23,11 +23,12 @@ import unisono
 from ranks import in_a_fork
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.rendezvous import by_name, discovery
-from unisono.comm.rendezvous.announcements import StoreExchange
-from unisono.comm.rendezvous.by_name import _FolderExchange
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.rendezvous.by_name import _FolderAnnouncements
 from unisono.comm.rendezvous.by_parent import start_time
-from unisono.comm.rendezvous.lobby import Lobby, Side
-from unisono.comm.rendezvous.unix_socket import Deadline, Line
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.unix_socket import Connection, Deadline
 from unisono.comm.shared_memory.communicator import open_with
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
@@ -154,7 +155,7 @@ def test_whoever_dies_while_it_waits_may_come_back(joiner: Program, name: str, d
 
 
 def _is_in_poll(pid: int) -> bool:
-    """Whether a process holds its seat and its door: it has begun to wait."""
+    """Whether a process holds its name and its lobby: it has begun to wait."""
     links = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -182,7 +183,7 @@ def test_a_second_process_of_one_rank_is_told_so(joiner: Program, name: str) -> 
 
 
 def test_who_does_not_come_is_named(name: str) -> None:
-    with pytest.raises(RendezvousError, match=r"rank\(s\) 1, 2 of 3 did not come within 0.2 s"):
+    with pytest.raises(RendezvousError, match=r"ranks 1 and 2 of 3 did not come within 0.2 s"):
         Communicator.join(name, 0, 3, join_timeout_s=0.2)
     with pytest.raises(RendezvousError, match=r"rank 0 did not come within 0.2 s"):
         Communicator.join(name, 2, 3, join_timeout_s=0.2)
@@ -192,11 +193,11 @@ def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     joiner: Program, name: str
 ) -> None:
     short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    exchange = _FolderExchange(f"unisono-{os.geteuid()}-join-{short}")
+    announcements = _FolderAnnouncements(f"unisono-{os.geteuid()}-join-{short}")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
     assert start_time(os.getpid()) != "1"
-    exchange.announce(0, word)
+    announcements.announce(0, word)
     follower = joiner.start("meet", name, "1", "2")
     assert eventually(lambda: _is_in_poll(follower.pid))
     ends_well(follower, joiner.start("meet", name, "0", "2"))
@@ -219,7 +220,7 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
         with pytest.raises(ValueError, match=re.escape(f"rank {bad[0]} does not lie in a group")):
             Communicator.join("x", *bad)
     for name in ("", "a\0b", "\ud800", 7):
-        with pytest.raises(ValueError, match=re.escape(f"{name!r} is no name to meet by")):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a name to meet by")):
             Communicator.join(name, 0, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
         Communicator.join("x", "0", 2)  # type: ignore[arg-type]
@@ -323,25 +324,25 @@ def test_a_full_queue_at_the_door_is_waited_for(
 ) -> None:
     """So many strangers call that nobody else is let in until they are gone."""
     store = dist.HashStore()
-    exchange = StoreExchange(store, f"unisono/join/{name}")
+    announcements = StoreAnnouncements(store, f"unisono/join/{name}")
     calls = []
     with Lobby() as full:
         me = discovery.about_me(full.address)
-        exchange.announce(0, me)
+        announcements.announce(0, me)
         with contextlib.suppress(BlockingIOError):
             while True:
-                calls.append(Line.connect(full.address))
-        with pytest.raises(RendezvousError, match="queue at its door is full"):
+                calls.append(Connection.connect(full.address))
+        with pytest.raises(RendezvousError, match="queue of connections is"):
             Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
-        side = Side("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
-        with Lobby() as other, pytest.raises(RendezvousError, match="queue at its door is full"):
-            other.meet_at(full.address, side)
+        request = JoinRequest("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
+        with Lobby() as other, pytest.raises(RendezvousError, match="queue of connections is"):
+            other.meet_at(full.address, request)
         follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
         follower.start()
         for call in calls:
             call.close()
-        leader = Side(name, 0, 2, Deadline(20), open_with(20.0))
-        place = full.meet_by(exchange, leader)
+        leader = JoinRequest(name, 0, 2, Deadline(20), open_with(20.0))
+        place = full.meet_by(announcements, leader)
         follower.join()
         place.group.close()
 

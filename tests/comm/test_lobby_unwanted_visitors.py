@@ -13,14 +13,14 @@ import pytest
 from ranks import RankPool, attempt, connect
 from resources import held_resources
 from unisono.comm.rendezvous import discovery
-from unisono.comm.rendezvous.lobby import FileExchange
+from unisono.comm.rendezvous.announcements import FileAnnouncements
 
 
 def address_of_rank_0(path: str) -> bytes:
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        if (word := FileExchange(path).look_up(0)) is not None:
-            return b"\0" + str(word["address"]).encode()
+        if (announcement := FileAnnouncements(path).look_up(0)) is not None:
+            return b"\0" + str(announcement["address"]).encode()
         time.sleep(0.005)
     raise AssertionError("rank 0 has not announced itself")
 

@@ -15,8 +15,8 @@ from ranks import RankPool, attempt, connect
 from resources import held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
 SLICE_BYTES = 2 << 20
@@ -224,8 +224,10 @@ def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> 
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 1 + more, hard))
         error: BaseException | None = None
         try:
-            exchange = FileExchange(f"{path}-{more}")
-            with NativeCommunicator.connect(exchange, rank, size, join_timeout_s=10) as comm:
+            announcements = FileAnnouncements(f"{path}-{more}")
+            with SharedMemoryCommunicator.connect(
+                announcements, rank, size, join_timeout_s=10
+            ) as comm:
                 kinds = held_resources()[0].values() if rank != limited else ()
                 assert rank == limited or sum("pidfd" in kind for kind in kinds) == size - 1
                 comm.barrier()

@@ -12,8 +12,8 @@ import torch
 
 from ranks import RankPool, attempt, connect
 from unisono.comm.base import Communicator, Message
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import (
     CollectiveTimeout,
     DeadlockError,
@@ -387,7 +387,7 @@ def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
 
 
 def dies_while_awaited(rank: int, size: int, path: str) -> str:
-    comm = NativeCommunicator.connect(FileExchange(path), rank, size)
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     comm.barrier()
     if rank == 2:
         time.sleep(0.2)

@@ -509,7 +509,7 @@ def test_overlaps_are_found_exactly() -> None:
 @pytest.mark.ranks(1)
 def test_the_engine_finds_the_same(comm: Communicator) -> None:
     """`which_overlap` looks at tensors of different types: floats, and the same memory as ints."""
-    from unisono.comm.shared_memory.engine import which_overlap
+    from unisono.comm.engine import which_overlap
 
     floats = torch.zeros(64)
     ints = floats.view(torch.int32)

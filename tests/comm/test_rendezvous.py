@@ -25,12 +25,16 @@ from ranks import RankPool, attempt, in_a_fork
 from unisono import RendezvousError, UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous import discovery, lobby
-from unisono.comm.rendezvous.lobby import FileExchange, StoreExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 
-def join(exchange: Any, rank: int, size: int, within_s: float = 10.0) -> NativeCommunicator:
-    return NativeCommunicator.connect(exchange, rank, size, timeout_s=10, join_timeout_s=within_s)
+def join(
+    announcements: Any, rank: int, size: int, within_s: float = 10.0
+) -> SharedMemoryCommunicator:
+    return SharedMemoryCommunicator.connect(
+        announcements, rank, size, timeout_s=10, join_timeout_s=within_s
+    )
 
 
 def assert_works(comm: Communicator) -> None:
@@ -38,8 +42,8 @@ def assert_works(comm: Communicator) -> None:
     assert tensor.eq(sum(range(1, comm.size + 1))).all()
 
 
-def join_and_work(exchange: Any, rank: int, size: int, within_s: float = 10.0) -> None:
-    with join(exchange, rank, size, within_s) as comm:
+def join_and_work(announcements: Any, rank: int, size: int, within_s: float = 10.0) -> None:
+    with join(announcements, rank, size, within_s) as comm:
         assert_works(comm)
 
 
@@ -56,7 +60,7 @@ def test_ranks_meet_at_a_path_whoever_comes_first(pool: RankPool, tmp_path: Path
 def meet_at_a_path(rank: int, size: int, _: str, path: str, late: int) -> None:
     if rank == late:
         time.sleep(0.2)
-    join_and_work(FileExchange(path), rank, size)
+    join_and_work(FileAnnouncements(path), rank, size)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
@@ -73,7 +77,7 @@ def meet_in_a_store(rank: int, size: int, _: str, kind: str, path: str, port: in
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     if kind == "prefix":
         store = torch.distributed.PrefixStore("mine", store)
-    join_and_work(StoreExchange(store), rank, size)
+    join_and_work(StoreAnnouncements(store), rank, size)
     with unisono.init(rank=rank, size=size, rendezvous=store) as comm:
         assert_works(comm)
     unisono.shutdown()
@@ -84,7 +88,7 @@ def test_ranks_of_one_process_meet_in_a_hash_store() -> None:
     failures: list[BaseException] = []
 
     def rank_thread(rank: int) -> None:
-        error = attempt(join_and_work, StoreExchange(store), rank, 3)
+        error = attempt(join_and_work, StoreAnnouncements(store), rank, 3)
         if error is not None:
             failures.append(error)
 
@@ -171,7 +175,7 @@ def test_two_worlds_meet_at_two_paths_at_once(pool: RankPool, tmp_path: Path) ->
 def two_worlds_at_once(rank: int, size: int, _: str, folder: str) -> None:
     for step in range(5):
         path = os.path.join(folder, f"{step}-{rank % 2}")
-        join_and_work(FileExchange(path), rank // 2, size // 2)
+        join_and_work(FileAnnouncements(path), rank // 2, size // 2)
 
 
 @pytest.mark.parametrize("turning", [0, 1], ids=["with the same leader", "with another leader"])
@@ -182,7 +186,7 @@ def test_a_path_is_used_again_at_once(pool: RankPool, turning: int) -> None:
 def meet_again_and_again(rank: int, size: int, path: str, turning: int) -> None:
     """Nothing but the rendezvous itself keeps one meeting apart from the next."""
     for step in range(40):
-        join(FileExchange(path), (rank + turning * step) % size, size, within_s=5.0).close()
+        join(FileAnnouncements(path), (rank + turning * step) % size, size, within_s=5.0).close()
 
 
 def test_one_process_is_in_two_worlds(pool: RankPool) -> None:
@@ -190,8 +194,8 @@ def test_one_process_is_in_two_worlds(pool: RankPool) -> None:
 
 
 def one_process_is_in_two_worlds(rank: int, size: int, path: str) -> None:
-    with join(FileExchange(path), rank, size) as first:
-        with join(FileExchange(f"{path}-second"), size - 1 - rank, size) as second:
+    with join(FileAnnouncements(path), rank, size) as first:
+        with join(FileAnnouncements(f"{path}-second"), size - 1 - rank, size) as second:
             for _ in range(10):
                 assert_works(first)
                 assert_works(second)
@@ -252,17 +256,17 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
 def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, float]:
     """The text of the error with which this rank fails to join, and how long it took."""
     start = time.monotonic()
-    error = attempt(join, FileExchange(path), rank, size, within_s)
+    error = attempt(join, FileAnnouncements(path), rank, size, within_s)
     assert isinstance(error, RendezvousError), error
     return str(error), time.monotonic() - start
 
 
 def test_missing_ranks_are_named_at_the_deadline(pool: RankPool) -> None:
     (first, took_s), (second, _) = pool.run(two_of_five_come, 2, connected=False)
-    assert "2, 3, 4" in first
+    assert "ranks 2-4 of 5" in first
     assert "did not come" in first
     assert 0.5 <= took_s < 1.2
-    assert "2, 3, 4" in second
+    assert "ranks 2-4 of 5" in second
 
 
 def two_of_five_come(rank: int, size: int, path: str) -> tuple[str, float]:
@@ -327,10 +331,10 @@ def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
 def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: bytes | str) -> None:
     path = tmp_path / "meeting"
     if isinstance(content, str):
-        word = discovery.about_me("unisono-of-a-job-that-died")
+        announcement = discovery.about_me("unisono-of-a-job-that-died")
         if content == "rebooted":
-            word["boot"] = "b0070000-0000-0000-0000-000000000000"
-        content = json.dumps(word).encode()
+            announcement["boot"] = "b0070000-0000-0000-0000-000000000000"
+        content = json.dumps(announcement).encode()
     path.write_bytes(content)
     pool.run(rank_0_comes_last, 3, str(path), connected=False)
 
@@ -338,7 +342,7 @@ def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: byte
 def rank_0_comes_last(rank: int, size: int, _: str, path: str) -> None:
     if rank == 0:
         time.sleep(0.3)
-    join_and_work(FileExchange(path), rank, size)
+    join_and_work(FileAnnouncements(path), rank, size)
 
 
 def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
@@ -357,9 +361,9 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
         discovery._boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    exchange = StoreExchange(torch.distributed.PrefixStore(f"{elsewhere}", store))
+    announcements = StoreAnnouncements(torch.distributed.PrefixStore(f"{elsewhere}", store))
     try:
-        error = attempt(join, exchange, rank, size, 3.0)
+        error = attempt(join, announcements, rank, size, 3.0)
     finally:
         discovery._boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
@@ -401,9 +405,9 @@ def announced_address(path: str) -> str:
     """Where rank 0 receives, once it has said so."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        word = FileExchange(path).look_up(0)
-        if word is not None:
-            return str(word["address"])
+        announcement = FileAnnouncements(path).look_up(0)
+        if announcement is not None:
+            return str(announcement["address"])
         time.sleep(0.005)
     raise AssertionError("rank 0 has not announced itself")
 
@@ -427,7 +431,7 @@ def noise_while_a_group_forms(rank: int, size: int, path: str, noise: str, stays
         return
     if rank == 1:
         await_file(made)
-    join_and_work(FileExchange(path), rank, 2, within_s=5.0)
+    join_and_work(FileAnnouncements(path), rank, 2, within_s=5.0)
     formed.touch()
 
 
@@ -445,10 +449,10 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
     if rank < 2:
         if rank == 1:
             await_file(done)
-        join_and_work(FileExchange(path), rank, 2)
+        join_and_work(FileAnnouncements(path), rank, 2)
         return []
     address = announced_address(path)
-    word = FileExchange(path).look_up(0)
+    announcement = FileAnnouncements(path).look_up(0)
 
     def knock() -> str:
         os.setuid(65534)
@@ -462,11 +466,11 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
             except ConnectionError:
                 return "no answer"
 
-    class Whisper(FileExchange):
+    class Whisper(FileAnnouncements):
         """Word of rank 0 that came another way than by the file, which is not ours to read."""
 
         def look_up(self, rank: int) -> dict[str, Any] | None:
-            return word if rank == 0 else None
+            return announcement if rank == 0 else None
 
     def join_as_nobody() -> str:
         os.setuid(65534)
@@ -492,7 +496,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
 def read_as_nobody(rank: int, size: int, _: str, folder: str) -> BaseException | None:
     os.setuid(65534)
     path = os.path.join(folder, ("meeting-644", "meeting-600")[rank])
-    return attempt(join, FileExchange(path), 1, 2, 1.0)
+    return attempt(join, FileAnnouncements(path), 1, 2, 1.0)
 
 
 def test_a_path_that_cannot_be_written_is_named(pool: RankPool) -> None:
@@ -503,7 +507,7 @@ def test_a_path_that_cannot_be_written_is_named(pool: RankPool) -> None:
 
 def meet_nowhere(rank: int, size: int, path: str) -> tuple[BaseException | None, str]:
     missing = f"{path}-missing/meeting"
-    return attempt(join, FileExchange(missing), 0, 2, 1.0), missing
+    return attempt(join, FileAnnouncements(missing), 0, 2, 1.0), missing
 
 
 def test_an_interrupt_ends_the_search_for_rank_0(fresh_pool: RankPool) -> None:
@@ -518,4 +522,4 @@ def interrupted_while_searching(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    return attempt(join, FileExchange(path), 1, 2), time.monotonic() - start - 0.2
+    return attempt(join, FileAnnouncements(path), 1, 2), time.monotonic() - start - 0.2

@@ -20,9 +20,9 @@ import unisono
 from ranks import RankPool, attempt
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
-from unisono.comm.rendezvous.lobby import StoreExchange
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import DEADLINE_S, Program, write_program
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, wai
 
 
 def eventually_listens(pid: int) -> bool:
-    """Whether a process comes to have its two sockets: a seat and a door."""
+    """Whether a process comes to have its two sockets: its name and its lobby."""
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
         folder = Path(f"/proc/{pid}/fd")
@@ -148,12 +148,12 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     errors: dict[int, BaseException | None] = {}
 
     def come(rank: int, within_s: float) -> None:
-        exchange = StoreExchange(store)
+        announcements = StoreAnnouncements(store)
         errors[rank] = attempt(
-            NativeCommunicator.connect, exchange, rank, 8, join_timeout_s=within_s
+            SharedMemoryCommunicator.connect, announcements, rank, 8, join_timeout_s=within_s
         )
 
-    for ranks, missing in (((1, 2, 5), "0, 3-4 and 6-7"), ((0, 1, 2, 5), "3-4 and 6-7")):
+    for ranks, missing in (((1, 2, 5), "0, 3, 4, 6 and 7"), ((0, 1, 2, 5), "3, 4, 6 and 7")):
         caplog.clear()
         threads = [threading.Thread(target=come, args=(rank, 1.0)) for rank in ranks]
         with caplog.at_level(logging.WARNING, "unisono"):
@@ -168,7 +168,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
         assert {record.getMessage().partition(" (")[0] for record in caplog.records} == expected
         assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
         for rank in ranks:
-            StoreExchange(store).clear(rank)
+            StoreAnnouncements(store).clear(rank)
 
 
 def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:

@@ -139,9 +139,9 @@ def test_a_wrong_value_makes_the_command_fail(
 
 
 def run_with_a_fault() -> RankOutcome:
-    from unisono.comm.shared_memory.communicator import NativeCommunicator
+    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
-    sound = NativeCommunicator.all_reduce
+    sound = SharedMemoryCommunicator.all_reduce
 
     def forgetful(self: Communicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
         result = sound(self, tensor, *args, **keywords)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def run_with_a_fault() -> RankOutcome:
             tensor[-1] -= 1
         return result
 
-    NativeCommunicator.all_reduce = forgetful  # type: ignore[method-assign, assignment]
+    SharedMemoryCommunicator.all_reduce = forgetful  # type: ignore[method-assign, assignment]
     return scenes.run_all_scenes()
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.doctor import machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
 from unisono.doctor.selftest.results import SelfTest
@@ -131,7 +131,7 @@ def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_topic(software.findings())["torch"]
     assert found.level is Level.WARN
     assert "torch 2.99.0" in found.text
-    assert f"up to {versions.written(versions.NEWEST_TRIED_TORCH)}" in found.text
+    assert f"up to {versions.format_version(versions.NEWEST_TRIED_TORCH)}" in found.text
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -292,15 +292,15 @@ def test_a_wrong_result_is_red_and_fails_the_command(monkeypatch: pytest.MonkeyP
 
 def run_with_a_fault(backend: str, folder: str) -> SelfTest | str:
     """Run by every rank: rank 0 spoils what it receives in a broadcast."""
-    sound = NativeCommunicator.broadcast
+    sound = SharedMemoryCommunicator.broadcast
 
-    def spoiled(self: NativeCommunicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
+    def spoiled(self: SharedMemoryCommunicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
         result = sound(self, tensor, *args, **keywords)
         if self.rank == 0:
             tensor[-1] += 1
         return result
 
-    NativeCommunicator.broadcast = spoiled  # type: ignore[method-assign]
+    SharedMemoryCommunicator.broadcast = spoiled  # type: ignore[method-assign]
     return REAL_RUN(backend, folder)
 
 

@@ -20,8 +20,8 @@ from fault_fuzz.steps import RankStep
 from ranks import attempt
 from resources import Resources, held_resources
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.lobby import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 PATIENT_S = 60.0
 STOPPED_S = 0.5  # how long groups wait for a rank that has been stopped
@@ -229,8 +229,8 @@ class ScenarioRank:
             assert_same(got, torch.full((50,), float(before)))
 
 
-def _join(path: str, rank: int, size: int) -> NativeCommunicator:
-    exchange = FileExchange(path)
-    return NativeCommunicator.connect(
-        exchange, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S
+def _join(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
+    announcements = FileAnnouncements(path)
+    return SharedMemoryCommunicator.connect(
+        announcements, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S
     )

@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ranks import Outcome, RankPool, attempt
 from torch_names import all_gather_single
-from unisono.comm.rendezvous.lobby import Lobby, StoreExchange
-from unisono.comm.rendezvous.unix_socket import Line
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.unix_socket import Connection
 from unisono.errors import CollectiveMismatch, PeerLost
 from unisono.torch_backend import creation
 
@@ -127,11 +128,11 @@ def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
 
 
 POINTS = {
-    "before it announces itself": (StoreExchange, "announce", False),
-    "announced": (StoreExchange, "announce", True),
-    "connected": (Line, "connect", True),
+    "before it announces itself": (StoreAnnouncements, "announce", False),
+    "announced": (StoreAnnouncements, "announce", True),
+    "connected": (Connection, "connect", True),
     "the segment is there": (Lobby, "_hand_over", True),
-    "told of the segment": (Line, "receive", True),
+    "told of the segment": (Connection, "receive", True),
 }
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ranks import RankPool, attempt
 from unisono import Communicator, GroupAborted, WeightUpdateError
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
 from unisono.world.world import resolve
@@ -322,7 +322,7 @@ def test_a_damaged_bucket_is_noticed(
     comm: Communicator, transactional: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = weights_of(1 if comm.rank == SENDER else 0)
-    sound = NativeCommunicator.broadcast
+    sound = SharedMemoryCommunicator.broadcast
     buckets: list[int] = []
 
     def damaging(self: Any, tensors: Any, root: int = 0, *, async_op: bool = False) -> Any:
@@ -331,7 +331,7 @@ def test_a_damaged_bucket_is_noticed(
         return FlipsABit(work, tensors) if async_op and len(buckets) == 3 else work
 
     if comm.rank == FIRST:
-        monkeypatch.setattr(NativeCommunicator, "broadcast", damaging)
+        monkeypatch.setattr(SharedMemoryCommunicator, "broadcast", damaging)
     if comm.rank == SENDER:
         party: Any = WeightSender(
             comm, weights, bucket_bytes=BUCKET_BYTES, transactional=transactional

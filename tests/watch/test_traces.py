@@ -12,8 +12,8 @@ import pytest
 
 from unisono import watch
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import NativeCommunicator
-from unisono.comm.shared_memory.following import Follower
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.record_follower import RecordFollower
 from unisono.watch.settings import is_wanted
 from user_programs import write_program
 
@@ -112,8 +112,8 @@ def test_what_a_trace_lacks_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Communicator) -> None:
-    assert isinstance(comm, NativeCommunicator)
-    follower = Follower(comm._group.descriptor)
+    assert isinstance(comm, SharedMemoryCommunicator)
+    follower = RecordFollower(comm._group.descriptor)
     for _ in range(10):
         comm.barrier()
     assert [record.call for rank, record in follower.read() if rank == comm.rank] == [*range(1, 11)]

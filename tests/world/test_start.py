@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import attempt
-from unisono.environment import local_rank_here, place_here, size_here
+from unisono.environment import read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
 from user_programs import eventually, plain_environment, write_program
@@ -64,17 +64,17 @@ from user_programs import eventually, plain_environment, write_program
     ],
 )
 def test_the_place_of_a_rank(environment: dict[str, str], expected: Any) -> None:
-    place = place_here(environment)
-    found = place and (place.rank, place.size, place.local_rank, place.local_size, place.launcher)
+    info = read_rank_info(environment)
+    found = info and (info.rank, info.size, info.local_rank, info.local_size, info.launcher)
     assert found == expected
 
 
 def test_what_is_no_number_is_named_and_a_size_alone_is_seen() -> None:
     with pytest.raises(ValueError, match="RANK is 'one'"):
-        place_here({"RANK": "one", "WORLD_SIZE": "2"})
-    assert size_here({"WORLD_SIZE": "4"}) == 4
-    assert local_rank_here({"LOCAL_RANK": "3"}) == 3
-    assert local_rank_here({}) == 0
+        read_rank_info({"RANK": "one", "WORLD_SIZE": "2"})
+    assert read_size({"WORLD_SIZE": "4"}) == 4
+    assert read_local_rank({"LOCAL_RANK": "3"}) == 3
+    assert read_local_rank({}) == 0
 
 
 PLAIN = """
@@ -154,8 +154,8 @@ def test_ranks_of_srun_and_mpirun_meet_without_a_port(
 
 
 def test_ranks_on_several_machines_need_an_address(tmp_path: Path) -> None:
-    place = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
-    ((_, err, code),) = start_ranks(tmp_path, "import unisono; unisono.init()", place)
+    info = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+    ((_, err, code),) = start_ranks(tmp_path, "import unisono; unisono.init()", info)
     assert code == 1
     assert "not all of them on this machine: set MASTER_ADDR and MASTER_PORT" in err
 

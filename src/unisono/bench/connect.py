@@ -17,7 +17,7 @@ from unisono.bench.meeting import Meeting, under_mpirun
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import EngineUnavailable
 
@@ -134,7 +134,7 @@ def _communicator(meeting: Meeting) -> Communicator:
     """Our own channel, from which the measured group is split off."""
     if meeting.size == 1:
         return SoloCommunicator()
-    return NativeCommunicator.connect(meeting.exchange("unisono"), meeting.rank, meeting.size)
+    return SharedMemoryCommunicator.connect(meeting.exchange("unisono"), meeting.rank, meeting.size)
 
 
 def _default_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:

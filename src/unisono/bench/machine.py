@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.shared_memory import engine
+from unisono.comm import engine
 from unisono.errors import EngineUnavailable
 from unisono.launcher import share
 from unisono.plan.sizes import parse_size

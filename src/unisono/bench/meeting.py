@@ -10,7 +10,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.rendezvous.announcements import Exchange, FileExchange, StoreExchange
+from unisono.comm.rendezvous.announcements import (
+    Announcements,
+    FileAnnouncements,
+    StoreAnnouncements,
+)
 
 _MPI_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 DEADLINE_S = 300.0
@@ -23,7 +27,7 @@ class Meeting(ABC):
     size: int
 
     @abstractmethod
-    def exchange(self, name: str) -> Exchange:
+    def exchange(self, name: str) -> Announcements:
         """Where a Communicator's ranks meet."""
 
     @abstractmethod
@@ -46,8 +50,8 @@ class InFolder(Meeting):
         self._ours = ours and rank == 0
         """Whether nobody but this rank will remove the folder."""
 
-    def exchange(self, name: str) -> Exchange:
-        return FileExchange(self.folder / name)
+    def exchange(self, name: str) -> Announcements:
+        return FileAnnouncements(self.folder / name)
 
     def store(self) -> Any:
         import torch.distributed as dist
@@ -66,10 +70,10 @@ class AtStore(Meeting):
         self.rank, self.size, self._store = rank, size, store
         store.set(f"host-{rank}", _boot())
 
-    def exchange(self, name: str) -> Exchange:
+    def exchange(self, name: str) -> Announcements:
         import torch.distributed as dist
 
-        return StoreExchange(dist.PrefixStore(name, self._store))  # type: ignore[attr-defined]
+        return StoreAnnouncements(dist.PrefixStore(name, self._store))  # type: ignore[attr-defined]
 
     def store(self) -> Any:
         import torch.distributed as dist

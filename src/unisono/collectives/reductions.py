@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.collectives.refusals import refuse_type
+from unisono.comm.arguments import describe_meaningless, describe_unknown_reduction
 from unisono.comm.base import REDUCTIONS, Communicator, Op, PremulSum, dtype_name, has_meaning
 
 _NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg", "prod": "product"}
@@ -19,26 +20,14 @@ def reduction(op: Any, comm: Communicator, operation: str, *tensors: Any, where:
     """
     known = _known(op)
     if known is None:
-        names = ", ".join(_NAMES)
-        comm.refuse(
-            operation, f"unknown reduction {op!r}: use {names}, a torch ReduceOp or a PremulSum"
-        )
+        others = "PremulSum, or a torch ReduceOp"
+        comm.refuse(operation, describe_unknown_reduction(op, others))
     name = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:
         if not has_meaning(name, dtype):
-            place = f"{where}: " if where else ""
-            why = f"{place}{name} has no meaning for {dtype}{_remedy(name)}"
-            refuse_type(comm, operation, why)
+            why = describe_meaningless(name, dtype)
+            refuse_type(comm, operation, f"{where}: {why}" if where else why)
     return known
-
-
-def _remedy(name: str) -> str:
-    """What to do about a reduction that has no meaning for a dtype."""
-    if name == "avg":
-        return ': pass a floating tensor (x.float()), or use op="sum" and divide'
-    if name in ("band", "bor", "bxor"):
-        return ": it combines bits, which only integers and bools have"
-    return ""
 
 
 def _known(op: Any) -> Op | None:

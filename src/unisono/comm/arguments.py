@@ -1,94 +1,192 @@
-"""What makes no sense as an argument, said in one sentence: for the makes without an engine.
+"""What makes no sense as an argument, said in one sentence: the rules of all implementations.
 
-The rules are csrc/python/tensors.c's and csrc/reduce.c's, which the native make goes by.
+Each function raises ValueError or TypeError with the bare reason; whoever calls it adds the
+operation and the group, and tells the peers. What the engine checks itself, because it reads the
+tensors anyway (csrc/python/tensors.c, calls.c), it says in the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+from unisono.comm.base import (
+    REDUCTIONS,
+    Op,
+    PremulSum,
+    count,
+    dtype_name,
+    has_meaning,
+    holds,
+)
 from unisono.comm.overlaps import overlaps_itself
 
-Complaint = tuple[type[Exception] | None, str]
-"""The kind of exception and its text; no kind where all is well."""
+LISTS = (list, tuple)
+_NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg"}
 
 
-def reduction_complaint(op: Op, tensors: list[Any]) -> Complaint:
-    """What is wrong with reducing these tensors by `op`, if anything."""
-    name = "premul_sum" if isinstance(op, PremulSum) else op
-    if name not in (*REDUCTIONS, "mean", "premul_sum"):
-        return ValueError, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
-    for tensor in tensors:
-        dtype = dtype_name(tensor)
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def check_reduction(op: Op, dtypes: Iterable[str], also: str | None = None) -> tuple[str, float]:
+    """The name and the factor of a reduction that means something for all of these dtypes; `also`
+    is one that an implementation has beside the usual ones."""
+    factor = 1.0
+    if isinstance(op, PremulSum):
+        name = "premul_sum"
+        try:
+            factor = float(op.factor)
+        except (TypeError, ValueError):
+            raise ValueError(f"the factor {op.factor!r} is not a number") from None
+    elif isinstance(op, str) and (op in _NAMES or op == also):
+        name = _NAMES.get(op, op)
+    else:
+        raise ValueError(describe_unknown_reduction(op))
+    for dtype in dtypes:
         if not has_meaning(name, dtype):
-            return TypeError, f"{name} has no meaning for {dtype}"
-        if isinstance(op, PremulSum):
-            try:
-                factor = float(op.factor)
-            except (TypeError, ValueError):
-                return ValueError, f"the factor {op.factor!r} is no number"
-            if not holds(dtype, factor):
-                return ValueError, f"{dtype} cannot be scaled by {factor}"
-    return None, ""
+            raise TypeError(describe_meaningless(name, dtype))
+        if not holds(dtype, factor):
+            raise ValueError(f"{dtype} cannot be scaled by {factor}")
+    return name, factor
 
 
-def complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
-    """What is wrong with a tensor that shall lie on one of these devices, if anything."""
+def describe_unknown_reduction(op: object, others: str = "PremulSum") -> str:
+    """The reason for refusing what is not a reduction; `others` are meant beside the names."""
+    return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or {others}"
+
+
+def describe_meaningless(name: str, dtype: str) -> str:
+    """The reason for refusing a reduction of this dtype, and what to do instead."""
+    remedy = ""
+    if name == "avg":
+        remedy = ": pass a floating tensor (x.float()), or sum and divide"
+    elif name in ("band", "bor", "bxor"):
+        remedy = ": it combines bits, which only integers and bools have"
+    return f"{name} has no meaning for {dtype}{remedy}"
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def check_root(root: object, size: int) -> None:
+    """A root must be a rank of the group."""
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise ValueError(f"root {root!r} is not a rank of a group of {size}")
+
+
+def check_wide_side(root: int, rank: int, size: int, wide: Any, side: str) -> None:
+    """The root of a gather passes an output, of a scatter an input, and nobody else does."""
+    check_root(root, size)
+    if wide is None and rank == root:
+        raise ValueError(f"the root must pass an {side}")
+    if wide is not None and rank != root:
+        raise ValueError(f"only the root passes an {side}: pass None")
+
+
+def check_peer(peer: object, size: int, group: str) -> None:
+    """A message's peer must be a rank of the group."""
+    if type(peer) is not int or not 0 <= peer < size:
+        raise ValueError(f"rank {peer!r} is not a rank of group {group} of {size}")
+
+
+# -- sizes and dtypes ------------------------------------------------------------------------------
+
+
+def check_coalesced(output: Any, input: Any) -> None:
+    """A coalesced call has two lists of one length."""
+    if not isinstance(output, LISTS) or not isinstance(input, LISTS):
+        raise TypeError("a coalesced call takes a list on both sides")
+    if len(output) != len(input):
+        raise ValueError(f"{len(output)} outputs for {len(input)} inputs")
+
+
+def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, ...]:
+    """How many elements each rank's part of a wide side has: one tensor cut evenly, or a list."""
+    if len({dtype_name(tensor) for tensor in tensors}) > 1:
+        raise TypeError("the tensors of one call have different dtypes")
+    if is_list:
+        if len(tensors) != size:
+            raise ValueError(f"a list of {len(tensors)} tensors in a group of {size} ranks")
+        return tuple(count(tensor) for tensor in tensors)
+    (tensor,) = tensors
+    if count(tensor) % size:
+        raise ValueError(
+            f"{count(tensor)} elements cannot be cut evenly into {size} parts: pass a list with "
+            "one tensor per rank"
+        )
+    return (count(tensor) // size,) * size
+
+
+def check_own_part(given: int, taken: int, dtypes: Iterable[str]) -> None:
+    """What a rank gives itself must be as long as what it takes, and of one dtype."""
+    if len(set(dtypes)) > 1:
+        raise TypeError("input and output have different dtypes")
+    if given != taken:
+        raise ValueError(
+            f"this rank's part has {given} elements in the input and {taken} in the output"
+        )
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
+    """A tensor or array must have plain memory on one of these devices."""
     if hasattr(tensor, "layout") and hasattr(tensor, "device"):
-        return _torch_complaint(tensor, writable, devices)
+        _check_torch_tensor(tensor, devices)
+    else:
+        _check_array(tensor, writable, devices)
+    if writable and overlaps_itself(tensor):
+        raise ValueError(
+            "an expanded or overlapping tensor cannot receive a result: several of its elements "
+            "share one place in memory; pass a .clone()"
+        )
+
+
+def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
+    if tensor is None:
+        raise TypeError("None in place of a tensor")
     if not hasattr(tensor, "__array_interface__"):
-        return TypeError, f"{type(tensor).__name__} is neither a tensor nor an array"
+        raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
     if "cpu" not in devices:
-        return TypeError, f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}"
+        raise TypeError(f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}")
     if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
-        return TypeError, f"{tensor.dtype} elements are not plain numbers"
+        raise TypeError(f"{tensor.dtype} elements are not plain numbers")
     if hasattr(tensor, "mask"):
-        return TypeError, _MASKED
+        raise TypeError("a masked array's hidden elements would count: pass .filled(...) or .data")
     if writable and not tensor.flags.writeable:
-        return ValueError, "a read-only array cannot receive a result"
-    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
+        raise ValueError("a read-only array cannot receive a result")
 
 
-def _torch_complaint(tensor: Any, writable: bool, devices: Collection[str]) -> Complaint:
+def _check_torch_tensor(tensor: Any, devices: Collection[str]) -> None:
     import torch
 
     dtype = dtype_name(tensor)
     plain = tensor.layout is torch.strided and tensor.device.type in devices
     odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
     if not plain or odd or dtype.startswith("bits"):
-        return TypeError, _without_memory(tensor, devices)
+        raise _without_memory(tensor, devices)
     if tensor.is_conj() or tensor.is_neg():
-        return TypeError, "a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()"
+        raise TypeError("a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()")
     try:
         has_bytes, address = tensor.untyped_storage().nbytes(), tensor.data_ptr()
     except RuntimeError:  # one that a transform of functions made
-        return TypeError, _without_memory(tensor, devices)
+        raise _without_memory(tensor, devices) from None
     needs_bytes = _end_in_storage(tensor)
     if needs_bytes > has_bytes and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return ValueError, (
+        raise ValueError(
             f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
             "somebody resized: resize it back, or pass another tensor"
         )
     if needs_bytes > has_bytes or (needs_bytes and not address):  # one that wraps others
-        return TypeError, _without_memory(tensor, devices)
-    return (ValueError, _OVERLAPPING) if writable and overlaps_itself(tensor) else (None, "")
+        raise _without_memory(tensor, devices)
 
 
-def _without_memory(tensor: Any, devices: Collection[str]) -> str:
-    return (
+def _without_memory(tensor: Any, devices: Collection[str]) -> TypeError:
+    return TypeError(
         f"a {type(tensor).__name__} of {dtype_name(tensor)}, {tensor.layout} on device "
         f"{tensor.device} has no plain memory to share: pass a dense tensor on {_either(devices)}"
     )
-
-
-_MASKED = "a masked array's hidden elements would count: pass .filled(...) or .data"
-
-_OVERLAPPING = (
-    "an expanded or overlapping tensor cannot receive a result: several of its elements share one "
-    "place in memory; pass a .clone()"
-)
 
 
 def _end_in_storage(tensor: Any) -> int:
@@ -98,11 +196,6 @@ def _end_in_storage(tensor: Any) -> int:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = tensor.storage_offset() + sum((length - 1) * step for length, step in steps)
     return int(last + 1) * int(tensor.element_size())
-
-
-def count(tensor: Any) -> int:
-    """How many elements a tensor or array has."""
-    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
 
 
 def _either(devices: Collection[str]) -> str:

@@ -4,13 +4,14 @@ Methods are output-first and work in place, as torch's do. A tensor is a CPU `to
 `numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group.
 
 Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
-cut evenly along its elements, or a list of `size` tensors, one a rank, which may differ in size
+cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
 and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
 `all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
 """
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,11 +48,12 @@ REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 
 REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
-"""By the engine's number. The last is TRUNCATED_AVG, which is called an average in reports."""
+"""By the engine's number. The last is TRUNCATED_AVG, which errors call an average."""
 
 TRUNCATED_AVG = "truncated_avg"
 """For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
-zero, as NCCL has it. Everywhere else who averages integers is asked what to do with fractions."""
+zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
+fractions."""
 
 
 def has_meaning(op: str, dtype: str) -> bool:
@@ -70,6 +72,11 @@ def has_meaning(op: str, dtype: str) -> bool:
 def holds(dtype: str, factor: float) -> bool:
     """Whether a factor can scale numbers of this dtype: integers need a whole one of 64 bits."""
     return "int" not in dtype or (float(factor).is_integer() and -(2**63) <= factor < 2**63)
+
+
+def count(tensor: Any) -> int:
+    """How many elements a tensor or array has."""
+    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
 
 
 def dtype_name(tensor: Any) -> str:
@@ -168,9 +175,10 @@ class Communicator(ABC):
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; if they run on another machine or as another user.
         """
-        from unisono.comm.rendezvous.by_name import join
-
-        return join(name, rank, size, store, timeout_s, join_timeout_s)
+        # By name, since what makes groups imports this interface, and not the other way round.
+        maker = importlib.import_module("unisono.comm.join")
+        made: Communicator = maker.join(name, rank, size, store, timeout_s, join_timeout_s)
+        return made
 
     @property
     def next(self) -> int:
@@ -195,8 +203,8 @@ class Communicator(ABC):
         tensors of a list must not share memory.
 
         `algorithm` names one of `unisono.plan.catalog("all_reduce")`, or is a Schedule; None is
-        what UNISONO_ALGO names, and if it names nothing the make's own. It must be the same on all
-        ranks. A schedule adds in its own order: docs/execution.md.
+        what UNISONO_ALGO names, and if it names nothing the implementation's own. It must be the
+        same on all ranks. A schedule adds in its own order: docs/execution.md.
         """
 
     @abstractmethod
@@ -254,10 +262,10 @@ class Communicator(ABC):
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
         """Start many messages together. No order among them can make them block each other."""
         return [
-            self.isend(one.tensor, one.peer, one.tag)
-            if one.kind == "send"
-            else self.irecv(one.tensor, one.peer, one.tag)
-            for one in messages
+            self.isend(message.tensor, message.peer, message.tag)
+            if message.kind == "send"
+            else self.irecv(message.tensor, message.peer, message.tag)
+            for message in messages
         ]
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import weakref
 from collections.abc import Sequence
@@ -12,10 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from unisono.comm import flat
+from unisono.comm.arithmetic import combine
 from unisono.comm.base import Communicator, Message, Op, Work
+from unisono.comm.compiled_schedules import (
+    CompiledSchedule,
+    Move,
+    Round,
+    compile_schedule,
+    schedule_for,
+)
 from unisono.comm.flat import Row
-from unisono.comm.programs import Move, Program, Round, program_of, schedule_for
-from unisono.comm.shared_memory.explanations import culprits_of
+from unisono.comm.mismatches import find_minority
 from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
@@ -64,15 +70,15 @@ def execute(
     try:
         if schedule.ranks != comm.size:
             raise ValueError(f"{schedule.title()}: group {comm.name} has {comm.size}")
-        program = program_of(schedule, comm.rank)
-        workspace = Workspace(schedule, comm.rank, program.receives, output, input, op)
+        compiled = compile_schedule(schedule, comm.rank)
+        workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
         _refuse(comm, schedule.collective, error)
-    tag = _agree(comm, program, workspace)
+    tag = _agree(comm, compiled, workspace)
     try:
         workspace.begin()
         if comm.size > 1:
-            _Execution(comm, program, workspace, tag).run()
+            _Execution(comm, compiled, workspace, tag).run()
         workspace.end()
     except UnisonoError:
         raise
@@ -91,27 +97,30 @@ def all_reduce_by(
             raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
     except ValueError as error:
         _refuse(comm, "all_reduce", error)
-    for one in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
-        execute(schedule, comm, one, op=op)
+    for each in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
+        execute(schedule, comm, each, op=op)
 
 
 def _refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
     """Raise an error about our own arguments, once the others know that we do not take part."""
-    with contextlib.suppress(ValueError):
+    try:
         comm.refuse(collective, str(error))
-    raise error
+    except ValueError as refused:
+        if isinstance(error, ScheduleError):
+            raise error from None
+        raise type(error)(str(refused)) from None
 
 
 # -- before anything moves -------------------------------------------------------------------------
 
 
-def _agree(comm: Communicator, program: Program, workspace: Workspace) -> int:
+def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace) -> int:
     """Compare what all ranks are about to do; the tag of this execution's messages."""
     serial = _executions.get(comm, 0)
     _executions[comm] = serial + 1
-    text = f"{program.title}, {workspace.text}"
+    text = f"{compiled.title}, {workspace.text}"
     described = hashlib.blake2b(
-        f"{program.fingerprint} {serial} {workspace.text}".encode(), digest_size=8
+        f"{compiled.fingerprint} {serial} {workspace.text}".encode(), digest_size=8
     ).digest()
     if comm.size > 1:
         line = described + text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
@@ -127,7 +136,7 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     lines = [raw[start : start + len(line)] for start in range(0, len(raw), len(line))]
     if len(set(lines)) == 1:
         return
-    calls = [one[8:].decode(errors="replace").strip() + f" [{one[:8].hex()}]" for one in lines]
+    calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
     told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
     raise CollectiveMismatch(
         f"the ranks of group {comm.name} execute different things\n{told}\n"
@@ -136,7 +145,7 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
         group=comm.name,
         calls=calls,
         sites=[None] * comm.size,
-        culprits=culprits_of(calls),
+        culprits=find_minority(calls),
     )
 
 
@@ -172,13 +181,13 @@ class _Arrival:
 
 
 class _Execution:
-    """One execution on one rank. Slices are in different steps at once: see `programs`."""
+    """One execution on one rank. Slices are in different steps at once (compiled_schedules.py)."""
 
     def __init__(
-        self, comm: Communicator, program: Program, workspace: Workspace, tag: int
+        self, comm: Communicator, compiled: CompiledSchedule, workspace: Workspace, tag: int
     ) -> None:
         self._comm = comm
-        self._rounds = program.rounds
+        self._rounds = compiled.rounds
         self._workspace = workspace
         self._whole = workspace.whole
         self._tag = tag
@@ -196,14 +205,14 @@ class _Execution:
         """Everything of one time: begin all messages, then take what has come in."""
         outgoing = [
             (peer, self._spans(moves, part))
-            for part, one in active
-            for peer, moves in one.sends_by_peer
+            for part, round in active
+            for peer, moves in round.sends_by_peer
         ]
         sent = [span for _, spans in outgoing for span in spans]
         arrivals = {
             (part, peer): self._expect(moves, self._spans(moves, part), sent)
-            for part, one in active
-            for peer, moves in one.receives_by_peer
+            for part, round in active
+            for peer, moves in round.receives_by_peer
         }
         messages = [
             Message("recv", arrival.row, peer, self._tag)
@@ -220,8 +229,8 @@ class _Execution:
         self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
         for work in works[:receiving]:
             work.wait()
-        for part, one in active:
-            for move in one.receives:
+        for part, round in active:
+            for move in round.receives:
                 self._take(move, part, arrivals[part, move.peer])
         self._settle(_MOST_SENDS)
 
@@ -235,7 +244,7 @@ class _Execution:
     def _gathered(self, spans: list[tuple[int, int]]) -> Row:
         if len(spans) == 1:
             return self._whole[spans[0][0] : spans[0][1]]
-        return flat.joined([self._whole[begin:end] for begin, end in spans])
+        return flat.concatenate([self._whole[begin:end] for begin, end in spans])
 
     def _expect(
         self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
@@ -259,7 +268,7 @@ class _Execution:
             arrival.taken += end - begin
             self._wait_for_sends_of(begin, end)
             if move.reduces:
-                flat.combine(self._whole[begin:end], piece, self._workspace.op)
+                combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
 

@@ -30,8 +30,8 @@ def overlaps_itself(tensor: Any) -> bool:
         if stride == 0:
             return True
         if stride < reach:  # not nested as the units of a clock are: look at every element
-            places = np.sort(_addresses(memory))
-            return bool((np.diff(places) < memory.itemsize).any())
+            addresses = np.sort(_addresses(memory))
+            return bool((np.diff(addresses) < memory.itemsize).any())
         reach += (length - 1) * stride
     return False
 
@@ -42,8 +42,8 @@ def shared_pairs(tensors: Sequence[Any]) -> Iterator[tuple[int, int]]:
     known = sorted(
         (*_extent(memory), number, memory) for number, memory in enumerate(memories) if memory.size
     )
-    for place, (_, end, number, memory) in enumerate(known):
-        for begin, _, other_number, other in itertools.islice(known, place + 1, None):
+    for index, (_, end, number, memory) in enumerate(known):
+        for begin, _, other_number, other in itertools.islice(known, index + 1, None):
             if begin >= end:
                 break
             if _share(memory, other):
@@ -108,7 +108,7 @@ class _Side:
 
 
 def _is_in_place(output: _Side, input: _Side, parts: Sequence[int]) -> bool:
-    """Whether an output takes the place of that part of the input which goes into it, or which was
+    """Whether an output lies where that part of the input lies which goes into it, or which was
     combined into it, and of nothing else."""
     pairs = [(output.part(part), input.part(part)) for part in parts]
     pairs = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
@@ -138,7 +138,9 @@ class _Lying:
 def _extent(memory: Any) -> tuple[int, int]:
     begin = memory.__array_interface__["data"][0]
     reaches = [(n - 1) * step for n, step in zip(memory.shape, memory.strides, strict=True)]
-    below, above = (sum(one for one in reaches if (one < 0) is less) for less in (True, False))
+    below, above = (
+        sum(reach for reach in reaches if (reach < 0) is less) for less in (True, False)
+    )
     return begin + below, begin + above + memory.itemsize
 
 
@@ -154,7 +156,7 @@ def _share(one: Any, other: Any) -> bool:
 
 def _addresses(memory: Any) -> Any:
     """Where each element lies, in order."""
-    places = np.full((), memory.__array_interface__["data"][0], np.int64)
+    addresses = np.full((), memory.__array_interface__["data"][0], np.int64)
     for length, stride in zip(memory.shape, memory.strides, strict=True):
-        places = places[..., None] + np.arange(length, dtype=np.int64) * stride
-    return places.reshape(-1)
+        addresses = addresses[..., None] + np.arange(length, dtype=np.int64) * stride
+    return addresses.reshape(-1)

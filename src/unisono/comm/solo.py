@@ -1,21 +1,30 @@
-"""The solo make of the Communicator: one rank, alone, by the same rules."""
+"""The solo implementation of the Communicator: one rank, alone, by the same rules."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unisono import variables
-from unisono.comm.arguments import complaint, count, reduction_complaint
+from unisono.comm.arguments import (
+    LISTS,
+    check_coalesced,
+    check_own_part,
+    check_parts,
+    check_reduction,
+    check_root,
+    check_tensor,
+    check_wide_side,
+)
+from unisono.comm.arithmetic import scale
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     Communicator,
     Op,
     PremulSum,
     Work,
+    count,
     dtype_name,
 )
 from unisono.comm.overlaps import overlap_complaint
@@ -26,8 +35,9 @@ if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
     from unisono.plan.schedule import Schedule
 
+_T = TypeVar("_T")
 _DEVICES = ("cpu", "cuda")
-"""A group of one stands for every make: for those of GPUs, too."""
+"""A group of one stands for every implementation: for those of GPUs, too."""
 
 
 class SoloCommunicator(Communicator):
@@ -60,55 +70,51 @@ class SoloCommunicator(Communicator):
         if algorithm:
             self._check_algorithm(algorithm)
         self._reduce("all_reduce", tensor, op)
-        return _over(async_op)
+        return _finished(async_op)
 
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        self._check("reduce", root)
+        self._checked("reduce", check_root, root, 1)
         self._reduce("reduce", tensor, op)
-        return _over(async_op)
+        return _finished(async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        self._check("broadcast", root)
+        self._checked("broadcast", check_root, root, 1)
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
-        return _over(async_op)
+        return _finished(async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        coalesced = isinstance(input, (list, tuple))
+        coalesced = isinstance(input, LISTS)
         self._copy("all_gather", output, input, coalesced)
-        return _over(async_op)
+        return _finished(async_op)
 
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        coalesced = isinstance(output, (list, tuple))
-        self._check_op("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
+        coalesced = isinstance(output, LISTS)
+        self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, coalesced)
         self._reduce("reduce_scatter", output, op)
-        return _over(async_op)
+        return _finished(async_op)
 
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check("gather", root)
-        if output is None:
-            self._refuse("gather", "the root must pass an output")
+        self._checked("gather", check_wide_side, root, 0, 1, output, "output")
         self._copy("gather", output, input)
-        return _over(async_op)
+        return _finished(async_op)
 
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check("scatter", root)
-        if input is None:
-            self._refuse("scatter", "the root must pass an input")
+        self._checked("scatter", check_wide_side, root, 0, 1, input, "input")
         self._copy("scatter", output, input)
-        return _over(async_op)
+        return _finished(async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         self._copy("all_to_all", output, input)
-        return _over(async_op)
+        return _finished(async_op)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         self._nobody("send")
@@ -123,24 +129,23 @@ class SoloCommunicator(Communicator):
         self._nobody("irecv")
 
     def _nobody(self, what: str) -> NoReturn:
-        self._check(what)
+        self._raise_if_ended()
         self._refuse(what, "there is nobody else in a group of one")
 
     def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
-        self._check("barrier")
-        return _over(async_op)
+        self._raise_if_ended()
+        return _finished(async_op)
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
-        self._check("split")
-        if tuple(ranks) != (0,):
-            raise ValueError(f"ranks {tuple(ranks)} do not all lie in a group of 1")
+        self._raise_if_ended()
+        self._members(ranks)
         self._splits += 1
         name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
         name += f"/{self._splits}" if self._splits > 1 else ""
         return SoloCommunicator(name, self.global_ranks, self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:
-        self._check(operation)
+        self._raise_if_ended()
         self._refuse(operation, why)
 
     def abort(self, reason: str = "") -> None:
@@ -157,43 +162,40 @@ class SoloCommunicator(Communicator):
 
     # -- what stands behind them -----------------------------------------------------------------
 
-    def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
-        raise kind(f"{what} on group {self.name}: {why}")
+    def _refuse(self, operation: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
+        raise kind(f"{operation} on group {self.name}: {why}")
 
-    def _check(self, what: str, root: int = 0) -> None:
+    def _checked(self, operation: str, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
+        self._raise_if_ended()
+        try:
+            return check(*arguments)
+        except (ValueError, TypeError) as error:
+            self._refuse(operation, str(error), type(error))
+
+    def _raise_if_ended(self) -> None:
         if self._ending is not None:
             raise copy.copy(self._ending)
-        if root != 0 or not isinstance(root, int):
-            self._refuse(what, f"root {root!r} is not a rank of a group of 1")
 
     def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
         """The tensors of one argument, checked."""
-        self._check(what)
-        many = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        self._raise_if_ended()
+        many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
         for tensor in many:
-            kind, why = complaint(tensor, writable, _DEVICES)
-            if kind is not None:
-                self._refuse(what, why, kind)
+            self._checked(what, check_tensor, tensor, writable, _DEVICES)
         return many
 
     def _copy(self, what: str, output: Any, input: Any, coalesced: bool = False) -> None:
-        if coalesced and not (
-            isinstance(output, (list, tuple)) and isinstance(input, (list, tuple))
-        ):
-            self._refuse(what, "a coalesced call takes a list on both sides", TypeError)
+        if coalesced:
+            self._checked(what, check_coalesced, output, input)
         outputs = self._tensors(what, output, True)
         inputs = self._tensors(what, input, False)
-        if len(outputs) != len(inputs) or (not coalesced and len(outputs) != 1):
-            self._refuse(what, f"{len(outputs)} outputs for {len(inputs)} inputs in a group of 1")
+        if not coalesced:
+            for side, tensors in ((output, outputs), (input, inputs)):
+                self._checked(what, check_parts, tensors, 1, isinstance(side, LISTS))
         for to, source in zip(outputs, inputs, strict=True):
-            if dtype_name(to) != dtype_name(source):
-                self._refuse(what, "input and output have different dtypes", TypeError)
-            if count(to) != count(source):
-                self._refuse(
-                    what,
-                    f"this rank's part has {count(source)} elements in the input and "
-                    f"{count(to)} in the output",
-                )
+            dtypes = dtype_name(source), dtype_name(to)
+            self._checked(what, check_own_part, count(source), count(to), dtypes)
         self._check_overlaps(what, outputs, inputs, coalesced)
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
@@ -206,28 +208,26 @@ class SoloCommunicator(Communicator):
             self._refuse(what, why)
 
     def _check_algorithm(self, algorithm: str | Schedule) -> None:
-        from unisono.comm.programs import program_of, schedule_for
+        from unisono.comm.compiled_schedules import compile_schedule, schedule_for
 
         try:
-            program_of(schedule_for("all_reduce", algorithm, 1), 0)
+            compile_schedule(schedule_for("all_reduce", algorithm, 1), 0)
         except ValueError as error:
             self._refuse("all_reduce", str(error))
 
-    def _check_op(self, what: str, tensors: list[Any], op: Op) -> None:
-        kind, why = reduction_complaint(op, tensors)
-        if kind is not None:
-            self._refuse(what, why, kind)
+    def _factor(self, what: str, tensors: list[Any], op: Op) -> float:
+        return self._checked(what, check_reduction, op, map(dtype_name, tensors))[1]
 
     def _reduce(self, what: str, tensor: Any, op: Op) -> None:
         tensors = self._tensors(what, tensor, True)
-        self._check_op(what, tensors, op)
+        factor = self._factor(what, tensors, op)
         self._check_overlaps(what, tensors)
         if isinstance(op, PremulSum):
-            for one in tensors:
-                _scale(one, float(op.factor))
+            for each in tensors:
+                scale(each, factor)
 
 
-def _over(async_op: bool) -> Work | None:
+def _finished(async_op: bool) -> Work | None:
     return FinishedWork() if async_op else None
 
 
@@ -242,31 +242,3 @@ def _assign(to: Any, source: Any) -> None:
         to.detach().copy_(source)
     except NotImplementedError:  # torch has dtypes (int1, ...) that it cannot copy: move bytes
         to.detach().view(torch.uint8).copy_(source.view(torch.uint8))
-
-
-def _scale(tensor: Any, factor: float) -> None:
-    """Multiply in place as the engine does: integers wrap, half precision is rounded once, and
-    complex numbers are scaled part by part."""
-    if dtype_name(tensor).startswith("complex"):
-        tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
-        _scale(tensor.real, factor)
-        _scale(tensor.imag, factor)
-        return
-    dtype = dtype_name(tensor)
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach()
-        if "int" not in dtype:
-            wide = tensor.float() if dtype in ("float16", "bfloat16") else tensor
-            tensor.copy_(wide * factor)
-            return
-        if tensor.device.type != "cpu":  # torch itself cannot multiply all integers
-            copy_here = tensor.cpu()
-            _scale(copy_here, factor)
-            tensor.copy_(copy_here)
-            return
-        tensor = tensor.numpy()
-    if "int" in dtype:
-        number = np.array(int(factor)).astype(tensor.dtype)
-    else:
-        number = np.array(factor, dtype="float32" if dtype == "float16" else tensor.dtype)
-    np.multiply(tensor, number, out=tensor, casting="unsafe")

@@ -37,7 +37,7 @@ class JoinedWork(Work):
         return next((error for work in self._works if (error := work.exception())), None)
 
 
-def joined(works: Iterable[Work | None]) -> Work | None:
+def join_works(works: Iterable[Work | None]) -> Work | None:
     """The works of one call as one; None where the call was carried out at once."""
     begun = list(works)
     asynchronous = [work for work in begun if work is not None]

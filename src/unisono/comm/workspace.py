@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from unisono.comm import flat
-from unisono.comm.arguments import complaint
-from unisono.comm.base import REDUCTIONS, Op, PremulSum, dtype_name, has_meaning, holds
+from unisono.comm.arguments import check_reduction, check_tensor
+from unisono.comm.arithmetic import divide, scale
+from unisono.comm.base import Op, count, dtype_name
 from unisono.comm.overlaps import overlap_complaint
 from unisono.plan.schedule import Schedule
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_ANY = ("cpu", "cuda")
-"""Devices: what a group cannot send, its messages refuse."""
+_ANY_DEVICE = ("cpu", "cuda")
+"""What a group cannot send, its messages refuse."""
 
 
 class Workspace:
@@ -40,14 +41,13 @@ class Workspace:
         self._factor = 1.0
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
-            self.whole = _signs(output, schedule.chunks)
+            self.whole = _bytes_of_barrier(output, schedule.chunks)
             self._elements = schedule.chunks
             return
         self._check()
         like = input if output is None else output
         if self._collective in _REDUCING:
-            self.op = _checked(op, like)
-            self._factor = float(op.factor) if isinstance(op, PremulSum) else 1.0
+            self.op, self._factor = check_reduction(op, [dtype_name(like)])
         self.whole = self._make_whole(receives)
         self._elements = len(self.whole)  # torch takes its time to tell
         what = self.op if self.op != "premul_sum" else f"{self.op}({self._factor})"
@@ -64,7 +64,7 @@ class Workspace:
             row = len(self.whole) // self._ranks
             self.whole[self._rank * row : (self._rank + 1) * row] = flat.flat(self._input)
         if self.op == "premul_sum":
-            flat.scale(self.whole, self._factor)
+            scale(self.whole, self._factor)
 
     def end(self) -> None:
         """Write what this rank gets to where it belongs."""
@@ -79,7 +79,7 @@ class Workspace:
         else:
             result = self.whole
         if self.op == "avg":
-            flat.divide(result, self._ranks)
+            divide(result, self._ranks)
         if self._collective != "barrier":
             flat.give_back(self._output, result)
 
@@ -143,50 +143,35 @@ class Workspace:
             (input, wants_input, "input"),
         ):
             if wanted and tensor is None:
-                raise ValueError(f"{collective} by a schedule needs an {side} on this rank")
+                raise ValueError(f"a schedule needs an {side} on this rank")
             if not wanted and tensor is not None:
-                raise ValueError(f"{collective} by a schedule takes no {side} on this rank")
+                raise ValueError(f"a schedule takes no {side} on this rank")
             if tensor is not None and not (hasattr(tensor, "dtype") and hasattr(tensor, "shape")):
                 raise TypeError(
-                    f"{collective} by a schedule takes one tensor as {side}, not "
-                    f"{type(tensor).__name__}"
+                    f"a schedule takes one tensor as {side}, not {type(tensor).__name__}"
                 )
-            kind, why = (None, "") if tensor is None else complaint(tensor, side == "output", _ANY)
-            if kind is not None:
-                raise kind(f"{collective} by a schedule: {why}")
+            if tensor is not None:
+                check_tensor(tensor, side == "output", _ANY_DEVICE)
         if output is None or input is None:
             return
         if dtype_name(output) != dtype_name(input) or flat.is_torch(output) != flat.is_torch(input):
-            raise TypeError(f"{collective}: input and output have different dtypes")
-        given, taken = flat.count(input), flat.count(output)
+            raise TypeError("input and output have different dtypes")
+        given, taken = count(input), count(output)
         if collective in ("all_gather", "gather"):
             given *= self._ranks
         elif collective in ("reduce_scatter", "scatter"):
             taken *= self._ranks
         if given != taken or (collective == "all_to_all" and given % self._ranks):
             raise ValueError(
-                f"{collective} on {self._ranks} ranks: {flat.count(input)} elements in the input "
-                f"and {flat.count(output)} in the output do not fit together"
+                f"{count(input)} elements in the input and {count(output)} in the output do not "
+                f"fit together on {self._ranks} ranks"
             )
         why = overlap_complaint(collective, [output], [input], self._rank, self._ranks)
         if why:
-            raise ValueError(f"{collective} by a schedule: {why}")
+            raise ValueError(why)
 
 
-def _checked(op: Op, tensor: Any) -> str:
-    """The name of a reduction that has a meaning for this tensor."""
-    name = "premul_sum" if isinstance(op, PremulSum) else op
-    if name not in (*REDUCTIONS, "mean", "premul_sum"):
-        raise ValueError(f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum")
-    dtype = dtype_name(tensor)
-    if not has_meaning(name, dtype):
-        raise TypeError(f"{name} has no meaning for {dtype}")
-    if isinstance(op, PremulSum) and not holds(dtype, float(op.factor)):
-        raise ValueError(f"{dtype} cannot be scaled by {op.factor}")
-    return "avg" if name == "mean" else name
-
-
-def _signs(like: Any, chunks: int) -> flat.Row:
+def _bytes_of_barrier(like: Any, chunks: int) -> flat.Row:
     """What the messages of a barrier carry: a byte for each chunk, where messages may lie."""
     if like is None or not flat.is_torch(like):
         return np.ones(chunks, np.uint8)

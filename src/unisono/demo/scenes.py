@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.announcements import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
 
@@ -57,9 +57,9 @@ class RankOutcome:
 def run_all_scenes() -> RankOutcome:
     """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
     place = os.environ
-    meeting = FileExchange(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
+    meeting = FileAnnouncements(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
     rank, size = int(place["UNISONO_RANK"]), int(place["UNISONO_SIZE"])
-    with NativeCommunicator.connect(meeting, rank, size) as comm:
+    with SharedMemoryCommunicator.connect(meeting, rank, size) as comm:
         return run_scenes(comm)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from unisono.comm.shared_memory import engine
+from unisono.comm import engine
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
 from unisono.launcher import share

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Iterator
 
 import unisono
-from unisono.comm.shared_memory import engine
+from unisono.comm import engine
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
 from unisono.torch_backend.versions import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
+    format_version,
     is_too_old,
     is_untried,
-    written,
 )
 
 OLDEST_PYTHON = (3, 11)
@@ -50,7 +50,9 @@ def _torch() -> Iterator[Finding]:
         return
     version = torch.__version__
     if is_too_old(version):
-        yield fail("torch", f"torch {version}", f"Install torch {written(OLDEST_TORCH)} or later.")
+        yield fail(
+            "torch", f"torch {version}", f"Install torch {format_version(OLDEST_TORCH)} or later."
+        )
     elif not dist.is_available():
         yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
     else:
@@ -59,7 +61,7 @@ def _torch() -> Iterator[Finding]:
         names = ", ".join(known_backends())
         text = f"torch {version}, torch.distributed with {names}"
         if is_untried(version):
-            newest = written(NEWEST_TRIED_TORCH)
+            newest = format_version(NEWEST_TRIED_TORCH)
             yield warn(
                 "torch",
                 f"{text}; newer than any that unisono was tried with (up to {newest})",

@@ -242,9 +242,9 @@ def _connect_to_record_keeper() -> None:
     alone: what we start does not inherit the descriptor."""
     descriptor = os.environ.pop(RECORD_KEEPER_VARIABLE, "")
     if descriptor:
-        from unisono.comm.shared_memory.keeping import take_line
+        from unisono.comm.shared_memory.segment_listeners import use_launcher_socket
 
-        take_line(int(descriptor))
+        use_launcher_socket(int(descriptor))
 
 
 def _is_ours(file_name: str) -> bool:

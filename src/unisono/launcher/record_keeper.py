@@ -15,9 +15,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unisono.comm.shared_memory.following import Follower
-from unisono.comm.shared_memory.keeping import REPORT, SEGMENT, new_line, receive
+from unisono.comm.shared_memory.record_follower import RecordFollower
 from unisono.comm.shared_memory.records import read_segment, segment_key
+from unisono.comm.shared_memory.segment_listeners import (
+    REPORT,
+    SEGMENT,
+    new_socket_pair,
+    receive_message,
+)
 from unisono.errors import UnisonoError
 from unisono.watch.calls import failed_calls, waits
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
@@ -46,7 +51,7 @@ class RecordKeeper:
         self.ready = give_up
         self._give_up_reader, self._give_up_writer = os.pipe()
         self._has_given_up = False
-        self._ours, self._ranks = new_line()
+        self._ours, self._ranks = new_socket_pair()
         self._ours.setblocking(False)
         self.ranks_fd = self._ranks.fileno()
         self._kept: dict[tuple[int, int], int] = {}
@@ -114,7 +119,7 @@ class RecordKeeper:
         """Take what the ranks have sent."""
         while True:
             try:
-                message, descriptors = receive(self._ours)
+                message, descriptors = receive_message(self._ours)
             except OSError:  # nothing more; or no room for more descriptors
                 return
             if not message:
@@ -148,7 +153,7 @@ class RecordKeeper:
 
 def _is_left(descriptor: int) -> bool:
     try:
-        follower = Follower(descriptor)
+        follower = RecordFollower(descriptor)
     except (UnisonoError, OSError):
         return True
     left = follower.is_left()

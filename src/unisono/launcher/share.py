@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from unisono.comm.shared_memory import engine
+from unisono.comm import engine
 from unisono.errors import EngineUnavailable, UnisonoError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.lobby import StoreExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import GroupError, PeerLost, UnisonoError
 from unisono.torch_backend.flight_recorder import group_over
@@ -23,9 +23,9 @@ from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.torch_backend.versions import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
+    format_version,
     is_too_old,
     is_untried,
-    written,
 )
 
 _NOTICE_S = 0.5
@@ -52,8 +52,8 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     world = _world()
     end = time.monotonic() + _LATECOMERS_S
     try:
-        comm = NativeCommunicator.connect(
-            StoreExchange(options.store),
+        comm = SharedMemoryCommunicator.connect(
+            StoreAnnouncements(options.store),
             rank,
             size,
             name=name,
@@ -70,14 +70,16 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     return group_over(comm, options.store)
 
 
-def _world() -> NativeCommunicator | None:
+def _world() -> SharedMemoryCommunicator | None:
     """What moves the data of torch's default group; None where there is none, or not ours."""
     group = dist.group.WORLD if dist.is_initialized() else None
     comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
-    return comm if isinstance(comm, NativeCommunicator) else None
+    return comm if isinstance(comm, SharedMemoryCommunicator) else None
 
 
-def _raise_if_hopeless(world: NativeCommunicator | None, ranks: Sequence[int], end: float) -> None:
+def _raise_if_hopeless(
+    world: SharedMemoryCommunicator | None, ranks: Sequence[int], end: float
+) -> None:
     """The members of a new group, which has these global ranks, wait for each other: raise how the
     world ended, if it took one of them along or the latecomers' time is over."""
     ending = world.ending(_making(ranks)) if world is not None else None
@@ -88,7 +90,7 @@ def _raise_if_hopeless(world: NativeCommunicator | None, ranks: Sequence[int], e
 
 
 def _raise_if_ended(
-    world: NativeCommunicator | None, ranks: Sequence[int], error: Exception
+    world: SharedMemoryCommunicator | None, ranks: Sequence[int], error: Exception
 ) -> None:
     """A new group could not be made: raise how the world ended, if that is why."""
     end = time.monotonic() + _NOTICE_S
@@ -120,7 +122,7 @@ def make_default_group(comm: Communicator, store: Any) -> None:
 def _check_torch(rank: int, ranks: Sequence[int]) -> None:
     version = torch.__version__
     if is_too_old(version):
-        oldest = written(OLDEST_TORCH)
+        oldest = format_version(OLDEST_TORCH)
         raise UnisonoError(f"unisono's backend needs torch {oldest} or later, not {version}")
     if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
         _warn_if_untried(version)
@@ -139,15 +141,15 @@ def _warn_if_untried(version: str) -> None:
     if is_untried(version):
         warnings.warn(
             f"torch {version} is newer than any that unisono was tried with (up to "
-            f"{written(NEWEST_TRIED_TORCH)}): if something fails that worked before, look for a "
-            "newer unisono, or install an older torch",
+            f"{format_version(NEWEST_TRIED_TORCH)}): if something fails that worked before, look "
+            "for a newer unisono, or install an older torch",
             stacklevel=2,
         )
 
 
 def _asked_for() -> dict[str, str]:
     """Which backend each device shall have. torch does not tell its backends, but a group of ours
-    takes the place of all others: look at the function that makes the group."""
+    replaces all others: look at the function that makes the group."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back  # type: ignore[assignment]

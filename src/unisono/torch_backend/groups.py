@@ -12,7 +12,7 @@ from unisono.errors import UnisonoError
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 
 
-def is_foreign(group: Any) -> bool:
+def moves_data_elsewhere(group: Any) -> bool:
     """Whether this is a torch process group that another backend than ours moves the data of."""
     return isinstance(group, dist.ProcessGroup) and not isinstance(group, UnisonoProcessGroup)
 

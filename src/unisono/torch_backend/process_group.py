@@ -31,11 +31,16 @@ from torch._C._distributed_c10d import (
 from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Op, PremulSum, Work
+from unisono.comm.engine import hide_files
 from unisono.comm.over_torch.compile import never_compiled
-from unisono.comm.shared_memory.engine import hide_files
 from unisono.errors import UnisonoError
 from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
-from unisono.torch_backend.signatures import as_given, listed, nested, short_forms
+from unisono.torch_backend.signatures import (
+    accept_short_signatures,
+    as_list,
+    as_nested_list,
+    unchanged,
+)
 from unisono.torch_backend.work import FinishedTorchWork, TorchWork
 
 NAME = "unisono"
@@ -52,18 +57,18 @@ _OPS = {
     hash(_Type.BXOR): "bxor",
 }
 Tensors = Sequence[torch.Tensor]
-hide_files(os.path.dirname(torch.__file__))  # a report shows the user's line, not torch's
+hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
 
 def communicator_of(group: Any) -> Communicator | None:
     """What moves the data of a torch process group of ours; None means the default group. The
-    result is None where this process has no place in the group, or there is no group."""
+    result is None where this process is not in the group, or there is no group."""
     if group is None:
         group = dist.group.WORLD
     if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if not isinstance(group, UnisonoProcessGroup):
-        raise UnisonoError(f"{group!r} is no group of the backend {NAME}")
+        raise UnisonoError(f"{group!r} is not a group of the backend {NAME}")
     return group.comm
 
 
@@ -163,85 +168,85 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or self._op_of(opts, tensors))
         return None
 
-    _allreduce_in_short = short_forms(AllreduceOptions, listed)(allreduce)
+    _allreduce_in_short = accept_short_signatures(AllreduceOptions, as_list)(allreduce)
 
-    @short_forms(AllreduceCoalescedOptions, listed)
+    @accept_short_signatures(AllreduceCoalescedOptions, as_list)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
         return self._run(
             self.comm.all_reduce, opts, tensors, list(tensors), self._op_of(opts, tensors)
         )
 
-    @short_forms(BroadcastOptions, listed)
+    @accept_short_signatures(BroadcastOptions, as_list)
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
 
-    @short_forms(ReduceOptions, listed)
+    @accept_short_signatures(ReduceOptions, as_list)
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         op, root = self._op_of(opts, tensors), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
-    @short_forms(AllgatherOptions, nested, listed)
+    @accept_short_signatures(AllgatherOptions, as_nested_list, as_list)
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         return self._run(self.comm.all_gather, opts, output, list(output), input)
 
-    @short_forms(AllgatherOptions, as_given, as_given)
+    @accept_short_signatures(AllgatherOptions, unchanged, unchanged)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         return self._run(self.comm.all_gather, opts, [output], output, input)
 
-    @short_forms(AllgatherOptions, listed, listed)
+    @accept_short_signatures(AllgatherOptions, as_list, as_list)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_gather, opts, outputs, list(outputs), list(inputs))
 
-    @short_forms(AllgatherOptions, as_given, as_given)
+    @accept_short_signatures(AllgatherOptions, unchanged, unchanged)
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         """`outputs` has a list for each rank, with one tensor for each input."""
         wide = [list(parts) for parts in zip(*outputs, strict=True)]
         return self._run(self._all_gather_each, opts, inputs, wide, list(inputs))
 
-    @short_forms(GatherOptions, nested, listed)
+    @accept_short_signatures(GatherOptions, as_nested_list, as_list)
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
         return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
 
-    @short_forms(GatherOptions, as_given, as_given)
+    @accept_short_signatures(GatherOptions, unchanged, unchanged)
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """On the root, one tensor for all; elsewhere torch gives an empty one."""
         root = opts.rootRank
         wide = output if root == self.comm.rank else None
         return self._run(self.comm.gather, opts, [output], wide, input, root)
 
-    @short_forms(ScatterOptions, listed, nested)
+    @accept_short_signatures(ScatterOptions, as_list, as_nested_list)
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,) = outputs
         input = list(inputs[0]) if inputs else None
         return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
 
-    @short_forms(ReduceScatterOptions, listed, nested)
+    @accept_short_signatures(ReduceScatterOptions, as_list, as_nested_list)
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         op = self._op_of(opts, outputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
-    @short_forms(ReduceScatterOptions, as_given, as_given)
+    @accept_short_signatures(ReduceScatterOptions, unchanged, unchanged)
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op = self._op_of(opts, [output])
         return self._run(self.comm.reduce_scatter, opts, [output], output, input, op)
 
-    @short_forms(ReduceScatterOptions, listed, listed)
+    @accept_short_signatures(ReduceScatterOptions, as_list, as_list)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         op = self._op_of(opts, outputs)
         both = list(outputs), list(inputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, *both, op)
 
-    @short_forms(AllToAllOptions, as_given, as_given)
+    @accept_short_signatures(AllToAllOptions, unchanged, unchanged)
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
 
-    @short_forms(AllToAllOptions, *(as_given,) * 4)
+    @accept_short_signatures(AllToAllOptions, *(unchanged,) * 4)
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -257,7 +262,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             self.comm.refuse("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
-    @short_forms(BarrierOptions)
+    @accept_short_signatures(BarrierOptions)
     def barrier(self, opts: Any) -> Any:
         if opts.asyncOp or opts.timeout.total_seconds() <= 0:
             return self._run(self.comm.barrier, opts, ())
@@ -375,7 +380,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return work  # they are carried out in order: the last one ends them all
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
-        """Every rank's entries side by side; the sum of what falls on one place."""
+        """Every rank's entries side by side; the sum of what has one index."""
         if self._op_of(opts, [tensor]) != "sum":
             raise ValueError("a sparse tensor can only be summed")
         mine = tensor.coalesce()

@@ -1,6 +1,6 @@
-"""The forms in which a method of torch's process group may be called.
+"""The signatures by which a method of torch's process group may be called.
 
-The long form is `group.allreduce([tensor], options)`. torch's own groups, and code like DDP's,
+The full one is `group.allreduce([tensor], options)`. torch's own groups, and code like DDP's,
 know shorter ones: `group.allreduce(tensor)`, `group.allreduce([tensor], ReduceOp.MAX)`,
 `group.broadcast(tensor, 1)`, `group.barrier()`.
 """
@@ -17,10 +17,10 @@ import torch
 Method = Callable[..., Any]
 
 
-def short_forms(kind: type, *tensors: Method) -> Callable[[Method], Method]:
-    """Let a method that takes tensors and options of this kind be called in every form.
+def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
+    """Let a method that takes tensors and options of this kind be called by every signature.
 
-    `tensors` says for each of its arguments how to bring it into the long form.
+    `tensors` says for each of its arguments how to bring it into the full signature.
     """
 
     def decorate(method: Method) -> Method:
@@ -52,16 +52,16 @@ def _options(kind: type, fields: list[Any]) -> Any:
     return options
 
 
-def listed(tensors: Any) -> Any:
+def as_list(tensors: Any) -> Any:
     """A list of tensors, also where one was given."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
-def nested(tensors: Any) -> Any:
+def as_nested_list(tensors: Any) -> Any:
     """A list of one list of tensors, also where that one was given."""
     return [tensors] if len(tensors) and isinstance(tensors[0], torch.Tensor) else tensors
 
 
-def as_given(value: Any) -> Any:
-    """What has one form alone."""
+def unchanged(value: Any) -> Any:
+    """What is always passed in one way."""
     return value

@@ -25,6 +25,6 @@ def is_untried(text: str) -> bool:
     return torch_version(text) > NEWEST_TRIED_TORCH
 
 
-def written(version: tuple[int, int]) -> str:
+def format_version(version: tuple[int, int]) -> str:
     """As people write it."""
     return ".".join(map(str, version))

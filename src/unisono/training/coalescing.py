@@ -12,7 +12,7 @@ from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.collectives.results import ResultWork
 from unisono.comm.base import Communicator, Work
-from unisono.comm.work import joined
+from unisono.comm.work import join_works
 from unisono.world.world import resolve
 
 Item = TypeVar("Item")
@@ -40,7 +40,7 @@ def reduce_many(
             end()
         return given
 
-    result = ResultWork(joined(works), finish=finish)
+    result = ResultWork(join_works(works), finish=finish)
     return result if async_op else result.wait()
 
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from unisono.comm.engine import compare_shapes
 from unisono.comm.shared_memory import exceptions
-from unisono.comm.shared_memory.engine import compare_shapes
 from unisono.comm.shared_memory.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps

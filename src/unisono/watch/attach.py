@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.announcements import StoreExchange
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.watch import cuda_graphs
@@ -99,7 +99,7 @@ def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int
     if len(mine) < size:
         name += PARTLY_HERE
     ledger = Ledger.open(
-        StoreExchange(_torch.PrefixStore(f"from {mine[0]}", store)),
+        StoreAnnouncements(_torch.PrefixStore(f"from {mine[0]}", store)),
         mine.index(rank),
         len(mine),
         name=name,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from unisono.comm.shared_memory.engine import Operation
-from unisono.comm.shared_memory.explanations import PAIRED, REDUCING, ROOTED
+from unisono.comm.engine import Operation
+from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 
 IN_FLIGHT = ("waiting", "moving")

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.shared_memory.explanations import (
-    culprits_of,
-    mismatch_report,
+from unisono.comm.mismatches import find_minority
+from unisono.comm.shared_memory.error_texts import (
+    mismatch_text,
     stalled_ranks,
     with_global_ranks,
 )
@@ -98,8 +98,8 @@ def _mismatch(
     group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
-    culprits = culprits_of(calls)
-    verdict, *details = mismatch_report(group.name, number, calls, sites, culprits).splitlines()
+    culprits = find_minority(calls)
+    verdict, *details = mismatch_text(group.name, number, calls, sites, culprits).splitlines()
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from unisono.comm.shared_memory.engine import keep_sites
-from unisono.comm.shared_memory.keeping import listeners, tell_launcher
+from unisono.comm.engine import keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
+from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
 from unisono.errors import UnisonoError
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, waits

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.comm.shared_memory.engine import count_step, keep_sites
+from unisono.comm.engine import count_step, keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.watch.calls import line_of
 from unisono.watch.report import ranks_named

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unisono.comm.shared_memory.engine import Operation
+from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.calls import by_number
 

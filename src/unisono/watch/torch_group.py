@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import REDUCTIONS
+from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.over_torch.compile import never_compiled
-from unisono.comm.shared_memory.engine import Operation, Status, hide_files
-from unisono.comm.shared_memory.explanations import REDUCING, ROOTED
+from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.watch import cuda_graphs
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.shared_memory.following import Follower
+from unisono.comm.shared_memory.record_follower import RecordFollower
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 
@@ -34,7 +34,7 @@ class Trace:
         self._before: set[Key] = set()
         self._groups: dict[tuple[int, int], GroupRecords] = {}
         self._dropped: dict[tuple[tuple[int, int], int], int] = {}
-        self._followers: dict[tuple[int, int], Follower] = {}
+        self._followers: dict[tuple[int, int], RecordFollower] = {}
         self._lock = threading.Lock()
         if not self._path.parent.is_dir():
             raise UnisonoError(f"the folder of {path} does not exist")
@@ -42,7 +42,7 @@ class Trace:
     def follow(self, descriptor: int, is_new: bool = False) -> None:
         """Collect the records of one more group, unless that is done already. Of one that `is_new`
         everything counts."""
-        follower = Follower(descriptor)
+        follower = RecordFollower(descriptor)
         with self._lock:
             if follower.segment in self._followers:
                 follower.close()
@@ -51,7 +51,7 @@ class Trace:
             if not self._from_the_start and not is_new:
                 self._note(follower)
 
-    def _note(self, follower: Follower) -> None:
+    def _note(self, follower: RecordFollower) -> None:
         """Remember what is over. Others may be in the next call already, which is not over before
         we come to it."""
         found = follower.read()

@@ -20,14 +20,17 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
-from unisono.comm.rendezvous.announcements import store_answers
-from unisono.comm.rendezvous.by_parent import meeting_of_siblings
-from unisono.comm.rendezvous.lobby import FileExchange, StoreExchange
+from unisono.comm.rendezvous.announcements import (
+    FileAnnouncements,
+    StoreAnnouncements,
+    store_answers,
+)
+from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
-from unisono.comm.shared_memory.communicator import NativeCommunicator
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
-from unisono.environment import Place, master_is_known
+from unisono.environment import RankInfo, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
 from unisono.wording import name_ranks
@@ -67,40 +70,40 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
 
 
 def start(
-    place: Place, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
+    info: RankInfo, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
 ) -> StartedWorld:
     """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
     `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
     timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
-    with _meeting(place, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
+    with _meeting(info, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
         if backend == "nccl":
             require_torch("the backend nccl")
             importlib.import_module("torch")  # a rank without it would tell the others of no GPU
-        mine = describe_this_rank(place)
-        comm: NativeCommunicator | SoloCommunicator | None = None
+        mine = describe_this_rank(info)
+        comm: SharedMemoryCommunicator | SoloCommunicator | None = None
         everyone = [mine]
-        if place.size > 1 and (store is None or backend == "unisono"):
-            comm = _connect(where, store, place, timeout_s, deadline, mine)
-            everyone = [RankDescription(**json.loads(word)) for word in comm.words]
-        elif place.size > 1:
-            everyone = _gather_through_store(store, mine, place, deadline)
+        if info.size > 1 and (store is None or backend == "unisono"):
+            comm = _connect(where, store, info, timeout_s, deadline, mine)
+            everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+        elif info.size > 1:
+            everyone = _gather_through_store(store, mine, info, deadline)
     reason = "it was asked for"
     if backend == "auto":
         backend, reason = choose_backend(everyone)
-    if place.rank == 0:
-        _log.info("backend %s for %d rank(s): %s", backend, place.size, reason)
+    if info.rank == 0:
+        _log.info("backend %s for %d rank(s): %s", backend, info.size, reason)
     if backend == "unisono":
-        if comm is None and place.size == 1:
+        if comm is None and info.size == 1:
             comm = SoloCommunicator(timeout_s=timeout_s)
-        comm = comm or _connect(store, store, place, timeout_s, deadline, mine)
+        comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
         return (
             _start_torch_over(comm, store, reason)
             if wants_torch
             else StartedWorld(comm, reason, comm.close)
         )
-    return _start_over_torch(backend, comm, store, place, timeout_s, reason, everyone)
+    return _start_over_torch(backend, comm, store, info, timeout_s, reason, everyone)
 
 
 def _check_gpus(everyone: Sequence[RankDescription]) -> None:
@@ -114,14 +117,14 @@ def _check_gpus(everyone: Sequence[RankDescription]) -> None:
         )
 
 
-def describe_this_rank(place: Place) -> RankDescription:
+def describe_this_rank(info: RankInfo) -> RankDescription:
     """What this process tells the others of itself."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     torch = sys.modules.get("torch")
     return RankDescription(
-        socket.gethostname(), boot, torch is not None, _gpu(torch, place.local_rank)
+        socket.gethostname(), boot, torch is not None, _gpu(torch, info.local_rank)
     )
 
 
@@ -141,35 +144,35 @@ def _gpu(torch: Any, local_rank: int) -> str:
 
 
 @contextlib.contextmanager
-def _meeting(place: Place, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
+def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
     """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or at
     the process that started them."""
-    if rendezvous is not None or place.size == 1:
+    if rendezvous is not None or info.size == 1:
         yield rendezvous, Deadline(timeout_s)
-    elif place.launcher == "torchrun" or master_is_known():
+    elif info.launcher == "torchrun" or master_is_known():
         require_torch("meeting in a store at MASTER_ADDR")
         import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
 
         deadline = Deadline(timeout_s)
-        yield _store_at_master(place, deadline), deadline
-    elif place.launcher in ("srun", "mpirun") and place.local_size != place.size:
+        yield _store_at_master(info, deadline), deadline
+    elif info.launcher in ("srun", "mpirun") and info.local_size != info.size:
         raise RendezvousError(
-            f"{place.launcher} has started {place.size} ranks, not all of them on this machine: "
+            f"{info.launcher} has started {info.size} ranks, not all of them on this machine: "
             "set MASTER_ADDR and MASTER_PORT to a free port of rank 0's machine"
         )
-    elif place.launcher == "unisono":
+    elif info.launcher == "unisono":
         raise ValueError(
-            f"{place.size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+            f"{info.size} ranks need a rendezvous: a path, a descriptor or a torch Store"
         )
     else:
-        with meeting_of_siblings(place.rank, place.job) as path:
+        with rendezvous_of_parent(info.rank, info.job) as path:
             yield path, Deadline(timeout_s)
 
 
 _starts = itertools.count()
 
 
-def _store_at_master(place: Place, deadline: Deadline) -> Any:
+def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
     it for each start of a world, which all ranks count."""
     import torch.distributed as dist
@@ -177,10 +180,10 @@ def _store_at_master(place: Place, deadline: Deadline) -> Any:
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not all(where):
         raise RendezvousError(
-            f"RANK and WORLD_SIZE say that this is rank {place.rank} of {place.size}, but not "
+            f"RANK and WORLD_SIZE say that this is rank {info.rank} of {info.size}, but not "
             "where the ranks meet: set MASTER_ADDR and MASTER_PORT, too"
         )
-    key = (*where, place.rank, place.size)
+    key = (*where, info.rank, info.size)
     if key not in _kept_stores:
         _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
     return dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
@@ -194,32 +197,32 @@ must not find a store that is about to go."""
 def _connect(
     where: Any,
     store: Any,
-    place: Place,
+    info: RankInfo,
     timeout_s: float,
     deadline: Deadline,
     mine: RankDescription,
-) -> NativeCommunicator:
-    exchange = FileExchange(where) if store is None else StoreExchange(store)
-    return NativeCommunicator.connect(
-        exchange,
-        place.rank,
-        place.size,
+) -> SharedMemoryCommunicator:
+    announcements = FileAnnouncements(where) if store is None else StoreAnnouncements(store)
+    return SharedMemoryCommunicator.connect(
+        announcements,
+        info.rank,
+        info.size,
         timeout_s=timeout_s,
         deadline=deadline,
-        word=json.dumps(vars(mine)),
+        payload=json.dumps(vars(mine)),
     )
 
 
 def _gather_through_store(
-    store: Any, mine: RankDescription, place: Place, deadline: Deadline
+    store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
     """What all ranks tell of themselves, through a store, in which each start of a world has a
     number."""
-    waiting = Waiting(place.rank, place.size, "world", deadline)
+    waiting = Waiting(info.rank, info.size, "world", deadline)
     with store_answers():
-        serial = store.add(f"unisono/starts/{place.rank}", 1)
-        keys = [f"unisono/ranks/{serial}/{rank}" for rank in range(place.size)]
-        store.set(keys[place.rank], json.dumps(vars(mine)))
+        serial = store.add(f"unisono/starts/{info.rank}", 1)
+        keys = [f"unisono/ranks/{serial}/{rank}" for rank in range(info.size)]
+        store.set(keys[info.rank], json.dumps(vars(mine)))
         pause_s = 0.001
         while not store.check(keys):
             is_late = not deadline.left_s()
@@ -227,10 +230,10 @@ def _gather_through_store(
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 if is_late and missing:
                     raise RendezvousError(
-                        f"{name_ranks(missing)} of {place.size} did not come within "
+                        f"{name_ranks(missing)} of {info.size} did not come within "
                         f"{in_seconds(deadline.timeout_s)}"
                     )
-                waiting.say(missing, place.size - len(missing))
+                waiting.say(missing, info.size - len(missing))
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
         return [RankDescription(**json.loads(store.get(key))) for key in keys]
@@ -261,7 +264,7 @@ def _start_over_torch(
     backend: str,
     native: Communicator | None,
     store: Any,
-    place: Place,
+    info: RankInfo,
     timeout_s: float,
     reason: str,
     everyone: Sequence[RankDescription],
@@ -282,7 +285,7 @@ def _start_over_torch(
             raise UnisonoError(problem)
         if backend == "nccl":
             _check_gpus(everyone)
-            torch.cuda.set_device(device_index(torch, place.local_rank))
+            torch.cuda.set_device(device_index(torch, info.local_rank))
         if store is None:
             store = stack.enter_context(store_of(native))
         native.close()
@@ -290,8 +293,8 @@ def _start_over_torch(
         dist.init_process_group(
             both if backend == "nccl" and dist.is_gloo_available() else backend,
             store=dist.PrefixStore("unisono/torch", store),  # type: ignore[attr-defined]
-            rank=place.rank,
-            world_size=place.size,
+            rank=info.rank,
+            world_size=info.size,
             timeout=timedelta(seconds=timeout_s),
         )
         stack.callback(_destroy_torch_groups, dist)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unisono import variables
 from unisono.comm.base import Communicator
 from unisono.comm.solo import SoloCommunicator
-from unisono.environment import Place, local_rank_here, place_here, size_here
+from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
 from unisono.requirements import require_torch
 from unisono.world.start import StartedWorld, device_index, start
@@ -63,16 +63,16 @@ def init(
     if existing is not None:
         _start = _adopt(existing, backend, rank, size)
     else:
-        place = place_here() or Place(0, 1)
+        info = read_rank_info() or RankInfo(0, 1)
         if rank is not None and size is not None:
-            place = Place(rank, size, local_rank_here() if "LOCAL_RANK" in os.environ else rank)
+            info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
             if size > 1 and rendezvous is None:
                 raise ValueError(
                     f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
                 )
-        elif place.launcher == "unisono" and rendezvous is None:
+        elif info.launcher == "unisono" and rendezvous is None:
             rendezvous = variables.RENDEZVOUS.read()
-        _start = _start_world(place, rendezvous, backend, timeout_s, with_torch)
+        _start = _start_world(info, rendezvous, backend, timeout_s, with_torch)
     _world = _start.comm
     _end_with_the_process()
     return _world
@@ -100,8 +100,8 @@ def setup(
         return init(backend, timeout_s=timeout_s)
     if world_size == 1 or _world is not None or _default_group() is not None:
         return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
-    local_rank = local_rank_here() if "LOCAL_RANK" in os.environ else rank
-    _start = _start_world(Place(rank, world_size, local_rank), None, backend, timeout_s, None)
+    local_rank = read_local_rank() if "LOCAL_RANK" in os.environ else rank
+    _start = _start_world(RankInfo(rank, world_size, local_rank), None, backend, timeout_s, None)
     _world = _start.comm
     _end_with_the_process()
     return _world
@@ -121,14 +121,14 @@ cleanup = shutdown
 
 
 def _start_world(
-    place: Place, rendezvous: Any, backend: str, timeout_s: float | None, with_torch: bool | None
+    info: RankInfo, rendezvous: Any, backend: str, timeout_s: float | None, with_torch: bool | None
 ) -> StartedWorld:
-    _check_rank(place.rank, place.size)
+    _check_rank(info.rank, info.size)
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"{backend!r} is not a backend: use auto, unisono, gloo, nccl or mpi")
     if backend == "auto":
         backend = variables.BACKEND.read() or backend
-    return start(place, rendezvous, backend.lower(), timeout_s, with_torch)
+    return start(info, rendezvous, backend.lower(), timeout_s, with_torch)
 
 
 def _check_rank(rank: int, size: int) -> None:
@@ -190,7 +190,7 @@ def resolve(group: Any = None) -> Communicator:
             return comm
     if group is not None:
         raise UnisonoError(f"{group!r} is not a group that this process is a member of")
-    size = size_here()
+    size = read_size()
     if size > 1:
         raise UnisonoError(
             f"this process was launched as one of {size} ranks: call unisono.init() first"
@@ -253,9 +253,9 @@ def is_distributed() -> bool:
 def get_local_rank() -> int:
     """This process's number among the ranks of its machine, as its launcher says (LOCAL_RANK and
     its like), or its rank in a world on one machine; 0 where nobody has started several."""
-    place = place_here()
-    if place is not None or "LOCAL_RANK" in os.environ:
-        return local_rank_here()
+    info = read_rank_info()
+    if info is not None or "LOCAL_RANK" in os.environ:
+        return read_local_rank()
     return get_rank() if get_backend() == "unisono" else 0
 
 

@@ -1,1 +1,1 @@
-"""The torch make of the Communicator, over any process group of torch: communicator.py."""
+"""The implementation of the Communicator over any process group of torch: communicator.py."""

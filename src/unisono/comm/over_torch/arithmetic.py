@@ -1,7 +1,7 @@
 """How numbers travel so that a torch backend, whatever it can reduce, reduces them right.
 
 What a backend lacks or gets wrong is turned into what it has: gloo knows no int16 and adds bools
-to something that is no bool, nccl knows no bitwise reductions, and neither lets a NaN win a
+to something that is not a bool, nccl knows no bitwise reductions, and neither lets a NaN win a
 minimum. Integers wrap around; float16 and bfloat16 are combined in float32 where the backend would
 round in between (nccl combines them by itself).
 """
@@ -32,7 +32,7 @@ _SIGN = -(2**63)
 
 
 @dataclass(frozen=True)
-class Form:
+class Encoding:
     """One reduction of one dtype in terms of what a backend has.
 
     `encode` makes what travels, `op` is torch's name for its reduction, `decode` turns the result
@@ -48,8 +48,8 @@ class Form:
     is_plain: bool = False
 
 
-def form_of(op: Op, dtype: torch.dtype, backend: str) -> Form:
-    """The form for a reduction that `has_meaning` for a dtype, on gloo, nccl, mpi, ..."""
+def choose_encoding(op: Op, dtype: torch.dtype, backend: str) -> Encoding:
+    """How to encode a reduction that `has_meaning` for a dtype, on gloo, nccl, mpi, ..."""
     name = "premul_sum" if isinstance(op, PremulSum) else op
     if name == "mean":
         name = "avg"
@@ -63,17 +63,17 @@ def form_of(op: Op, dtype: torch.dtype, backend: str) -> Form:
     return _of_integers(name, factor, dtype, backend)
 
 
-def _of_bools(name: str) -> Form:
+def _of_bools(name: str) -> Encoding:
     """As bytes 0 and 1: "any" is their maximum, "all" their minimum, xor the last bit of a sum."""
     kinds = {"sum": "MAX", "bor": "MAX", "product": "MIN", "band": "MIN", "bxor": "SUM"}
-    return Form(
+    return Encoding(
         kinds.get(name, name.upper()),
         lambda row: row.to(torch.uint8),
         lambda row, _: (row & 1).to(torch.bool),
     )
 
 
-def _of_integers(name: str, factor: float, dtype: torch.dtype, backend: str) -> Form:
+def _of_integers(name: str, factor: float, dtype: torch.dtype, backend: str) -> Encoding:
     wire = _WIDER.get(dtype, dtype)
     flips = dtype is torch.uint64 and name in ("min", "max")
 
@@ -92,10 +92,10 @@ def _of_integers(name: str, factor: float, dtype: torch.dtype, backend: str) -> 
 
     fold = _BITWISE.get(name) if backend != "gloo" else None
     is_plain = wire is dtype and dtype is not torch.uint64 and name != "premul_sum"
-    return Form(_torch_name(name), encode, decode, fold, is_plain)
+    return Encoding(_torch_name(name), encode, decode, fold, is_plain)
 
 
-def _of_floats(name: str, factor: float, dtype: torch.dtype, backend: str) -> Form:
+def _of_floats(name: str, factor: float, dtype: torch.dtype, backend: str) -> Encoding:
     if name in ("min", "max"):
         return _of_ordered_floats(name, dtype)
     combines_halves = backend == "nccl" and name != "premul_sum"
@@ -110,10 +110,10 @@ def _of_floats(name: str, factor: float, dtype: torch.dtype, backend: str) -> Fo
         return (row / ranks if name == "avg" and not averages else row).to(dtype)
 
     is_plain = wire is dtype and (averages or name in ("sum", "product"))
-    return Form("AVG" if averages else _torch_name(name), encode, decode, None, is_plain)
+    return Encoding("AVG" if averages else _torch_name(name), encode, decode, None, is_plain)
 
 
-def _of_ordered_floats(name: str, dtype: torch.dtype) -> Form:
+def _of_ordered_floats(name: str, dtype: torch.dtype) -> Encoding:
     """As integers in the same order, with NaN beyond all numbers: so it wins everywhere."""
     wide = _WIDER.get(dtype, dtype)
     bits = torch.int32 if wide is torch.float32 else torch.int64
@@ -130,14 +130,14 @@ def _of_ordered_floats(name: str, dtype: torch.dtype) -> Form:
     def decode(row: torch.Tensor, _: int) -> torch.Tensor:
         return reordered(row).view(wide).to(dtype)
 
-    return Form(name.upper(), encode, decode)
+    return Encoding(name.upper(), encode, decode)
 
 
-def _of_complex(name: str, factor: float) -> Form:
+def _of_complex(name: str, factor: float) -> Encoding:
     """Pairs of reals add and scale alike; for products no backend can be relied on."""
     if name == "product":
-        return Form("PRODUCT", lambda row: row, lambda row, _: row, _multiplied)
-    return Form(
+        return Encoding("PRODUCT", lambda row: row, lambda row, _: row, _multiply)
+    return Encoding(
         "SUM",
         lambda row: torch.view_as_real(row).reshape(-1) * factor,
         lambda row, ranks: torch.view_as_complex(
@@ -146,10 +146,10 @@ def _of_complex(name: str, factor: float) -> Form:
     )
 
 
-def _multiplied(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """As the engine multiplies: no step fused with another, so that the bits are the same."""
-    real = one.real * other.real - one.imag * other.imag
-    imag = one.real * other.imag + one.imag * other.real
+    real = left.real * right.real - left.imag * right.imag
+    imag = left.real * right.imag + left.imag * right.real
     return torch.complex(real, imag)
 
 

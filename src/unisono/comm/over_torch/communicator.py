@@ -1,6 +1,6 @@
-"""The torch make of the Communicator: any torch.distributed process group (gloo, nccl, mpi).
+"""The implementation over torch: any torch.distributed process group (gloo, nccl, mpi).
 
-By the same rules as the native make: group ranks, tensors of any layout, every reduction of every
+By the rules of all implementations: group ranks, tensors of any layout, every reduction of every
 dtype for which it has a meaning, lists of different sizes. What a backend lacks is composed of what
 it has. Sums of floats are taken in the backend's order, not in the order of ranks.
 """
@@ -15,14 +15,21 @@ import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.arguments import count
-from unisono.comm.base import Communicator, Op, PremulSum, Work, dtype_name
+from unisono.comm.arguments import LISTS, check_own_part, check_root
+from unisono.comm.base import Communicator, Op, PremulSum, Work, count, dtype_name
 from unisono.comm.execute import all_reduce_by
-from unisono.comm.over_torch.arithmetic import form_of
-from unisono.comm.over_torch.group import LISTS, Rows, Wide, device_of
+from unisono.comm.over_torch.arithmetic import choose_encoding
+from unisono.comm.over_torch.group import Rows, WideSide, device_of
 from unisono.comm.over_torch.messages import TorchMessages
 from unisono.comm.over_torch.process_groups import new_group
-from unisono.comm.over_torch.rows import bytes_of, deal_out, give_back, in_one, overlap, row_of
+from unisono.comm.over_torch.rows import (
+    bytes_of,
+    concatenate,
+    copy_into,
+    give_back,
+    overlap,
+    row_of,
+)
 from unisono.comm.over_torch.wire import ON_STREAMS
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
@@ -77,7 +84,7 @@ class TorchCommunicator(TorchMessages):
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("reduce", root)
+        self._checked("reduce", check_root, root, self.size)
         return self._reduce("reduce", tensor, root, op, async_op)
 
     def _reduce(
@@ -92,12 +99,14 @@ class TorchCommunicator(TorchMessages):
 
         def job() -> None:
             for same in alike:
-                rows = [row_of(one) for one in same]
-                result = self._reduced(in_one(rows), op, root, call.timeout_s, root is not None)
+                rows = [row_of(tensor) for tensor in same]
+                result = self._reduced(
+                    concatenate(rows), op, root, call.timeout_s, root is not None
+                )
                 if root in (None, self.rank):
-                    deal_out(result, rows)
-                    for one, row in zip(same, rows, strict=True):
-                        give_back(one, row)
+                    copy_into(result, rows)
+                    for tensor, row in zip(same, rows, strict=True):
+                        give_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -105,37 +114,37 @@ class TorchCommunicator(TorchMessages):
         self, row: torch.Tensor, op: Op, root: int | None, timeout_s: float, keep: bool
     ) -> torch.Tensor:
         """The reduction of a row, in place where that is possible and `keep` does not forbid."""
-        form = form_of(op, row.dtype, self._wire.backend(row.device))
-        wire = form.encode(row)
-        if form.fold is not None:
-            return form.decode(self._wire.fold(wire, form, timeout_s), self.size)
+        encoding = choose_encoding(op, row.dtype, self._wire.backend(row.device))
+        wire = encoding.encode(row)
+        if encoding.fold is not None:
+            return encoding.decode(self._wire.fold(wire, encoding, timeout_s), self.size)
         if keep and wire.data_ptr() == row.data_ptr():
             wire = wire.clone()
         if root is None:
-            self._wire.all_reduce(wire, form.op, timeout_s)
+            self._wire.all_reduce(wire, encoding.op, timeout_s)
         else:
-            self._wire.reduce(wire, root, form.op, timeout_s)
-        return wire if form.is_plain else form.decode(wire, self.size)
+            self._wire.reduce(wire, root, encoding.op, timeout_s)
+        return wire if encoding.is_plain else encoding.decode(wire, self.size)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        self._check_root("broadcast", root)
+        self._checked("broadcast", check_root, root, self.size)
         tensors = self._tensors("broadcast", tensor, True)
         self._check_overlaps("broadcast", tensors)
         call = self._call(f"broadcast of {_shapes(tensors)} from rank {root}")
 
         def job() -> None:
-            rows = [row_of(one) for one in tensors]
+            rows = [row_of(tensor) for tensor in tensors]
             moved = [bytes_of(row) for row in rows]
             if not moved:
                 return
-            whole = in_one(moved)
+            whole = concatenate(moved)
             self._wire.broadcast(whole, root, call.timeout_s)
             if self.rank == root:
                 return
             parts = torch.split(whole, [row.numel() for row in moved])
-            for one, row, target, part in zip(tensors, rows, moved, parts, strict=True):
-                deal_out(part, [target])  # in order: tied weights stand in many lists twice
-                give_back(one, row)
+            for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
+                copy_into(part, [target])  # in order: tied weights stand in many lists twice
+                give_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -143,18 +152,18 @@ class TorchCommunicator(TorchMessages):
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
         inputs = self._tensors(what, narrow, False)
-        outputs = [Wide(self, what, one, True) for one in wide]
+        outputs = [WideSide(self, what, tensors, True) for tensors in wide]
         self._check_own_parts(what, outputs, inputs)
-        results = [tensor for one in outputs for tensor in one.tensors]
+        results = [tensor for side in outputs for tensor in side.tensors]
         self._check_overlaps(what, results, inputs, isinstance(input, LISTS))
-        counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in outputs)
+        counts = "; ".join(f"{side.dtype}{list(side.counts)}" for side in outputs)
         call = self._call(f"{what} of {counts}")
 
         def job() -> None:
             if not inputs:
                 return
-            message = in_one([bytes_of(row_of(one)) for one in inputs])
-            parts = [[bytes_of(part) for part in one.parts()] for one in outputs]
+            message = concatenate([bytes_of(row_of(tensor)) for tensor in inputs])
+            parts = [[bytes_of(part) for part in side.parts()] for side in outputs]
             by_rank = [[part[rank] for part in parts] for rank in range(self.size)]
             lengths = [sum(part.numel() for part in rows) for rows in by_rank]
             targets = [
@@ -167,9 +176,9 @@ class TorchCommunicator(TorchMessages):
                 targets[self.rank].copy_(message)
                 self._wire.broadcast_each(targets, range(self.size), call.timeout_s)
             for target, rows in zip(targets, by_rank, strict=True):
-                deal_out(target, rows)
-            for one in outputs:
-                one.give_back()
+                copy_into(target, rows)
+            for side in outputs:
+                side.give_back()
 
         return self._run(call, job, [*inputs, *results], async_op)
 
@@ -177,25 +186,27 @@ class TorchCommunicator(TorchMessages):
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
         what = "reduce_scatter"
-        wide, narrow = self._pairs(what, input, output, isinstance(output, LISTS))
+        narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
         outputs = self._tensors(what, narrow, True)
         self._check_op(what, op, outputs)
-        inputs = [Wide(self, what, one, False) for one in wide]
+        inputs = [WideSide(self, what, tensors, False) for tensors in wide]
         self._check_own_parts(what, inputs, outputs)
-        given = [tensor for one in inputs for tensor in one.tensors]
+        given = [tensor for side in inputs for tensor in side.tensors]
         self._check_overlaps(what, outputs, given, isinstance(output, LISTS))
-        counts = "; ".join(f"{one.dtype}{list(one.counts)}" for one in inputs)
+        counts = "; ".join(f"{side.dtype}{list(side.counts)}" for side in inputs)
         call = self._call(f"{what} {_op_text(op)} of {counts}")
 
         def job() -> None:
-            for dtype in dict.fromkeys(one.dtype for one in inputs):
-                same = [one.parts() for one in inputs if one.dtype == dtype]
-                mine = [one for one in outputs if dtype_name(one) == dtype]
-                by_rank = [in_one([parts[rank] for parts in same]) for rank in range(self.size)]
-                rows = [row_of(one) for one in mine]
-                deal_out(self._scattered(by_rank, op, call.timeout_s), rows)
-                for one, row in zip(mine, rows, strict=True):
-                    give_back(one, row)
+            for dtype in dict.fromkeys(side.dtype for side in inputs):
+                same = [side.parts() for side in inputs if side.dtype == dtype]
+                mine = [tensor for tensor in outputs if dtype_name(tensor) == dtype]
+                by_rank = [
+                    concatenate([parts[rank] for parts in same]) for rank in range(self.size)
+                ]
+                rows = [row_of(tensor) for tensor in mine]
+                copy_into(self._scattered(by_rank, op, call.timeout_s), rows)
+                for tensor, row in zip(mine, rows, strict=True):
+                    give_back(tensor, row)
 
         return self._run(call, job, [*outputs, *given], async_op)
 
@@ -203,12 +214,12 @@ class TorchCommunicator(TorchMessages):
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
         lengths = [part.numel() for part in by_rank]
         backend = self._wire.backend(by_rank[0].device)
-        form = form_of(op, by_rank[0].dtype, backend)
-        if backend in ON_STREAMS and form.fold is None and len(set(lengths)) == 1:
-            parts = [form.encode(part) for part in by_rank]
+        encoding = choose_encoding(op, by_rank[0].dtype, backend)
+        if backend in ON_STREAMS and encoding.fold is None and len(set(lengths)) == 1:
+            parts = [encoding.encode(part) for part in by_rank]
             result = torch.empty_like(parts[0])
-            self._wire.reduce_scatter(result, parts, form.op, timeout_s)
-            return form.decode(result, self.size)
+            self._wire.reduce_scatter(result, parts, encoding.op, timeout_s)
+            return encoding.decode(result, self.size)
         whole = self._reduced(torch.cat(by_rank), op, None, timeout_s, False)
         begin = sum(lengths[: self.rank])
         return whole[begin : begin + lengths[self.rank]]
@@ -216,9 +227,9 @@ class TorchCommunicator(TorchMessages):
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("gather", root, output, "output")
+        self._check_wide_side("gather", root, output, "output")
         (source,) = self._tensors("gather", [input], False)
-        wide = None if output is None else Wide(self, "gather", output, True)
+        wide = None if output is None else WideSide(self, "gather", output, True)
         if wide is not None:
             self._check_own_parts("gather", [wide], [source])
             self._check_overlaps("gather", wide.tensors, [source])
@@ -230,9 +241,9 @@ class TorchCommunicator(TorchMessages):
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root("scatter", root, input, "input")
+        self._check_wide_side("scatter", root, input, "input")
         (target,) = self._tensors("scatter", [output], True)
-        wide = None if input is None else Wide(self, "scatter", input, False)
+        wide = None if input is None else WideSide(self, "scatter", input, False)
         if wide is not None:
             self._check_own_parts("scatter", [wide], [target])
             self._check_overlaps("scatter", [target], wide.tensors)
@@ -242,12 +253,10 @@ class TorchCommunicator(TorchMessages):
         return self._exchange(text, [target], wide, takes, sends, async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        to = Wide(self, "all_to_all", output, True)
-        source = Wide(self, "all_to_all", input, False)
-        if to.dtype != source.dtype:
-            self._refuse("all_to_all", "input and output have different dtypes", TypeError)
-        if to.counts[self.rank] != source.counts[self.rank]:
-            self._refuse_parts("all_to_all", source.counts[self.rank], to.counts[self.rank])
+        to = WideSide(self, "all_to_all", output, True)
+        source = WideSide(self, "all_to_all", input, False)
+        given, taken = source.counts[self.rank], to.counts[self.rank]
+        self._checked("all_to_all", check_own_part, given, taken, (source.dtype, to.dtype))
         self._check_overlaps("all_to_all", to.tensors, [] if output is input else source.tensors)
         text = f"all_to_all of {source.dtype}"
         return self._exchange(text, to, source, list(to.counts), list(source.counts), async_op)
@@ -255,25 +264,25 @@ class TorchCommunicator(TorchMessages):
     def _exchange(
         self,
         text: str,
-        output: Wide | list[Any] | None,
-        input: Wide | list[Any] | None,
+        output: WideSide | list[Any] | None,
+        input: WideSide | list[Any] | None,
         takes: list[int],
         sends: list[int],
         async_op: bool,
     ) -> Work | None:
         """What is different for every pair of ranks: `takes` and `sends` in elements."""
         call = self._call(text, sends, takes)
-        outputs = output.tensors if isinstance(output, Wide) else list(output or ())
-        inputs = input.tensors if isinstance(input, Wide) else list(input or ())
+        outputs = output.tensors if isinstance(output, WideSide) else list(output or ())
+        inputs = input.tensors if isinstance(input, WideSide) else list(input or ())
         device = device_of([*outputs, *inputs])
 
         def job() -> None:
             width = _width([*outputs, *inputs])
-            rows = [row_of(one) for one in outputs]
+            rows = [row_of(tensor) for tensor in outputs]
             to = [bytes_of(row) for row in rows]
-            source = [bytes_of(row_of(one)) for one in inputs]
+            source = [bytes_of(row_of(tensor)) for tensor in inputs]
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
-            message = in_one(source) if source else nothing
+            message = concatenate(source) if source else nothing
             arriving = to[0] if len(to) == 1 else nothing.new_empty(sum(takes) * width)
             if overlap(arriving, message):
                 message = message.clone()
@@ -285,9 +294,9 @@ class TorchCommunicator(TorchMessages):
                 call.timeout_s,
             )
             if to:
-                deal_out(arriving, to)
-            for one, row in zip(outputs, rows, strict=True):
-                give_back(one, row)
+                copy_into(arriving, to)
+            for tensor, row in zip(outputs, rows, strict=True):
+                give_back(tensor, row)
 
         return self._run(call, job, [*outputs, *inputs], async_op)
 
@@ -305,8 +314,8 @@ _wrapped: weakref.WeakKeyDictionary[Any, TorchCommunicator] = weakref.WeakKeyDic
 
 
 def wrap(group: Any) -> TorchCommunicator:
-    """The Communicator of a foreign process group: one, until somebody closes it or the group
-    goes."""
+    """The Communicator of another library's process group: always the same, until somebody closes
+    it or the group goes."""
     comm = _wrapped.get(group)
     if comm is None or isinstance(comm.errored, GroupClosed):
         comm = _wrapped[group] = TorchCommunicator(group, keep=False)
@@ -315,7 +324,8 @@ def wrap(group: Any) -> TorchCommunicator:
 
 def _width(tensors: Sequence[Any]) -> int:
     return next(
-        int(one.element_size() if hasattr(one, "element_size") else one.itemsize) for one in tensors
+        int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
+        for tensor in tensors
     )
 
 
@@ -327,7 +337,7 @@ def _by_dtype(tensors: list[Any]) -> list[list[Any]]:
 
 
 def _shapes(tensors: Sequence[Any]) -> str:
-    return ", ".join(f"{dtype_name(one)}[{count(one)}]" for one in tensors) or "nothing"
+    return ", ".join(f"{dtype_name(tensor)}[{count(tensor)}]" for tensor in tensors) or "nothing"
 
 
 def _op_text(op: Op) -> str:

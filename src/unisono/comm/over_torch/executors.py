@@ -1,7 +1,7 @@
-"""Who carries out the calls of a torch make, one after the other, and the handles of its works.
+"""Who carries out the calls of a group over torch, one after the other, and their works.
 
 gloo's and mpi's calls block in C++, deaf to Ctrl-C, and what they are composed of (a call, a
-division, copying back) must go on by itself: a thread a group carries them out in order. nccl's
+division, copying back) must go on by itself: one thread per group carries them out in order. nccl's
 calls are over once the device has them in its queue, so that the caller's own thread makes them,
 on a stream beside its own.
 """
@@ -95,7 +95,7 @@ class StreamWork(Work):
         return None
 
 
-class Turns:
+class ThreadExecutor:
     """The thread of one group; it starts with the first job, and ends with this object."""
 
     def __init__(self, name: str) -> None:
@@ -132,7 +132,7 @@ class Turns:
         self._end()
 
     @staticmethod
-    def at_once(job: Job, doing: str) -> ThreadWork:
+    def run_beside(job: Job, doing: str) -> ThreadWork:
         """Have it carried out beside everything else, in a thread of its own."""
         work = ThreadWork(job, doing)
         threading.Thread(target=work.carry_out, name=f"unisono {doing}", daemon=True).start()
@@ -145,7 +145,7 @@ def _serve(works: queue.SimpleQueue[ThreadWork | None]) -> None:
         work = None
 
 
-class Streams:
+class StreamExecutor:
     """The stream of one group on each device, beside the caller's."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How a group of the torch make ends: one cause for all members, told through the group's store.
+"""How a group over torch ends: one cause for all members, told through the group's store.
 
 A torch backend says what it saw, an address or a time limit, and says something else on every
 rank: one that gave up closes its connections, and its peers see somebody leave. So whoever fails
@@ -89,22 +89,22 @@ class Faults:
 
     def _described(self, text: str, doing: str) -> GroupError:
         where = f"{doing} on group {self._name}"
-        said = text.split("\n", 1)[0]
+        told = text.split("\n", 1)[0]
         ours = {"rank": self._rank, "group": self._name}
         if _LOST.search(text):
-            return PeerLost(f"a peer has left while this rank was in {where}: {said}", **ours)  # type: ignore[arg-type]
+            return PeerLost(f"a peer has left while this rank was in {where}: {told}", **ours)  # type: ignore[arg-type]
         if _TIMED_OUT.search(text):
-            return CollectiveTimeout(f"{where} did not finish by its deadline: {said}", **ours)  # type: ignore[arg-type]
-        return GroupError(f"{where} failed: {said}", **ours)  # type: ignore[arg-type]
+            return CollectiveTimeout(f"{where} did not end by its deadline: {told}", **ours)  # type: ignore[arg-type]
+        return GroupError(f"{where} failed: {told}", **ours)  # type: ignore[arg-type]
 
     # -- through the store -----------------------------------------------------------------------
 
     def _tell(self, error: GroupError) -> GroupError | None:
         """Leave the cause for the others; the one that another member has left before, if any."""
-        word = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
-        word["reason"] = getattr(error, "reason", "")
+        record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
+        record["reason"] = getattr(error, "reason", "")
         with contextlib.suppress(Exception):  # its host may have gone with the group
-            return self._told(json.loads(self._store.compare_set(_KEY, "", json.dumps(word))))
+            return self._told(json.loads(self._store.compare_set(_KEY, "", json.dumps(record))))
         return None
 
     def _first_told(self) -> GroupError | None:
@@ -118,13 +118,13 @@ class Faults:
             return self._told(json.loads(self._store.get(_KEY)))
         return None
 
-    def _told(self, word: dict[str, Any]) -> GroupError | None:
+    def _told(self, record: dict[str, Any]) -> GroupError | None:
         """The cause that another member has told of."""
-        if word["rank"] == self._rank:
+        if record["rank"] == self._rank:
             return None
-        kind = _KINDS.get(word["kind"], GroupError)
-        text = f"{word['text']} (told by rank {word['rank']})"
+        kind = _KINDS.get(record["kind"], GroupError)
+        text = f"{record['text']} (told by rank {record['rank']})"
         error = kind(text, rank=self._rank, group=self._name)
         if isinstance(error, GroupAborted):
-            error.peer, error.reason = int(word["rank"]), str(word.get("reason", ""))
+            error.peer, error.reason = int(record["rank"]), str(record.get("reason", ""))
         return error

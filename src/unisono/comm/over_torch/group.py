@@ -1,20 +1,33 @@
-"""What every call of the torch make goes through: its arguments, its turn, its end."""
+"""What every call over torch goes through: its arguments, its executor, its end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.arguments import complaint, count, reduction_complaint
-from unisono.comm.base import Communicator, Op, Work, dtype_name
-from unisono.comm.over_torch.check import Call, compare, packed, unpacked
-from unisono.comm.over_torch.executors import Streams, Turns, in_order_of_streams
+from unisono.comm.arguments import (
+    LISTS,
+    check_coalesced,
+    check_own_part,
+    check_parts,
+    check_reduction,
+    check_tensor,
+    check_wide_side,
+)
+from unisono.comm.base import Communicator, Op, Work, count, dtype_name
+from unisono.comm.over_torch.call_check import (
+    AnnouncedCall,
+    decode_call,
+    encode_call,
+    find_mismatch,
+)
+from unisono.comm.over_torch.executors import StreamExecutor, ThreadExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.rows import cut, give_back, row_of
 from unisono.comm.over_torch.wire import ON_STREAMS, Wire
@@ -22,12 +35,12 @@ from unisono.comm.overlaps import overlap_complaint
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 LAST_TAG = 2**31 - 2
-LISTS = (list, tuple)
 Rows = list[torch.Tensor]
+_T = TypeVar("_T")
 
 
 class TorchGroup(Communicator):
-    """One member of a process group of torch's, without anything to exchange yet.
+    """One member of a process group of torch's, without its collectives.
 
     `keep` holds on to the process group; without it the group lives as long as torch knows it.
     `owns` destroys it on `close`.
@@ -48,8 +61,8 @@ class TorchGroup(Communicator):
         )
         self._checks = "cpu" in kinds and variables.CHECK.read() is not False
         self._faults = Faults(self.name, self.rank, _store(group))
-        self._turns = Turns(self.name)
-        self._streams = Streams()
+        self._thread = ThreadExecutor(self.name)
+        self._streams = StreamExecutor()
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
 
     @property
@@ -93,15 +106,15 @@ class TorchGroup(Communicator):
         if isinstance(self._faults.cause, GroupClosed):
             return
         if not self._owns:
-            self._turns.finish()
+            self._thread.finish()
             self._faults.closed(tell=False)
-            self._turns.close()
+            self._thread.close()
             return
-        is_busy = not self._turns.is_idle()
+        is_busy = not self._thread.is_idle()
         self._faults.closed(tell=is_busy)
         if is_busy:
             self._hang_up()
-        self._turns.close()
+        self._thread.close()
         if self._wire.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._wire.group)
 
@@ -113,13 +126,13 @@ class TorchGroup(Communicator):
         sends: Sequence[int] = (),
         takes: Sequence[int] = (),
         timeout_s: float | None = None,
-    ) -> Call:
+    ) -> AnnouncedCall:
         self._faults.check()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return Call(text, sends, takes, timeout_s=limit_s)
+        return AnnouncedCall(text, sends, takes, timeout_s=limit_s)
 
     def _run(
-        self, call: Call, job: Callable[[], None], tensors: list[Any], async_op: bool
+        self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
         device = device_of(tensors) if tensors or "cpu" in self._wire.backends else _this_gpu()
         doing = call.operation
@@ -137,7 +150,7 @@ class TorchGroup(Communicator):
                 self._meet(call)
                 job()
 
-        work = self._turns.begin(in_order_of_streams(checked, device), doing)
+        work = self._thread.begin(in_order_of_streams(checked, device), doing)
         if async_op:
             return work
         self._wait(work)
@@ -151,14 +164,14 @@ class TorchGroup(Communicator):
             self.abort("interrupted")
             raise
 
-    def _meet(self, call: Call) -> None:
+    def _meet(self, call: AnnouncedCall) -> None:
         """Compare with what the others are about to do."""
         if not self._checks:
             return
-        mine = packed(call, self.size)
+        mine = encode_call(call, self.size)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         self._wire.all_gather(rows, mine, call.timeout_s)
-        error = compare([unpacked(row, self.size) for row in rows], self.rank, self.name)
+        error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
         if error is not None:
             raise self._faults.end(error, tell=False)  # all see it
 
@@ -178,22 +191,28 @@ class TorchGroup(Communicator):
     def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
         """Raise about our own arguments; the peers learn of it in their meeting."""
         if self._checks and self._faults.cause is None:
-            call = Call(what, refused=True, timeout_s=self.timeout_s)
+            call = AnnouncedCall(what, refused=True, timeout_s=self.timeout_s)
 
             def tell() -> None:
                 with self._translated(what):
                     self._meet(call)
 
-            self._turns.begin(tell, what)
+            self._thread.begin(tell, what)
         raise kind(f"{what} on group {self.name}: {why}")
+
+    def _checked(self, what: str, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
+        self._faults.check()
+        try:
+            return check(*arguments)
+        except (ValueError, TypeError) as error:
+            self._refuse(what, str(error), type(error))
 
     def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
         self._faults.check()
         many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
         for tensor in many:
-            kind, why = complaint(tensor, writable, tuple(self._wire.backends))
-            if kind is not None:
-                self._refuse(what, why, kind)
+            self._checked(what, check_tensor, tensor, writable, tuple(self._wire.backends))
         return many
 
     def _check_overlaps(
@@ -208,73 +227,46 @@ class TorchGroup(Communicator):
             self._refuse(what, why)
 
     def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
-        kind, why = reduction_complaint(op, tensors)
-        if kind is not None:
-            self._refuse(what, why, kind)
+        self._checked(what, check_reduction, op, map(dtype_name, tensors))
 
-    def _check_root(self, what: str, root: int, wide: Any = False, which: str = "") -> None:
-        self._faults.check()
-        if type(root) is not int or not 0 <= root < self.size:
-            self._refuse(what, f"root {root!r} is not a rank of a group of {self.size}")
-        if wide is None and self.rank == root:
-            self._refuse(what, f"the root must pass an {which}")
-        if wide is not None and wide is not False and self.rank != root:
-            self._refuse(what, f"only the root passes an {which}: pass None")
+    def _check_wide_side(self, what: str, root: int, wide: Any, side: str) -> None:
+        self._checked(what, check_wide_side, root, self.rank, self.size, wide, side)
 
-    def _pairs(self, what: str, wide: Any, narrow: Any, coalesced: bool) -> tuple[list[Any], Any]:
+    def _pairs(self, what: str, output: Any, input: Any, coalesced: bool) -> tuple[Any, Any]:
+        """Both sides as lists of one length: of one tensor each, unless the call is coalesced."""
         if not coalesced:
-            return [wide], [narrow]
-        if not isinstance(wide, LISTS) or not isinstance(narrow, LISTS):
-            self._refuse(what, "a coalesced call takes a list on both sides", TypeError)
-        if len(wide) != len(narrow):
-            self._refuse(what, f"{len(wide)} wide tensors for {len(narrow)} narrow ones")
-        return list(wide), narrow
+            return [output], [input]
+        self._checked(what, check_coalesced, output, input)
+        return output, input
 
-    def _check_own_parts(self, what: str, wide: Sequence[Wide], narrow: list[Any]) -> None:
-        for one, tensor in zip(wide, narrow, strict=True):
-            if one.dtype != dtype_name(tensor):
-                self._refuse(what, "input and output have different dtypes", TypeError)
-            if one.counts[self.rank] != count(tensor):
-                self._refuse_parts(what, count(tensor), one.counts[self.rank])
-
-    def _refuse_parts(self, what: str, narrow: int, wide: int) -> NoReturn:
-        self._refuse(
-            what, f"this rank's part has {narrow} elements on one side and {wide} on the other"
-        )
+    def _check_own_parts(self, what: str, wide: Sequence[WideSide], narrow: list[Any]) -> None:
+        for side, tensor in zip(wide, narrow, strict=True):
+            sizes = side.counts[self.rank], count(tensor)
+            given, taken = sizes if what in ("reduce_scatter", "scatter") else sizes[::-1]
+            dtypes = side.dtype, dtype_name(tensor)
+            self._checked(what, check_own_part, given, taken, dtypes)
 
 
-class Wide:
-    """The wide side of a collective: one tensor, cut evenly, or one tensor a rank."""
+class WideSide:
+    """The wide side of a collective: one tensor, cut evenly, or one tensor per rank."""
 
     def __init__(self, comm: TorchGroup, what: str, given: Any, writable: bool) -> None:
         self._size = comm.size
         self.tensors = comm._tensors(what, given, writable)
         self._is_list = isinstance(given, LISTS)
-        if self._is_list and len(self.tensors) != comm.size:
-            comm._refuse(what, f"{len(self.tensors)} tensors for {comm.size} ranks")
-        if len({dtype_name(one) for one in self.tensors}) > 1:
-            comm._refuse(what, "the tensors of one side have different dtypes", TypeError)
-        if not self._is_list and count(given) % comm.size:
-            comm._refuse(
-                what, f"{count(given)} elements cannot be cut evenly for {comm.size} ranks"
-            )
+        self.counts = comm._checked(what, check_parts, self.tensors, comm.size, self._is_list)
         self.dtype = dtype_name(self.tensors[0])
-        self.counts = (
-            tuple(count(one) for one in self.tensors)
-            if self._is_list
-            else (count(given) // comm.size,) * comm.size
-        )
         self._rows: Rows = []
 
     def parts(self) -> Rows:
         """A row for each rank."""
-        self._rows = [row_of(one) for one in self.tensors]
+        self._rows = [row_of(tensor) for tensor in self.tensors]
         return self._rows if self._is_list else cut(self._rows[0], self._size)
 
     def give_back(self) -> None:
         """Write what the rows have become into the tensors."""
-        for one, row in zip(self.tensors, self._rows, strict=True):
-            give_back(one, row)
+        for tensor, row in zip(self.tensors, self._rows, strict=True):
+            give_back(tensor, row)
 
 
 def _global_ranks(group: Any) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ def store_at(address: str, port: str, rank: int, size: int, timeout_s: float) ->
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
-        raise RendezvousError(f"MASTER_PORT is {port!r}, which is no port")
+        raise RendezvousError(f"MASTER_PORT is {port!r}, which is not a port")
     deadline = Deadline(timeout_s)
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     waiting = Waiting(rank, size, "world", deadline)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.arguments import complaint
+from unisono.comm.arguments import check_peer, check_tensor
 from unisono.comm.base import Message, Work
 from unisono.comm.over_torch.group import LAST_TAG, TorchGroup, device_of
 from unisono.comm.over_torch.rows import bytes_of, give_back, row_of
@@ -56,7 +56,7 @@ class TorchMessages(TorchGroup):
         return self._begin_message(begin, end, tensor, f"recv from rank {who} (tag {tag})")
 
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
-        devices = {device_of([one.tensor]) for one in messages}
+        devices = {device_of([message.tensor]) for message in messages}
         if not any(self._wire.backend(device) in ON_STREAMS for device in devices):
             return super().batch_isend_irecv(messages)
         (device,) = devices  # nccl carries them out together, in any order, if it is told to
@@ -71,15 +71,17 @@ class TorchMessages(TorchGroup):
 
     def _message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> torch.Tensor:
         self._faults.check()
-        if peer is not None and (type(peer) is not int or not 0 <= peer < self.size):
-            raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
+        if peer is not None:
+            check_peer(peer, self.size, self.name)
         if peer == self.rank:
             raise ValueError(f"{self.backend} has no messages from a rank to itself")
         if type(tag) is not int or not 0 <= tag <= LAST_TAG:
             raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
-        kind, why = complaint(tensor, writable, tuple(self._wire.backends))
-        if kind is not None:
-            raise kind(f"{'recv' if writable else 'send'} on group {self.name}: {why}")
+        try:
+            check_tensor(tensor, writable, tuple(self._wire.backends))
+        except (ValueError, TypeError) as error:
+            doing = "recv" if writable else "send"
+            raise type(error)(f"{doing} on group {self.name}: {error}") from None
         return row_of(tensor)
 
     def _begin_message(
@@ -97,7 +99,7 @@ class TorchMessages(TorchGroup):
                 work.wait(limit)
                 return end(work)
 
-        return self._turns.at_once(job, doing)
+        return self._thread.run_beside(job, doing)
 
 
 class StreamMessage(Work):

@@ -68,5 +68,5 @@ def make_group(
         backend_options=made,
         timeout=timeout,
     )
-    _torch._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    _torch._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     return group

@@ -52,13 +52,13 @@ def bytes_of(row: torch.Tensor) -> torch.Tensor:
     return row.view(torch.uint8) if row.numel() else row.new_empty(0, dtype=torch.uint8)
 
 
-def in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenate(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows of one dtype behind each other; a single one is itself."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def deal_out(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-    """The reverse of `in_one`: fill the rows, one after the other."""
+def copy_into(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+    """The reverse of `concatenate`: fill the rows, one after the other."""
     if len(rows) == 1 and rows[0].data_ptr() == whole.data_ptr():
         return
     begin = 0
@@ -73,7 +73,7 @@ def cut(row: torch.Tensor, parts: int) -> list[torch.Tensor]:
     return [row[part * length : (part + 1) * length] for part in range(parts)]
 
 
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def overlap(row: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two rows of bytes share memory."""
-    begin, other_begin = one.data_ptr(), other.data_ptr()
-    return begin < other_begin + other.numel() and other_begin < begin + one.numel()
+    begin, other_begin = row.data_ptr(), other.data_ptr()
+    return begin < other_begin + other.numel() and other_begin < begin + row.numel()

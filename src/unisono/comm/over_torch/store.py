@@ -20,7 +20,7 @@ _idle: list[int] = []
 
 @contextlib.contextmanager
 def store_of(comm: Communicator) -> Iterator[Any]:
-    """A store that the members of a native group share; all of them call this.
+    """A store that the members of a shared-memory group share; all of them call this.
 
     torch's FileStore opens its file by name, again and again: each rank gives it the name of its
     own descriptor, of a nameless file that rank 0 has made. Raises RendezvousError where the ranks

@@ -1,4 +1,4 @@
-"""The few things that the torch make asks of a process group: rows in one piece, to the end.
+"""The few things that this implementation asks of a process group: rows in one piece, to the end.
 
 They are asked of the group itself and not of `torch.distributed`'s functions: these want global
 ranks, and have other names from one version of torch to the next.
@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import (
 )
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S
-from unisono.comm.over_torch.arithmetic import Form, reduce_op
+from unisono.comm.over_torch.arithmetic import Encoding, reduce_op
 from unisono.comm.over_torch.rows import bytes_of
 from unisono.errors import UnisonoError
 
@@ -108,14 +108,14 @@ class Wire:
         options = _options(_AllToAllOptions(), timeout_s)
         _wait(call(output, input, list(from_each), list(to_each), options))
 
-    def fold(self, row: torch.Tensor, form: Form, timeout_s: float) -> torch.Tensor:
+    def fold(self, row: torch.Tensor, encoding: Encoding, timeout_s: float) -> torch.Tensor:
         """A reduction that the backend lacks: everybody's row, combined here in rank order."""
-        assert form.fold is not None
+        assert encoding.fold is not None
         rows = [torch.empty_like(row) for _ in range(self.size)]
-        self.all_gather([bytes_of(one) for one in rows], bytes_of(row), timeout_s)
+        self.all_gather([bytes_of(other) for other in rows], bytes_of(row), timeout_s)
         result = rows[0]
-        for one in rows[1:]:
-            result = form.fold(result, one)
+        for other in rows[1:]:
+            result = encoding.fold(result, other)
         return result
 
     def barrier(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Where strangers leave word of themselves, so that they can meet: a file or a torch Store."""
+"""Where ranks that do not know each other announce themselves: a file or a torch Store."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from typing import Any, Protocol
 from unisono.comm.rendezvous.unix_socket import descriptors_needed
 from unisono.errors import RendezvousError, UnisonoError
 
-Word = dict[str, Any]
+Announcement = dict[str, Any]
 """What a rank says of itself: its lobby's address, host, boot, pid."""
 
 
-class Exchange(Protocol):
-    """A place that all ranks of a new group can reach."""
+class Announcements(Protocol):
+    """A board that all ranks of a new group can reach."""
 
-    def announce(self, rank: int, word: Word) -> None:
-        """Leave word of this rank."""
+    def announce(self, rank: int, announcement: Announcement) -> None:
+        """Announce this rank."""
 
-    def look_up(self, rank: int) -> Word | None:
-        """The word of a rank, if it has left one."""
+    def look_up(self, rank: int) -> Announcement | None:
+        """What a rank has announced, if anything."""
 
-    def clear(self, rank: int, word: Word | None = None) -> None:
-        """Take the word of a rank back; where `word` is given, only if it is still that one."""
+    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
+        """Take back what a rank announced; where `announcement` is given, only if it is still
+        that."""
 
 
-class FileExchange:
-    """An exchange in a file: a path that all ranks know, or a descriptor that all inherited.
+class FileAnnouncements:
+    """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
 
-    Only rank 0 leaves word here. A stale file of a dead job does no harm: its lobby is gone.
+    Only rank 0 announces itself here. A stale file of a dead job does no harm: its lobby is gone.
     """
 
     def __init__(self, where: str | os.PathLike[str] | int) -> None:
         self._where = where
 
-    def announce(self, rank: int, word: Word) -> None:
+    def announce(self, rank: int, announcement: Announcement) -> None:
         if rank != 0:
             return
-        data = json.dumps(word).encode()
+        data = json.dumps(announcement).encode()
         if isinstance(self._where, int):
             os.ftruncate(self._where, 0)
             os.pwrite(self._where, data, 0)
@@ -61,18 +62,20 @@ class FileExchange:
                 f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
             ) from error
 
-    def look_up(self, rank: int) -> Word | None:
+    def look_up(self, rank: int) -> Announcement | None:
         if rank != 0:
             return None
         try:
-            word = json.loads(self._read())
+            announcement = json.loads(self._read())
         except (FileNotFoundError, ValueError):
             return None
-        return word if isinstance(word, dict) and "address" in word else None
+        return (
+            announcement if isinstance(announcement, dict) and "address" in announcement else None
+        )
 
-    def clear(self, rank: int, word: Word | None = None) -> None:
-        with contextlib.suppress(RendezvousError):  # what cannot be read is not our word
-            if rank != 0 or (word is not None and self.look_up(0) != word):
+    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
+        with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
+            if rank != 0 or (announcement is not None and self.look_up(0) != announcement):
                 return
             if isinstance(self._where, int):
                 os.ftruncate(self._where, 0)
@@ -122,34 +125,36 @@ def _describe(status: os.stat_result) -> str:
     return f"{kind} of user {status.st_uid}"
 
 
-class StoreExchange:
-    """An exchange in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
-    job: nobody else leaves word in it. Meetings in one store are told apart by their `prefix`."""
+class StoreAnnouncements:
+    """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
+    job. Meetings in one store are told apart by their `prefix`."""
 
     def __init__(self, store: Any, prefix: str = "unisono") -> None:
         self._store = store
         self._prefix = prefix
 
-    def announce(self, rank: int, word: Word) -> None:
+    def announce(self, rank: int, announcement: Announcement) -> None:
         with store_answers():
-            self._store.set(f"{self._prefix}/{rank}", json.dumps(word))
+            self._store.set(f"{self._prefix}/{rank}", json.dumps(announcement))
 
-    def look_up(self, rank: int) -> Word | None:
+    def look_up(self, rank: int) -> Announcement | None:
         key = f"{self._prefix}/{rank}"
         with store_answers():
             if not self._store.check([key]):
                 return None
             text = self._store.get(key)
         try:
-            word = json.loads(text)
+            announcement = json.loads(text)
         except ValueError:
             return None
-        return word if isinstance(word, dict) and "address" in word else None
+        return (
+            announcement if isinstance(announcement, dict) and "address" in announcement else None
+        )
 
-    def clear(self, rank: int, word: Word | None = None) -> None:
+    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
         key = f"{self._prefix}/{rank}"
-        with contextlib.suppress(RendezvousError):  # the store is gone, and the word with it
-            if word is not None and self.look_up(rank) != word:
+        with contextlib.suppress(RendezvousError):  # the store is gone, with all that is in it
+            if announcement is not None and self.look_up(rank) != announcement:
                 return
             with contextlib.suppress(RuntimeError):  # not all stores can forget
                 if self._store.delete_key(key):
@@ -160,7 +165,7 @@ class StoreExchange:
 
 @contextlib.contextmanager
 def store_answers() -> Iterator[None]:
-    """torch's errors speak of sockets; who reads ours wants to know that rank 0 may be gone."""
+    """torch's errors speak of sockets; whoever reads ours wants to know that rank 0 may be gone."""
     try:
         yield
     except UnisonoError:

@@ -21,13 +21,13 @@ _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, 
 
 
 @contextlib.contextmanager
-def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
+def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
     """The rendezvous file of all children of this process's parent, while they need to meet.
 
     It lies in the user's runtime folder and is named after the parent: its number, the moment
     it started and the namespace in which the number counts; or after the `job`, where whoever
     started the ranks has named one, for there may be a shell in between. The first rank takes it
-    away again. A rank holds its *seat* meanwhile, a socket without a file, so that two groups of
+    away again. A rank *claims its name* meanwhile, a socket without a file, so that two groups of
     ranks that one parent starts at the same time are told so instead of being mixed up.
     """
     if job:
@@ -37,7 +37,7 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
         parent = _parent_pid()
         name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{start_time(parent)}"
         who = f"child of process {parent}"
-    with seat(
+    with claim_name(
         f"{name}-{rank}",
         f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
     ):
@@ -45,10 +45,11 @@ def meeting_of_siblings(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def seat(name: str, complaint: str) -> Iterator[None]:
-    """Sit on a name that one process at a time can have, and that goes with it; else complain.
+def claim_name(name: str, complaint: str) -> Iterator[None]:
+    """Hold a name that one process at a time can have, and that goes with it; else raise
+    RendezvousError with the complaint.
 
-    Whoever sits there answers calls, so that the kernel tells others who it is.
+    Whoever holds it accepts connections, so that the kernel tells others who it is.
     """
     address = b"\0" + name.encode()
     with descriptors_needed():
@@ -112,7 +113,7 @@ def namespace(kind: str) -> int:
 def _runtime_folder() -> Path:
     """A folder of this user alone if there is one.
 
-    In the one for temporary files nobody can put another file into our file's place unnoticed:
+    In the one for temporary files nobody can replace our file unnoticed:
     whoever reads it looks at the owner.
     """
     folder = os.environ.get("XDG_RUNTIME_DIR")

@@ -1,4 +1,4 @@
-"""What a rank says of itself to ranks that it does not know, and what it makes of their word."""
+"""How a rank announces itself, finds rank 0, and judges what others have announced."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from unisono.comm.rendezvous.announcements import Exchange, Word
+from unisono.comm import engine
+from unisono.comm.rendezvous.announcements import Announcement, Announcements
 from unisono.comm.rendezvous.by_parent import namespace, start_time
-from unisono.comm.rendezvous.unix_socket import Deadline, Line
+from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.unix_socket import Connection, Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.comm.shared_memory import engine
 from unisono.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from unisono.comm.rendezvous.lobby import Side
 
 UNREACHABLE_S = 10.0
 """How long a living leader that has announced itself may refuse connections."""
@@ -30,7 +27,7 @@ def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def about_me(address: str) -> Word:
+def about_me(address: str) -> Announcement:
     """What the others need to know of this process, whose lobby is at `address`."""
     return {
         "address": address,
@@ -45,117 +42,125 @@ def about_me(address: str) -> Word:
     }
 
 
-def find_leader(exchange: Exchange, side: Side, deadline: Deadline, me: Word) -> Line:
-    """Wait for rank 0's word and connect to its lobby, while `side.check` sees hope."""
+def find_leader(
+    announcements: Announcements, request: JoinRequest, deadline: Deadline, me: Announcement
+) -> Connection:
+    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises."""
     pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
-    suspect: Word | None = None
-    waiting = Waiting(side.rank, side.size, side.key, deadline)
+    suspect: Announcement | None = None
+    waiting = Waiting(request.rank, request.size, request.key, deadline)
     while True:
-        word = exchange.look_up(0)
-        complaint = f"rank 0 did not come within {in_seconds(side.deadline.timeout_s)}"
-        if word is not None and not _is_from_before(word, me):
-            _check_same_host(0, word, side.rank, me)
-            address = str(word["address"])
+        announcement = announcements.look_up(0)
+        complaint = f"rank 0 did not come within {in_seconds(request.deadline.timeout_s)}"
+        if announcement is not None and not _is_from_before(announcement, me):
+            _check_same_host(0, announcement, request.rank, me)
+            address = str(announcement["address"])
             try:
-                return Line.connect(address)
+                return Connection.connect(address)
             except BlockingIOError:
                 complaint = (
-                    f"rank 0 (pid {word.get('pid')}) is here, but the queue at its door is full, "
-                    f"and stayed so for {in_seconds(side.deadline.timeout_s)}"
+                    f"rank 0 (pid {announcement.get('pid')}) is here, but its queue of connections "
+                    f"is full, and stayed so for {in_seconds(request.deadline.timeout_s)}"
                 )
             except OSError as error:
-                if _is_over(error, word, me):
-                    exchange.clear(0, word)
-                elif refused_since is None or refused_since[0] != address or _is_dead(word):
+                if _is_over(error, announcement, me):
+                    announcements.clear(0, announcement)
+                elif refused_since is None or refused_since[0] != address or _is_dead(announcement):
                     refused_since = (address, time.monotonic())
                 elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     raise RendezvousError(
-                        f"rank {side.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
-                        f"{word.get('pid')}) on host {me['host']}, though both are on it: do they "
-                        f"live in different network namespaces? ({error.strerror})"
+                        f"rank {request.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
+                        f"{announcement.get('pid')}) on host {me['host']}, though both are on it: "
+                        f"do they live in different network namespaces? ({error.strerror})"
                     ) from error
-        suspect = word or suspect
+        suspect = announcement or suspect
         if not deadline.left_s():
             if suspect is not None:  # it looked stale; perhaps it is another host of this name
-                _check_same_host(0, suspect, side.rank, me)
-            raise RendezvousError(f"group {side.key}: {complaint}")
-        side.check()
+                _check_same_host(0, suspect, request.rank, me)
+            raise RendezvousError(f"group {request.key}: {complaint}")
+        request.check()
         if waiting.is_long():
-            waiting.say(*_who_is_missing(exchange, side))
+            waiting.say(*_who_is_missing(announcements, request))
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.05)
 
 
-def _who_is_missing(exchange: Exchange, side: Side) -> tuple[list[int], int | None]:
-    """Who has left no word yet, and how many are here: all that a rank knows without rank 0. In a
-    file nobody but rank 0 leaves word."""
-    others = [rank for rank in range(1, side.size) if rank != side.rank]
-    here = [rank for rank in others if exchange.look_up(rank) is not None]
+def _who_is_missing(
+    announcements: Announcements, request: JoinRequest
+) -> tuple[list[int], int | None]:
+    """Who has not announced itself yet, and how many are here: all that a rank knows without rank
+    0. In a file nobody but rank 0 announces itself."""
+    others = [rank for rank in range(1, request.size) if rank != request.rank]
+    here = [rank for rank in others if announcements.look_up(rank) is not None]
     if not here and others:
         return [0], None
     return [0, *sorted(set(others) - set(here))], len(here) + 1
 
 
-def clear_if_over(exchange: Exchange, me: Word) -> None:
-    """Take rank 0's word away if it was killed while it waited."""
+def clear_if_over(announcements: Announcements, me: Announcement) -> None:
+    """Take rank 0's announcement away if it was killed while it waited."""
     with contextlib.suppress(RendezvousError):
-        word = exchange.look_up(0)
-        if word is None:
+        announcement = announcements.look_up(0)
+        if announcement is None:
             return
-        if _is_from_before(word, me):
-            exchange.clear(0, word)
+        if _is_from_before(announcement, me):
+            announcements.clear(0, announcement)
             return
         try:
-            Line.connect(str(word["address"])).close()
+            Connection.connect(str(announcement["address"])).close()
         except OSError as error:
-            if _is_over(error, word, me):
-                exchange.clear(0, word)
+            if _is_over(error, announcement, me):
+                announcements.clear(0, announcement)
 
 
-def _is_over(error: OSError, word: Word, me: Word) -> bool:
-    """Whether a refused call proves that the word's meeting is over: its door was open before the
-    word was left, and all of one network namespace can reach it."""
-    here = word.get("boot") == me["boot"] and word.get("net") == me["net"]
+def _is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
+    """Whether a refused connection proves that the announced meeting is over: its lobby was open
+    before it was announced, and everybody in one network namespace can reach it."""
+    here = announcement.get("boot") == me["boot"] and announcement.get("net") == me["net"]
     return here and error.errno == errno.ECONNREFUSED
 
 
-def _is_from_before(word: Word, me: Word) -> bool:
-    """Whether a word was left on this host before it was started anew."""
-    return bool(word.get("host") == me["host"] and word.get("boot") != me["boot"])
+def _is_from_before(announcement: Announcement, me: Announcement) -> bool:
+    """Whether it was announced on this host before the host was restarted."""
+    return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
 
 
-def _is_dead(word: Word) -> bool:
-    """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
+def _is_dead(announcement: Announcement) -> bool:
+    """Whether the announced process seems to have ended (or is in another PID namespace)."""
     try:
-        started = start_time(int(word.get("pid", 0)))
+        started = start_time(int(announcement.get("pid", 0)))
     except (RendezvousError, ValueError):
         return True
-    return bool(word.get("started", started) != started)  # a later process may have its number
+    return bool(
+        announcement.get("started", started) != started
+    )  # a later process may have its number
 
 
-def check_missing(exchange: Exchange, missing: list[int], unreached: dict[int, float]) -> None:
+def check_missing(
+    announcements: Announcements, missing: list[int], unreached: dict[int, float]
+) -> None:
     """Say at once if a missing rank has announced itself from where it cannot come."""
     me = about_me("")
     for rank in missing:
-        word = exchange.look_up(rank)
-        if word is None or _is_from_before(word, me) or _is_dead(word):
+        announcement = announcements.look_up(rank)
+        if announcement is None or _is_from_before(announcement, me) or _is_dead(announcement):
             continue
-        _check_same_host(rank, word, 0, me)
-        if word.get("net") == me["net"]:
+        _check_same_host(rank, announcement, 0, me)
+        if announcement.get("net") == me["net"]:
             continue  # it can come, and is only slow
         first = unreached.setdefault(rank, time.monotonic())
         if time.monotonic() - first > UNREACHABLE_S:
             raise RendezvousError(
-                f"rank {rank} (pid {word.get('pid')}) is on this host but does not reach rank 0 "
-                f"(pid {os.getpid()}): do they live in different network namespaces?"
+                f"rank {rank} (pid {announcement.get('pid')}) is on this host but does not reach "
+                f"rank 0 (pid {os.getpid()}): do they live in different network namespaces?"
             )
 
 
-def _check_same_host(rank: int, word: Word, my_rank: int, me: Word) -> None:
-    if word.get("boot") != me["boot"]:
+def _check_same_host(rank: int, announcement: Announcement, my_rank: int, me: Announcement) -> None:
+    if announcement.get("boot") != me["boot"]:
         raise RendezvousError(
-            f"rank {rank} is on host {word.get('host')}, rank {my_rank} on host {me['host']}: "
-            "shared memory does not reach from one to the other; use a backend for several "
-            "machines (gloo, nccl, mpi)"
+            f"rank {rank} is on host {announcement.get('host')}, rank {my_rank} on host "
+            f"{me['host']}: shared memory does not reach from one to the other; use a backend for "
+            "several machines (gloo, nccl, mpi)"
         )

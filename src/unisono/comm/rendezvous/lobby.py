@@ -3,8 +3,8 @@
 Every process keeps a *lobby*: an abstract unix socket with a random name, open to this user
 alone. The first member of a new group, its *leader*, receives the others in its lobby, makes the
 segment and hands its descriptor over. Who the leader is, the members of an existing group know;
-strangers learn it through an *exchange* (exchange.py). No port is opened and nothing has a name
-in the file system, the exchange's file aside.
+ranks that do not know each other yet learn it from announcements.py. No port is opened and nothing
+has a name in the file system, the file of announcements aside.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from unisono.comm.rendezvous.announcements import Exchange, FileExchange, StoreExchange, Word
+from unisono.comm import engine
+from unisono.comm.rendezvous.announcements import (
+    Announcement,
+    Announcements,
+)
 from unisono.comm.rendezvous.discovery import about_me, check_missing, clear_if_over, find_leader
+from unisono.comm.rendezvous.membership import JoinRequest, Member, Membership
 from unisono.comm.rendezvous.unix_socket import (
+    Connection,
     Deadline,
     Departed,
-    Line,
     NoAnswer,
     TooFewDescriptors,
     descriptors_needed,
 )
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.comm.shared_memory import engine
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 from unisono.wording import name_ranks
-
-__all__ = ["Exchange", "FileExchange", "Lobby", "Place", "Side", "StoreExchange"]
 
 _HELLO_S = 10.0
 """How long a connection may stay silent before it is hung up."""
@@ -51,53 +53,10 @@ _GRACE_S = 2.0
 """How much longer followers wait than their leader, so that they hear its reason."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """What one rank brings to a meeting: the group's key, its place, and how to open it.
-
-    `check` raises once there is nobody to wait for any more: the parent group has ended.
-    """
-
-    key: str
-    rank: int
-    size: int
-    deadline: Deadline
-    open: Callable[[int, int, int, int], engine.Group]
-    word: str = ""
-    """What the others shall know of this rank."""
-    check: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Place:
-    """What one rank takes from a meeting."""
-
-    key: str
-    rank: int
-    size: int
-    group: engine.Group
-    members: tuple[Member, ...]
-    words: tuple[str, ...] = ()
-    """What each rank says of itself."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A rank as its peers know it."""
-
-    address: str
-    pid: int
-
-    @property
-    def identity(self) -> int:
-        """A number for the process; the address is random, so its end is as good as all of it."""
-        return int(self.address[-16:], 16)
-
-
 @dataclass
 class _Visitor:
-    line: Line
-    hello: Word
+    connection: Connection
+    hello: Announcement
     key: str
     rank: int
 
@@ -105,18 +64,18 @@ class _Visitor:
 _lobbies: weakref.WeakSet[Lobby] = weakref.WeakSet()
 
 
-def _close_doors() -> None:
-    """In a forked child: the doors are the parent's, and must not stay open when it ends."""
+def _close_after_fork() -> None:
+    """In a forked child: the sockets are the parent's, and must not stay open when it ends."""
     for lobby in list(_lobbies):
-        lobby.shut()
+        lobby.close_socket()
 
 
 if hasattr(os, "register_at_fork"):  # the package also installs where the engine cannot run
-    os.register_at_fork(after_in_child=_close_doors)
+    os.register_at_fork(after_in_child=_close_after_fork)
 
 
 class Lobby:
-    """This process's door: a listening socket, and the visitors that came too early.
+    """A listening socket of this process, and the visitors that came too early.
 
     Shared by all groups that grew out of one world; the last one to close it closes the socket.
     """
@@ -129,7 +88,7 @@ class Lobby:
         self._socket.bind(b"\0" + self.address.encode())
         self._socket.listen(1024)
         self._socket.setblocking(False)
-        self._silent: dict[Line, Deadline] = {}
+        self._silent: dict[Connection, Deadline] = {}
         self._early: dict[str, list[_Visitor]] = {}
         self._owners = 1
         self._pid = os.getpid()
@@ -142,18 +101,18 @@ class Lobby:
         return self
 
     def close(self) -> None:
-        """Count one owner less; the last one closes the door."""
+        """Count one owner less; the last one closes the socket."""
         self._owners -= 1
         if self._owners == 0 and self._pid == os.getpid():
-            self.shut()
+            self.close_socket()
 
-    def shut(self) -> None:
-        """Close the socket, and hang up on whoever stands at the door."""
+    def close_socket(self) -> None:
+        """Close the socket, and hang up on all visitors."""
         for visitors in self._early.values():
             for visitor in visitors:
-                visitor.line.close()
-        for line in self._silent:
-            line.close()
+                visitor.connection.close()
+        for connection in self._silent:
+            connection.close()
         self._early.clear()
         self._silent.clear()
         self._socket.close()
@@ -182,144 +141,167 @@ class Lobby:
 
     # -- meeting -------------------------------------------------------------------------------
 
-    def meet_by(self, exchange: Exchange, side: Side) -> Place:
-        """Meet strangers: rank 0 leads, and is found through the exchange."""
+    def meet_by(self, announcements: Announcements, request: JoinRequest) -> Membership:
+        """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
         with descriptors_needed():
-            deadline = side.deadline
+            deadline = request.deadline
             me = about_me(self.address)
-            exchange.announce(side.rank, me)
-            if side.rank == 0:
+            announcements.announce(request.rank, me)
+            if request.rank == 0:
                 try:
-                    return self._lead(side, deadline, exchange, me)
+                    return self._lead(request, deadline, announcements, me)
                 except BaseException:
-                    exchange.clear(0, me)
+                    announcements.clear(0, me)
                     raise
             try:
-                line = find_leader(exchange, side, deadline, me)
+                connection = find_leader(announcements, request, deadline, me)
             except TooFewDescriptors as error:
-                self._excuse(exchange, side, me, error)
+                self._decline(announcements, request, me, error)
                 raise
             try:
-                return self._follow(line, side, deadline, me, strangers=True)
+                return self._follow(connection, request, deadline, me, sends_pidfd=True)
             except Departed:
-                clear_if_over(exchange, me)
+                clear_if_over(announcements, me)
                 raise
 
-    def meet_at(self, leader_address: str, side: Side) -> Place:
-        """Meet acquaintances: the leader's address is known."""
+    def meet_at(self, leader_address: str, request: JoinRequest) -> Membership:
+        """Meet members of an existing group: the leader's address is known."""
         if self._pid != os.getpid():
             raise GroupClosed(
                 f"the parent group belongs to process {self._pid}: a forked child cannot split it"
             )
         with descriptors_needed():
-            deadline = side.deadline
-            if side.rank == 0:
-                return self._lead(side, deadline, None, about_me(self.address))
-            line = self._call(leader_address, side, deadline)
-            return self._follow(line, side, deadline, about_me(self.address), strangers=False)
+            deadline = request.deadline
+            if request.rank == 0:
+                return self._lead(request, deadline, None, about_me(self.address))
+            connection = self._call(leader_address, request, deadline)
+            return self._follow(
+                connection, request, deadline, about_me(self.address), sends_pidfd=False
+            )
 
     @staticmethod
-    def _call(leader_address: str, side: Side, deadline: Deadline) -> Line:
+    def _call(leader_address: str, request: JoinRequest, deadline: Deadline) -> Connection:
         while True:
             try:
-                return Line.connect(leader_address)
+                return Connection.connect(leader_address)
             except BlockingIOError as error:  # its queue is full until it makes groups again
-                side.check()
+                request.check()
                 if not deadline.left_s():
                     raise RendezvousError(
-                        f"rank 0 of the new group {side.key} has let nobody in for "
-                        f"{in_seconds(side.deadline.timeout_s)}: the queue at its door is full"
+                        f"rank 0 of the new group {request.key} has let nobody in for "
+                        f"{in_seconds(request.deadline.timeout_s)}: its queue of connections is "
+                        "full"
                     ) from error
                 time.sleep(0.01)
             except OSError as error:
                 raise RendezvousError(
-                    f"rank 0 of the new group {side.key} cannot be reached: its process has ended "
-                    f"or closed the parent group ({error.strerror})"
+                    f"rank 0 of the new group {request.key} cannot be reached: its process has "
+                    f"ended or closed the parent group ({error.strerror})"
                 ) from error
 
-    def _excuse(self, exchange: Exchange, side: Side, me: Word, error: RendezvousError) -> None:
+    def _decline(
+        self,
+        announcements: Announcements,
+        request: JoinRequest,
+        me: Announcement,
+        error: RendezvousError,
+    ) -> None:
         """Tell rank 0, if it is there, that this rank will not come."""
-        self.shut()  # by what that frees it can be told
+        self.close_socket()  # by what that frees it can be told
         with contextlib.suppress(OSError, RendezvousError):
-            word = exchange.look_up(0)
-            if word is not None:
-                line = Line.connect(str(word["address"]))
-                line.try_send(_hello(side, me) | {"error": f"rank {side.rank}: {error}"})
-                line.close()
+            announcement = announcements.look_up(0)
+            if announcement is not None:
+                connection = Connection.connect(str(announcement["address"]))
+                connection.try_send(
+                    _hello(request, me) | {"error": f"rank {request.rank}: {error}"}
+                )
+                connection.close()
 
     # -- leading -------------------------------------------------------------------------------
 
-    def _lead(self, side: Side, deadline: Deadline, exchange: Exchange | None, me: Word) -> Place:
+    def _lead(
+        self,
+        request: JoinRequest,
+        deadline: Deadline,
+        announcements: Announcements | None,
+        me: Announcement,
+    ) -> Membership:
         visitors: dict[int, _Visitor] = {}
         try:
             self._keep_spare()
-            self._receive(side, deadline, exchange, me, visitors)
-            return self._seat(side, deadline, exchange, me, visitors)
+            self._receive(request, deadline, announcements, me, visitors)
+            return self._admit(request, deadline, announcements, me, visitors)
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             self._use_spare()
             self._dismiss(list(visitors.values()), reason, again=isinstance(error, Departed))
             visitors.clear()
             with contextlib.suppress(RendezvousError):  # of itself: there is a reason already
-                while late := self._visitors_for(side.key, 0.05):
+                while late := self._visitors_for(request.key, 0.05):
                     self._dismiss(late, reason, again=isinstance(error, Departed))
-            if exchange is not None:  # else who has not spoken yet may have come for another group
-                for line in self._silent:
-                    line.try_send({"error": reason, "again": isinstance(error, Departed)})
+            if (
+                announcements is not None
+            ):  # else who has not spoken yet may have come for another group
+                for connection in self._silent:
+                    connection.try_send({"error": reason, "again": isinstance(error, Departed)})
             raise
         finally:
             self._use_spare()
             for visitor in visitors.values():
-                visitor.line.close()
+                visitor.connection.close()
 
     @staticmethod
     def _dismiss(visitors: list[_Visitor], reason: str, again: bool) -> None:
         for visitor in visitors:
-            visitor.line.try_send({"error": reason, "again": again})
-            visitor.line.close()
+            visitor.connection.try_send({"error": reason, "again": again})
+            visitor.connection.close()
 
     def _receive(
         self,
-        side: Side,
+        request: JoinRequest,
         deadline: Deadline,
-        exchange: Exchange | None,
-        me: Word,
+        announcements: Announcements | None,
+        me: Announcement,
         visitors: dict[int, _Visitor],
     ) -> None:
         """Wait until every other rank has come in."""
         unreached: dict[int, float] = {}
-        waiting = Waiting(side.rank, side.size, side.key, deadline)
+        waiting = Waiting(request.rank, request.size, request.key, deadline)
         told: set[int] = set()
-        while len(visitors) < side.size - 1:
-            missing = [rank for rank in range(1, side.size) if rank not in visitors]
+        while len(visitors) < request.size - 1:
+            missing = [rank for rank in range(1, request.size) if rank not in visitors]
             if not deadline.left_s() or waiting.is_long():
-                left = [rank for rank, visitor in visitors.items() if visitor.line.is_closed()]
+                left = [
+                    rank for rank, visitor in visitors.items() if visitor.connection.is_closed()
+                ]
                 absent = sorted(missing + left)
                 if not deadline.left_s():
                     raise RendezvousError(
-                        f"group {side.key}: {name_ranks(absent)} of {side.size} did not come "
-                        f"within {in_seconds(side.deadline.timeout_s)}"
+                        f"group {request.key}: {name_ranks(absent)} of {request.size} did not come "
+                        f"within {in_seconds(request.deadline.timeout_s)}"
                     )
-                waiting.say(absent, side.size - len(absent))
+                waiting.say(absent, request.size - len(absent))
                 for rank in visitors.keys() - told:  # so that they can say it, too
-                    visitors[rank].line.try_send({"missing": absent})
+                    visitors[rank].connection.try_send({"missing": absent})
                     told.add(rank)
             begin_s = time.monotonic()
-            arrived = self._visitors_for(side.key, min(_QUIET_S, deadline.left_s()))
+            arrived = self._visitors_for(request.key, min(_QUIET_S, deadline.left_s()))
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
             if nobody:
-                side.check()
+                request.check()
             while arrived:
                 visitor = arrived.pop(0)
                 try:
-                    visitors[visitor.rank] = self._check(visitor, side, visitors)
+                    visitors[visitor.rank] = self._check(visitor, request, visitors)
                 except RendezvousError:
-                    self._early[side.key] = arrived  # they are told, too
+                    self._early[request.key] = arrived  # they are told, too
                     raise
-            if exchange is not None and nobody:
-                if exchange.look_up(0) is None:  # somebody tidied up, and took it for a dead one's
-                    exchange.announce(0, me)
-                check_missing(exchange, missing, unreached)
+            if announcements is not None and nobody:
+                if (
+                    announcements.look_up(0) is None
+                ):  # somebody tidied up, and took it for a dead one's
+                    announcements.announce(0, me)
+                check_missing(announcements, missing, unreached)
 
     def _visitors_for(self, key: str, timeout_s: float) -> list[_Visitor]:
         """Those who have come for this group; whoever comes for another waits for it."""
@@ -330,116 +312,116 @@ class Lobby:
             return self._early.pop(key, [])
 
     def _new_visitors(self, timeout_s: float) -> list[_Visitor]:
-        """Let people in for a while; those who have said who they are."""
+        """Accept connections for a while; the visitors that have said who they are."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
-        for line in self._silent:
-            poller.register(line, select.POLLIN)
+        for connection in self._silent:
+            poller.register(connection, select.POLLIN)
         if not poller.poll(max(1, int(timeout_s * 1000))):
             return []
         with contextlib.suppress(OSError), descriptors_needed():  # nobody there, or gone again
             accepted, _ = self._socket.accept()
-            self._silent[Line(accepted)] = Deadline(_HELLO_S)
+            self._silent[Connection(accepted)] = Deadline(_HELLO_S)
         visitors = []
-        for line, patience in list(self._silent.items()):
+        for connection, patience in list(self._silent.items()):
             hello = None
             try:
-                if line.peer_uid() != os.geteuid() or not patience.left_s():
-                    raise ValueError("a stranger, or one who says nothing")
-                hello = line.poll()
+                if connection.peer_uid() != os.geteuid() or not patience.left_s():
+                    raise ValueError("another user's, or one that says nothing")
+                hello = connection.poll()
                 if hello is None:
                     continue
-                visitors.append(_Visitor(line, hello, str(hello["key"]), int(hello["rank"])))
+                visitors.append(_Visitor(connection, hello, str(hello["key"]), int(hello["rank"])))
             except TooFewDescriptors as error:
-                line.try_send({"error": f"rank 0: {error}"})
-                line.close()
+                connection.try_send({"error": f"rank 0: {error}"})
+                connection.close()
                 raise
             except (OSError, ValueError, KeyError, TypeError, OverflowError):
-                line.close()  # noise: not our business
+                connection.close()  # noise: not our business
             finally:
-                if hello is not None or line.fileno() < 0:
-                    del self._silent[line]
+                if hello is not None or connection.fileno() < 0:
+                    del self._silent[connection]
         return visitors
 
     @staticmethod
-    def _check(visitor: _Visitor, side: Side, present: dict[int, _Visitor]) -> _Visitor:
+    def _check(visitor: _Visitor, request: JoinRequest, present: dict[int, _Visitor]) -> _Visitor:
         hello = visitor.hello
         wrong = None
         before = present.get(visitor.rank)
-        if before is not None and before.line.is_closed():  # it has started anew
-            before.line.close()
+        if before is not None and before.connection.is_closed():  # it has started anew
+            before.connection.close()
             del present[visitor.rank]
         if "error" in hello:
             wrong = f"cannot come: {hello['error']}"
         elif hello.get("layout") != engine.layout_version():
             wrong = "runs another build of unisono"
-        elif hello.get("size") != side.size:
-            wrong = f"thinks the group has {hello.get('size')} ranks, not {side.size}"
-        elif not 0 < visitor.rank < side.size or visitor.rank in present:
-            wrong = f"claims rank {visitor.rank} of {side.size}, which is not free"
+        elif hello.get("size") != request.size:
+            wrong = f"thinks the group has {hello.get('size')} ranks, not {request.size}"
+        elif not 0 < visitor.rank < request.size or visitor.rank in present:
+            wrong = f"claims rank {visitor.rank} of {request.size}, which is not free"
         if wrong:
-            reason = f"group {side.key}: process {hello.get('pid')} {wrong}"
-            visitor.line.try_send({"error": reason})
-            visitor.line.close()
+            reason = f"group {request.key}: process {hello.get('pid')} {wrong}"
+            visitor.connection.try_send({"error": reason})
+            visitor.connection.close()
             raise RendezvousError(reason)
         return visitor
 
-    def _seat(
+    def _admit(
         self,
-        side: Side,
+        request: JoinRequest,
         deadline: Deadline,
-        exchange: Exchange | None,
-        me: Word,
+        announcements: Announcements | None,
+        me: Announcement,
         visitors: dict[int, _Visitor],
-    ) -> Place:
+    ) -> Membership:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
         group: engine.Group | None = None
         try:
-            everyone = [me | {"word": side.word}]
-            everyone += [visitors[rank].hello for rank in range(1, side.size)]
-            words = tuple(str(member.get("word", "")) for member in everyone)
+            everyone = [me | {"payload": request.payload}]
+            everyone += [visitors[rank].hello for rank in range(1, request.size)]
+            payloads = tuple(str(member.get("payload", "")) for member in everyone)
             invitation = {
                 "nonce": secrets.randbits(63),
                 "members": [(member["address"], member["pid"]) for member in everyone],
-                "words": words,
+                "payloads": payloads,
             }
             members = _members(invitation)
-            group = self._hand_over(side, invitation, _cores(everyone), visitors)
-            if exchange is not None:  # before anybody can come back for another meeting
-                exchange.clear(0, me)
+            group = self._hand_over(request, invitation, _cores(everyone), visitors)
+            if announcements is not None:  # before anybody can come back for another meeting
+                announcements.clear(0, me)
                 for rank in visitors:
-                    exchange.clear(rank)
+                    announcements.clear(rank)
             for visitor in visitors.values():
-                visitor.line.receive(deadline)
+                visitor.connection.receive(deadline)
             for visitor in visitors.values():
-                visitor.line.send({"go": True})
+                visitor.connection.send({"go": True})
         except BaseException as error:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise Departed(
-                    f"a member of group {side.key} left, or spoke nonsense, while the group was "
+                    f"a member of group {request.key} left, or sent nonsense, while the group was "
                     f"made ({error})"
                 ) from error
             raise
-        return Place(side.key, 0, side.size, group, members, words)
+        return Membership(request.key, 0, request.size, group, members, payloads)
 
     @staticmethod
     def _hand_over(
-        side: Side, invitation: Word, cores: int, visitors: dict[int, _Visitor]
+        request: JoinRequest, invitation: Announcement, cores: int, visitors: dict[int, _Visitor]
     ) -> engine.Group:
-        descriptor = engine.create_segment(side.size, cores, invitation["nonce"])
+        descriptor = engine.create_segment(request.size, cores, invitation["nonce"])
         try:
             with _own_pidfd() as mine:
-                theirs = (visitors[rank].line.descriptors for rank in sorted(visitors))
+                theirs = (visitors[rank].connection.descriptors for rank in sorted(visitors))
                 pidfds = mine + [pidfd for sent in theirs for pidfd in sent]
-                if len(pidfds) != side.size or side.size > _MOST_PIDFDS:
-                    pidfds = []  # acquaintances know each other's already
+                if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
+                    pidfds = []  # members of one group have each other's already
                 for visitor in visitors.values():
-                    visitor.line.send(invitation, descriptor, *pidfds)
-                group = side.open(descriptor, 0, side.size, invitation["nonce"])
+                    visitor.connection.send(invitation, descriptor, *pidfds)
+                group = request.open(descriptor, 0, request.size, invitation["nonce"])
                 try:
-                    _watch(group, side, _members(invitation), pidfds)
+                    _watch(group, request, _members(invitation), pidfds)
                 except BaseException:
                     group.close()
                     raise
@@ -450,61 +432,77 @@ class Lobby:
     # -- following -----------------------------------------------------------------------------
 
     def _follow(
-        self, line: Line, side: Side, deadline: Deadline, me: Word, strangers: bool
-    ) -> Place:
+        self,
+        connection: Connection,
+        request: JoinRequest,
+        deadline: Deadline,
+        me: Announcement,
+        sends_pidfd: bool,
+    ) -> Membership:
         patient = Deadline(deadline.left_s() + _GRACE_S)
         group: engine.Group | None = None
         try:
             try:
                 with _own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
-                    line.send(_hello(side, me), *(mine if strangers else ()))
-                invitation = self._invitation(line, side, deadline, patient)
+                    connection.send(_hello(request, me), *(mine if sends_pidfd else ()))
+                invitation = self._invitation(connection, request, deadline, patient)
             except TooFewDescriptors as error:
-                line.try_send(_hello(side, me) | {"error": f"rank {side.rank}: {error}"})
+                connection.try_send(
+                    _hello(request, me) | {"error": f"rank {request.rank}: {error}"}
+                )
                 raise
             members = _members(invitation)
             try:
-                descriptor, *pidfds = line.descriptors
-                group = side.open(descriptor, side.rank, side.size, int(invitation["nonce"]))
-                _watch(group, side, members, pidfds)
+                descriptor, *pidfds = connection.descriptors
+                group = request.open(
+                    descriptor, request.rank, request.size, int(invitation["nonce"])
+                )
+                _watch(group, request, members, pidfds)
             except (UnisonoError, ValueError) as error:
-                line.try_send({"error": f"rank {side.rank}: {error}"})
+                connection.try_send({"error": f"rank {request.rank}: {error}"})
                 raise
-            line.try_send({"opened": True})
-            line.receive(patient)  # or hear why there is nobody to send to any more
-            words = tuple(map(str, invitation["words"]))
-            return Place(side.key, side.rank, side.size, group, members, words)
+            connection.try_send({"opened": True})
+            connection.receive(patient)  # or hear why there is nobody to send to any more
+            payloads = tuple(map(str, invitation["payloads"]))
+            return Membership(request.key, request.rank, request.size, group, members, payloads)
         except BaseException as error:
             if group is not None:
                 group.close()
             if isinstance(error, (OSError, ValueError, KeyError)):
                 raise Departed(
-                    f"group {side.key}: rank 0 went away while the group was made ({error})"
+                    f"group {request.key}: rank 0 went away while the group was made ({error})"
                 ) from error
             raise
         finally:
-            line.close()
+            connection.close()
 
     @staticmethod
-    def _invitation(line: Line, side: Side, deadline: Deadline, patient: Deadline) -> Word:
+    def _invitation(
+        connection: Connection, request: JoinRequest, deadline: Deadline, patient: Deadline
+    ) -> Announcement:
         """Wait until rank 0 says that all are there; who is missing, it may say before."""
-        waiting = Waiting(side.rank, side.size, side.key, deadline)
+        waiting = Waiting(request.rank, request.size, request.key, deadline)
         missing: list[int] = []
         try:
-            while "missing" in (message := line.receive(patient)):
+            while "missing" in (message := connection.receive(patient)):
                 missing = [int(rank) for rank in message["missing"]]
-                waiting.say(missing, side.size - len(missing))
+                waiting.say(missing, request.size - len(missing))
         except NoAnswer as error:
             who = name_ranks(missing) if missing else "some rank"
             raise RendezvousError(
-                f"group {side.key}: rank 0 is here, but {who} of {side.size} did not come within "
-                f"{in_seconds(side.deadline.timeout_s)}"
+                f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "
+                f"within {in_seconds(request.deadline.timeout_s)}"
             ) from error
         return message
 
 
-def _hello(side: Side, me: Word) -> Word:
-    return me | {"key": side.key, "rank": side.rank, "size": side.size, "word": side.word}
+def _hello(request: JoinRequest, me: Announcement) -> Announcement:
+    return me | {
+        "key": request.key,
+        "rank": request.rank,
+        "size": request.size,
+        "payload": request.payload,
+    }
 
 
 @contextlib.contextmanager
@@ -522,18 +520,20 @@ def _own_pidfd() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def _watch(group: engine.Group, side: Side, members: tuple[Member, ...], pidfds: list[int]) -> None:
+def _watch(
+    group: engine.Group, request: JoinRequest, members: tuple[Member, ...], pidfds: list[int]
+) -> None:
     for rank, member in enumerate(members):
         pidfd = pidfds[rank] if rank < len(pidfds) else -1
-        if rank != side.rank and not group.watch(rank, member.identity, pidfd) and pidfd >= 0:
-            raise TooFewDescriptors(f"rank {side.rank} could not begin to watch rank {rank}")
+        if rank != request.rank and not group.watch(rank, member.identity, pidfd) and pidfd >= 0:
+            raise TooFewDescriptors(f"rank {request.rank} could not begin to watch rank {rank}")
 
 
-def _cores(everyone: list[Word]) -> int:
+def _cores(everyone: list[Announcement]) -> int:
     """How many cores the members have together: those they may run on, cut by their quotas."""
     cpus = {cpu for member in everyone for cpu in member["cpus"]}
     return min(len(cpus), *(int(member["quota"]) for member in everyone))
 
 
-def _members(invitation: Word) -> tuple[Member, ...]:
+def _members(invitation: Announcement) -> tuple[Member, ...]:
     return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])

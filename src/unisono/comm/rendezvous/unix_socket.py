@@ -54,7 +54,7 @@ class TooFewDescriptors(RendezvousError):
 
 @contextlib.contextmanager
 def descriptors_needed() -> Iterator[None]:
-    """Raise TooFewDescriptors where the system's errors say so: a lack is no peer's absence."""
+    """Raise TooFewDescriptors where the system's errors say so: no peer is to blame."""
     try:
         yield
     except OSError as error:
@@ -63,54 +63,54 @@ def descriptors_needed() -> Iterator[None]:
         raise TooFewDescriptors(error.strerror or "") from error
 
 
-class Line:
-    """A connected unix socket. Whatever arrives that is no message raises ValueError."""
+class Connection:
+    """A connected unix socket. Whatever arrives that is not a message raises ValueError."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self._unread = b""
         self.descriptors: list[int] = []
         """Descriptors that came with messages; ours to close."""
 
     @classmethod
-    def connect(cls, address: str) -> Line:
-        """Call the lobby at `address`; its owner must be this user.
+    def connect(cls, address: str) -> Connection:
+        """Connect to the lobby at `address`; its owner must be this user.
 
-        BlockingIOError means that the queue at its door is full, for now.
+        BlockingIOError means that its queue of connections is full, for now.
         """
         with descriptors_needed():
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        line = cls(connection)
+            caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection = cls(caller)
         try:
-            connection.settimeout(10.0)
-            connection.connect(b"\0" + address.encode())
-            if line.peer_uid() != os.geteuid():
+            caller.settimeout(10.0)
+            caller.connect(b"\0" + address.encode())
+            if connection.peer_uid() != os.geteuid():
                 raise RendezvousError(
-                    f"rank 0 runs as user {line.peer_uid()}, this rank as {os.geteuid()}"
+                    f"rank 0 runs as user {connection.peer_uid()}, this rank as {os.geteuid()}"
                 )
         except BaseException:
-            connection.close()
+            caller.close()
             raise
-        return line
+        return connection
 
     def fileno(self) -> int:
         """For select and poll."""
-        return self._connection.fileno()
+        return self._socket.fileno()
 
     def peer_uid(self) -> int:
         """The user at the other end, as the kernel knows it."""
-        return peer_uid(self._connection)
+        return peer_uid(self._socket)
 
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
         """Send a message, and descriptors with it."""
         data = json.dumps(message).encode()
         frame = struct.pack("<I", len(data)) + data
-        self._connection.settimeout(10.0)
+        self._socket.settimeout(10.0)
         sent = 0
         if descriptors:
-            sent = socket.send_fds(self._connection, [frame], descriptors)
+            sent = socket.send_fds(self._socket, [frame], descriptors)
         if sent < len(frame):
-            self._connection.sendall(frame[sent:])
+            self._socket.sendall(frame[sent:])
 
     def try_send(self, message: dict[str, Any]) -> None:
         """As `send`; whoever is gone needs no message."""
@@ -119,7 +119,7 @@ class Line:
 
     def poll(self) -> dict[str, Any] | None:
         """Read what is there without waiting; a message once one is complete."""
-        self._connection.settimeout(0)
+        self._socket.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             part = self._recv(1 << 16)
             if not part:
@@ -135,7 +135,7 @@ class Line:
 
     def receive(self, deadline: Deadline) -> dict[str, Any]:
         """Wait for a message; an error that the other side reports is raised here."""
-        self._connection.settimeout(max(deadline.left_s(), 0.001))
+        self._socket.settimeout(max(deadline.left_s(), 0.001))
         try:
             message = _message(self._exactly(_length(self._exactly(4))))
         except TimeoutError as error:
@@ -146,9 +146,9 @@ class Line:
 
     def is_closed(self) -> bool:
         """Whether the other side, of which nothing is expected now, has hung up."""
-        self._connection.settimeout(0)  # with one, Python waits for it whatever the flags say
+        self._socket.settimeout(0)  # with one, Python waits for it whatever the flags say
         try:
-            return not self._connection.recv(1, socket.MSG_PEEK)
+            return not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -166,7 +166,7 @@ class Line:
     def _recv(self, count: int) -> bytes:
         # not socket.recv_fds, which ignores its flags
         room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array("i").itemsize)
-        data, extras, seen, _ = self._connection.recvmsg(count, room, socket.MSG_CMSG_CLOEXEC)
+        data, extras, seen, _ = self._socket.recvmsg(count, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in extras:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array("i")
@@ -178,17 +178,15 @@ class Line:
 
     def close(self) -> None:
         """Hang up, and close what came."""
-        self._connection.close()
+        self._socket.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
 
 
-def peer_uid(connection: socket.socket) -> int:
+def peer_uid(connected: socket.socket) -> int:
     """The user at the other end, as the kernel knows it."""
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
@@ -205,5 +203,5 @@ def _message(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("a message that is nested too deeply") from None
     if not isinstance(message, dict):
-        raise ValueError("a message that is no object")
+        raise ValueError("a message that is not an object")
     return message

@@ -1,4 +1,4 @@
-"""The native make of the Communicator: ranks of this machine over shared memory."""
+"""The shared-memory implementation of the Communicator: ranks of one machine."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from sys import _getframe as _caller
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from unisono import variables
+from unisono.comm.arguments import (
+    check_coalesced,
+    check_peer,
+    check_reduction,
+    check_root,
+    check_wide_side,
+)
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
     TRUNCATED_AVG,
     Communicator,
     Op,
-    PremulSum,
     Work,
     dtype_name,
-    has_meaning,
-    holds,
     name_of_dtype,
 )
-from unisono.comm.rendezvous.lobby import Exchange, Lobby, Place, Side
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
-from unisono.comm.shared_memory.engine import (
+from unisono.comm.engine import (
     Operation,
     Status,
     engine_ns,
     open_group,
     which_overlap,
+    work_types,
 )
-from unisono.comm.shared_memory.exceptions import Blame
-from unisono.comm.shared_memory.keeping import announce
+from unisono.comm.rendezvous.announcements import Announcements
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.membership import JoinRequest, Membership
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
+from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.work import joined
+from unisono.comm.work import join_works
 from unisono.errors import GroupError, ScheduleError
 
 if TYPE_CHECKING:
@@ -43,44 +50,59 @@ if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
 
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
-_REDUCTION_NUMBERS["mean"] = _REDUCTION_NUMBERS["avg"]
 _PREMUL_SUM = len(REDUCTIONS)
-_REDUCTION_NUMBERS[TRUNCATED_AVG] = _PREMUL_SUM + 1
-# Looking a member up in its enumeration takes longer than a global.
-_BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
-_REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
+_REDUCTION_NUMBERS |= {"mean": _REDUCTION_NUMBERS["avg"], TRUNCATED_AVG: _PREMUL_SUM + 1}
+
+
+class _Call(NamedTuple):
+    """What the engine is told of a call, its tensors aside."""
+
+    operation: Operation
+    root: int = 0
+    reduction: int = 0
+    factor: float = 1.0
+    schedule: bytes | None = None
+
+
+# Calls that are always the same are made once: to make one takes a tenth of a small call.
+_ALL_GATHER, _ALL_TO_ALL = _Call(Operation.ALL_GATHER), _Call(Operation.ALL_TO_ALL)
+_BARRIER = _Call(Operation.BARRIER)
 _dtype_of = attrgetter("dtype")
+_T = TypeVar("_T")
+for _kind in work_types():
+    Work.register(_kind)
 _LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 
 
-class NativeCommunicator(Communicator):
+class SharedMemoryCommunicator(Communicator):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
         self,
-        place: Place,
+        membership: Membership,
         lobby: Lobby,
         name: str,
         global_ranks: tuple[int, ...] | None,
         timeout_s: float,
     ) -> None:
-        self.rank = place.rank
-        self.size = place.size
+        self.rank = membership.rank
+        self.size = membership.size
         self.name = name
         self.global_ranks = global_ranks
-        self._place = place
+        self._membership = membership
         self._lobby: Lobby | None = lobby.share()
-        self._group = place.group
-        self._all_reduce = place.group.all_reduce
-        self._barrier = place.group.barrier
-        self._call = place.group.run
-        self._send = place.group.send
-        self._recv = place.group.recv
-        self._isend = place.group.isend
-        self._irecv = place.group.irecv
-        self._blame = Blame(place, name, global_ranks)
+        self._group = membership.group
+        self._all_reduce = membership.group.all_reduce
+        self._barrier = membership.group.barrier
+        self._native_run = membership.group.run
+        self._send = membership.group.send
+        self._recv = membership.group.recv
+        self._isend = membership.group.isend
+        self._irecv = membership.group.irecv
+        self._exceptions = GroupExceptions(membership, name, global_ranks)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
-        self._programs: dict[int, tuple[Schedule, int, bytes]] = {}
+        self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
+        self._broadcasts = [_Call(Operation.BROADCAST, root) for root in range(self.size)]
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -89,13 +111,13 @@ class NativeCommunicator(Communicator):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self._group.introduce(name, global_rank, keeps_sites)
-        announce(self._group.descriptor)
+        announce_segment(self._group.descriptor)
         self.timeout_s = timeout_s
 
     @classmethod
     def connect(
         cls,
-        exchange: Exchange,
+        announcements: Announcements,
         rank: int,
         size: int,
         *,
@@ -104,23 +126,24 @@ class NativeCommunicator(Communicator):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         deadline: Deadline | None = None,
-        word: str = "",
+        payload: str = "",
         check: Callable[[], None] = lambda: None,
-    ) -> NativeCommunicator:
-        """Meet the other `size - 1` ranks through `exchange` and make a group with them. `word` is
-        what the others shall know of this rank: `words` has everybody's. The meeting ends after
-        `join_timeout_s`, or at a `deadline` that has begun already. `check` is called while the
-        others are awaited, and raises when they will not come."""
+    ) -> SharedMemoryCommunicator:
+        """Meet the other `size - 1` ranks through `announcements` and make a group with them.
+
+        `payload` is what the others shall know of this rank: `payloads` has everybody's. The
+        meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
+        called while the others are awaited, and raises when they will not come."""
         with Lobby() as lobby:
             deadline = deadline or Deadline(join_timeout_s)
-            side = Side(name, rank, size, deadline, open_with(timeout_s), word, check)
-            place = lobby.meet_by(exchange, side)
-            return cls(place, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+            request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+            membership = lobby.meet_by(announcements, request)
+            return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """What each rank said of itself when they met."""
-        return self._place.words
+    def payloads(self) -> tuple[str, ...]:
+        """What each rank wanted the others to know when they met."""
+        return self._membership.payloads
 
     # -- settings and life ---------------------------------------------------------------------
 
@@ -138,7 +161,7 @@ class NativeCommunicator(Communicator):
         if self.rank not in members:
             return None
         if self._lobby is None:
-            raise self._blame.closed()
+            raise self._exceptions.closed()
         serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
         listed = f"{label}[{','.join(map(str, members))}]"
         name = (
@@ -150,16 +173,16 @@ class NativeCommunicator(Communicator):
         global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:
             return SoloCommunicator(name, global_ranks, self.timeout_s)
-        side = Side(
-            f"{self._place.key}/{listed}/{serial}",
+        request = JoinRequest(
+            f"{self._membership.key}/{listed}/{serial}",
             members.index(self.rank),
             len(members),
             Deadline(self.timeout_s),
             open_with(self.timeout_s),
             check=self._raise_if_ended,
         )
-        place = self._lobby.meet_at(self._place.members[members[0]].address, side)
-        return NativeCommunicator(place, self._lobby, name, global_ranks, self.timeout_s)
+        membership = self._lobby.meet_at(self._membership.members[members[0]].address, request)
+        return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def _raise_if_ended(self) -> None:
         ending = self.errored
@@ -179,8 +202,8 @@ class NativeCommunicator(Communicator):
     def ending(self, doing: str) -> GroupError | None:
         """How the group ended, or None; `doing` is what this rank was about."""
         if self._lobby is None:
-            return self._blame.closed()
-        return self._blame.failure(doing) if self._group.failure()[0] else None
+            return self._exceptions.closed()
+        return self._exceptions.failure(doing) if self._group.failure()[0] else None
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -194,7 +217,7 @@ class NativeCommunicator(Communicator):
         if timeout_s is not None:
             return self._barrier_within(timeout_s, async_op)
         if async_op:
-            return self._run(Operation.BARRIER, None, None, async_op=True)
+            return self._run(_BARRIER, None, None, True)
         status = self._barrier()
         if status:
             self._fail(status, Operation.BARRIER)
@@ -204,7 +227,7 @@ class NativeCommunicator(Communicator):
         """A work takes the group's limit when it is begun: let it find its own."""
         usual_s, self.timeout_s = self.timeout_s, timeout_s
         try:
-            work = self._run(Operation.BARRIER, None, None, async_op=True)
+            work = self._run(_BARRIER, None, None, True)
         finally:
             self.timeout_s = usual_s
         if work is not None and not async_op:
@@ -228,40 +251,21 @@ class NativeCommunicator(Communicator):
                 self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
-        if algorithm is None:
-            return self._in_place(Operation.ALL_REDUCE, tensor, 0, reduction, factor, async_op)
-        return self._all_reduce_by(algorithm, tensor, reduction, factor, async_op)
-
-    def _all_reduce_by(
-        self,
-        algorithm: str | Schedule,
-        tensor: Any,
-        reduction: int,
-        factor: float,
-        async_op: bool,
-    ) -> Work | None:
-        mark, words = self._compiled(algorithm)
-        operation = Operation.ALL_REDUCE
-        if type(tensor) not in _LISTS:
-            return self._run(
-                operation, tensor, tensor, mark, reduction, factor, False, async_op, words
-            )
-        return joined(
-            self._run(operation, alike, alike, mark, reduction, factor, True, async_op, words)
-            for alike, _ in self._by_dtype(operation, tensor, tensor)
-        )
+        mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
+        call = _Call(Operation.ALL_REDUCE, mark, reduction, factor, schedule)
+        return self._run_in_place(call, tensor, async_op)
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
-        from unisono.comm.programs import algorithm_mark, program_of, schedule_for
+        from unisono.comm.compiled_schedules import algorithm_mark, compile_schedule, schedule_for
 
         try:
             schedule = schedule_for("all_reduce", algorithm, self.size)
-            known = self._programs.get(id(schedule))
+            known = self._compiled_schedules.get(id(schedule))
             if known is None or known[0] is not schedule:
-                words = program_of(schedule, self.rank).words()
-                known = schedule, algorithm_mark(schedule.algorithm), words
-                self._programs[id(schedule)] = known
+                encoded = compile_schedule(schedule, self.rank).encode()
+                known = schedule, algorithm_mark(schedule.algorithm), encoded
+                self._compiled_schedules[id(schedule)] = known
             return known[1:]
         except ScheduleError as error:
             kind = partial(ScheduleError, rank=error.rank, chunk=error.chunk, step=error.step)
@@ -272,136 +276,118 @@ class NativeCommunicator(Communicator):
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        reduction, factor = self._reduction(Operation.REDUCE, op, tensor)
-        return self._in_place(Operation.REDUCE, tensor, root, reduction, factor, async_op)
+        self._check_root(Operation.REDUCE, root)
+        call = _Call(Operation.REDUCE, root, *self._reduction(Operation.REDUCE, op, tensor))
+        return self._run_in_place(call, tensor, async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        return self._in_place(_BROADCAST, tensor, root, 0, 1.0, async_op)
+        if type(root) is not int or not 0 <= root < self.size:
+            self._check_root(Operation.BROADCAST, root)
+        return self._run_in_place(self._broadcasts[root], tensor, async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        coalesced = type(input) in _LISTS
-        return self._widening(_ALL_GATHER, output, input, coalesced, async_op=async_op)
+        if type(input) in _LISTS:
+            return self._run_lists(_ALL_GATHER, output, input, async_op)
+        return self._run(_ALL_GATHER, output, input, async_op)
 
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        operation = _REDUCE_SCATTER
-        reduction, factor = self._reduction(operation, op, output)
-        coalesced = type(output) in _LISTS
-        return self._widening(operation, output, input, coalesced, reduction, factor, async_op)
+        operation = Operation.REDUCE_SCATTER
+        call = _Call(operation, 0, *self._reduction(operation, op, output))
+        if type(output) in _LISTS:
+            return self._run_lists(call, output, input, async_op)
+        return self._run(call, output, input, async_op)
 
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root(Operation.GATHER, root, output, "output")
-        return self._run(Operation.GATHER, output, input, root, async_op=async_op)
+        self._check_wide_side(Operation.GATHER, root, output, "output")
+        return self._run(_Call(Operation.GATHER, root), output, input, async_op)
 
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_root(Operation.SCATTER, root, input, "input")
-        return self._run(Operation.SCATTER, output, input, root, async_op=async_op)
+        self._check_wide_side(Operation.SCATTER, root, input, "input")
+        return self._run(_Call(Operation.SCATTER, root), output, input, async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        return self._run(_ALL_TO_ALL, output, input, 0, 0, 1.0, False, async_op)
+        return self._run(_ALL_TO_ALL, output, input, async_op)
 
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         if type(dst) is not int or not 0 <= dst < self.size:
-            self._refuse_peer(dst)
+            check_peer(dst, self.size, self.name)
         status = self._send(tensor, dst, tag)
         if status < 0:
-            raise self._blame.message_error(-status, (True, tensor, dst, tag), self._group.seen())
+            raise self._exceptions.message_error(
+                -status, (True, tensor, dst, tag), self._group.seen()
+            )
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
-            self._refuse_peer(src)
+            check_peer(src, self.size, self.name)
         source = self._recv(tensor, src, tag)
         if source < 0:
-            raise self._blame.message_error(-source, (False, tensor, src, tag), self._group.seen())
+            raise self._exceptions.message_error(
+                -source, (False, tensor, src, tag), self._group.seen()
+            )
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
-            self._refuse_peer(dst)
-        return self._isend(self._blame, _caller(1), tensor, dst, tag)
+            check_peer(dst, self.size, self.name)
+        return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
-            self._refuse_peer(src)
-        return self._irecv(self._blame, _caller(1), tensor, src, tag)
-
-    def _refuse_peer(self, peer: object) -> NoReturn:
-        raise ValueError(f"rank {peer!r} is not a rank of group {self.name} of {self.size}")
+            check_peer(src, self.size, self.name)
+        return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
 
     # -- the way to the engine -------------------------------------------------------------------
 
     def _run(
-        self,
-        operation: Operation,
-        output: Any,
-        input: Any,
-        root: int = 0,
-        reduction: int = 0,
-        factor: float = 1.0,
-        coalesced: bool = False,
-        async_op: bool = False,
-        program: bytes | None = None,
+        self, call: _Call, output: Any, input: Any, async_op: bool, coalesced: bool = False
     ) -> Work | None:
+        operation, root, reduction, factor, schedule = call
         if async_op:
             work = self._group.submit(
-                self._blame, operation, output, input, root, reduction, factor, coalesced, program
+                self._exceptions,
+                operation,
+                output,
+                input,
+                root,
+                reduction,
+                factor,
+                coalesced,
+                schedule,
             )
             if isinstance(work, int):
-                raise self._blame.call_error(work, operation)
+                raise self._exceptions.call_error(work, operation)
             return work
-        status = self._call(operation, output, input, root, reduction, factor, coalesced, program)
+        status = self._native_run(
+            operation, output, input, root, reduction, factor, coalesced, schedule
+        )
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
         return None
 
-    def _in_place(
-        self,
-        operation: Operation,
-        tensor: Any,
-        root: int,
-        reduction: int,
-        factor: float,
-        async_op: bool,
-    ) -> Work | None:
-        if type(root) is not int or not 0 <= root < self.size:
-            self._check_root(operation, root)
-        if type(tensor) not in _LISTS:
-            return self._run(operation, tensor, tensor, root, reduction, factor, async_op=async_op)
-        return joined(
-            self._run(operation, alike, alike, root, reduction, factor, True, async_op)
-            for alike, _ in self._by_dtype(operation, tensor, tensor)
-        )
+    def _run_in_place(self, call: _Call, tensor: Any, async_op: bool) -> Work | None:
+        if type(tensor) in _LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
-    def _widening(
-        self,
-        operation: Operation,
-        output: Any,
-        input: Any,
-        coalesced: bool,
-        reduction: int = 0,
-        factor: float = 1.0,
-        async_op: bool = False,
-    ) -> Work | None:
-        if not coalesced:
-            return self._run(operation, output, input, 0, reduction, factor, False, async_op)
-        if type(output) not in _LISTS or type(input) not in _LISTS:
-            self._refuse(operation, "a coalesced call takes a list on both sides", TypeError)
-        if len(output) != len(input):
-            self._refuse(operation, f"{len(output)} outputs for {len(input)} inputs")
-        return joined(
-            self._run(operation, outputs, inputs, 0, reduction, factor, True, async_op)
-            for outputs, inputs in self._by_dtype(operation, output, input)
+    def _run_lists(self, call: _Call, outputs: Any, inputs: Any, async_op: bool) -> Work | None:
+        """A coalesced call: one for each dtype."""
+        self._checked(call.operation, check_coalesced, outputs, inputs)
+        return join_works(
+            self._run(call, alike_outputs, alike_inputs, async_op, True)
+            for alike_outputs, alike_inputs in self._by_dtype(call.operation, outputs, inputs)
         )
 
     def _by_dtype(
@@ -414,7 +400,9 @@ class NativeCommunicator(Communicator):
         for output, input in zip(outputs, inputs, strict=True):
             if not hasattr(output, "dtype") or not hasattr(input, "dtype"):
                 odd = input if hasattr(output, "dtype") else output
-                self._refuse(operation, f"{type(odd).__name__} is no tensor", TypeError)
+                self._refuse(
+                    operation, f"{type(odd).__name__} is neither a tensor nor an array", TypeError
+                )
             pair = alike.setdefault(dtype_name(output), ([], []))
             pair[0].append(output)
             pair[1].append(input)
@@ -422,7 +410,7 @@ class NativeCommunicator(Communicator):
             together = outputs if outputs is inputs else [*outputs, *inputs]
             shared = which_overlap(together, len(outputs))
             if shared is not None:
-                dtypes = " and ".join(dtype_name(together[place]) for place in shared)
+                dtypes = " and ".join(dtype_name(together[number]) for number in shared)
                 self._refuse(operation, f"tensors of {dtypes} share memory: pass clones")
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
@@ -434,65 +422,51 @@ class NativeCommunicator(Communicator):
 
     def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
         """The engine's number of `op` and its factor; a list is checked as a whole."""
-        number, factor = None, 1.0
-        if isinstance(op, PremulSum):
-            number, factor = _PREMUL_SUM, self._factor(operation, op, tensors)
-        elif isinstance(op, str):
-            number = _REDUCTION_NUMBERS.get(op)
-        if number is None:
-            self._refuse(
-                operation, f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or PremulSum"
-            )
         if type(tensors) in _LISTS:
-            name = op if isinstance(op, str) else "premul_sum"
-            for dtype in map(name_of_dtype, _dtypes(tensors)):
-                if not has_meaning(name, dtype):
-                    self._refuse(operation, f"{name} has no meaning for {dtype}", TypeError)
-        return number, factor
+            dtypes = list(map(name_of_dtype, _dtypes(tensors)))
+        elif type(op) is str and op in _REDUCTION_NUMBERS:
+            return _REDUCTION_NUMBERS[op], 1.0  # whether it means something the engine knows
+        else:
+            dtypes = [dtype_name(tensors)]
+        name, factor = self._checked(operation, check_reduction, op, dtypes, TRUNCATED_AVG)
+        return _REDUCTION_NUMBERS.get(name, _PREMUL_SUM), factor
 
-    def _factor(self, operation: Operation, op: PremulSum, tensors: Any) -> float:
+    def _check_root(self, operation: Operation, root: int) -> None:
+        self._checked(operation, check_root, root, self.size)
+
+    def _check_wide_side(self, operation: Operation, root: int, wide: Any, side: str) -> None:
+        self._checked(operation, check_wide_side, root, self.rank, self.size, wide, side)
+
+    def _checked(self, operation: Operation, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
         try:
-            factor = float(op.factor)
-        except (TypeError, ValueError):
-            self._refuse(operation, f"the factor {op.factor!r} is no number")
-        for tensor in tensors if type(tensors) in _LISTS else (tensors,):
-            if not holds(dtype_name(tensor), factor):
-                self._refuse(operation, f"{dtype_name(tensor)} cannot be scaled by {factor}")
-        return factor
-
-    def _check_root(
-        self, operation: Operation, root: int, wide: Any = False, which: str = ""
-    ) -> None:
-        if not isinstance(root, int) or not 0 <= root < self.size:
-            self._refuse(operation, f"root {root!r} is not a rank of a group of {self.size}")
-        if wide is None and self.rank == root:
-            self._refuse(operation, f"the root must pass an {which}")
-        if wide is not None and wide is not False and self.rank != root:
-            self._refuse(operation, f"only the root passes an {which}: pass None")
+            return check(*arguments)
+        except (ValueError, TypeError) as error:
+            self._refuse(operation, str(error), type(error))
 
     def _refuse(
         self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
     ) -> NoReturn:
         """Raise about our own arguments, once the peers know that this call will not happen."""
-        if self._blame.cause is None:
+        if self._exceptions.cause is None:
             self._group.refuse(operation)
         raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
 
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
-        raise self._blame.call_error(status, operation, reduction, dtype_name(_first(tensors)))
+        raise self._exceptions.call_error(status, operation, reduction, dtype_name(_first(tensors)))
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
-    """How a member opens its place once it has the segment."""
+    """How a member opens the group once it has the segment."""
     return lambda descriptor, rank, size, nonce: open_group(
         descriptor, rank, size, nonce, timeout_s
     )
 
 
 def _dtypes(tensors: Sequence[Any]) -> set[Any]:
-    """Their dtypes, found without Python code for each tensor; none if something is no tensor."""
+    """Their dtypes, found without Python code for each; none if something is not a tensor."""
     try:
         return set(map(_dtype_of, tensors))
     except AttributeError:

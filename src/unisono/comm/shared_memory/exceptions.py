@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from unisono.comm.arguments import describe_meaningless
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
-from unisono.comm.rendezvous.lobby import Place
-from unisono.comm.shared_memory import explanations
-from unisono.comm.shared_memory.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.rendezvous.membership import Membership
+from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.failures import describe_failure, whereabouts, with_global_ranks
-from unisono.comm.shared_memory.message_explanations import describe_message, timeout_details
+from unisono.comm.shared_memory.message_error_texts import describe_message, timeout_details
 from unisono.errors import (
     CollectiveTimeout,
     GroupClosed,
@@ -25,17 +26,19 @@ diagnose: Callable[[GroupError], Any] | None = None
 """What the watch sets while it is on: gives the report that an exception carries."""
 
 
-class Blame:
+class GroupExceptions:
     """Makes a group's exceptions and keeps the first `cause` of its end. The engine calls it when
     a work or a message fails."""
 
-    def __init__(self, place: Place, name: str, global_ranks: Sequence[int] | None = None) -> None:
-        self._place = place
+    def __init__(
+        self, membership: Membership, name: str, global_ranks: Sequence[int] | None = None
+    ) -> None:
+        self._membership = membership
         self._global_ranks = global_ranks
         self._name = name
-        self._rank = place.rank
+        self._rank = membership.rank
         self.cause: GroupError | None = None
-        self._is_told = False
+        self._is_worded = False
 
     def message_error(
         self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
@@ -55,22 +58,22 @@ class Blame:
             self.cause = MessageMismatch(
                 f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
-                f"{explanations.dtype_name(dtype)}",
+                f"{error_texts.dtype_name(dtype)}",
                 rank=self._rank,
                 group=self._name,
             )
         if (
             status == Status.TIMEOUT
             and self.cause is None
-            and self._place.group.failure()[1] == self._rank
+            and self._membership.group.failure()[1] == self._rank
         ):
             text = (
                 f"{doing} on group {self._name} was not matched by its deadline of "
-                f"{self._place.group.timeout_ns / 1e9:g} s"
+                f"{self._membership.group.timeout_ns / 1e9:g} s"
             )
-            details = timeout_details(self._place.group, sends, peer)
+            details = timeout_details(self._membership.group, sends, peer)
             if peer >= 0:
-                details.append(whereabouts(self._place, peer, ABOUT_MESSAGES))
+                details.append(whereabouts(self._membership, peer, ABOUT_MESSAGES))
             text = "\n".join([text, *details])
             self.cause = CollectiveTimeout(
                 text,
@@ -81,7 +84,7 @@ class Blame:
             )
         if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
             return self.call_error(status, Operation.SEND if sends else Operation.RECV)
-        if self._place.group.failure()[0] == Status.CLOSED:
+        if self._membership.group.failure()[0] == Status.CLOSED:
             return self.closed()
         return self.failure(doing)
 
@@ -91,11 +94,9 @@ class Blame:
         """The exception for a call whose status is not OK."""
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
-            op = REDUCTION_NAMES[reduction]
-            name = dtype if isinstance(dtype, str) else explanations.dtype_name(dtype)
-            return TypeError(
-                f"{what} on group {self._name}: {op} has no meaning for {name}{_remedy(op)}"
-            )
+            name = dtype if isinstance(dtype, str) else error_texts.dtype_name(dtype)
+            why = describe_meaningless(REDUCTION_NAMES[reduction], name)
+            return TypeError(f"{what} on group {self._name}: {why}")
         if status == Status.NO_MEMORY:
             return SegmentError(
                 f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
@@ -119,16 +120,16 @@ class Blame:
                 f"{what} on group {self._name}: this thread is in a call of the "
                 "group already (is this a signal handler?)"
             )
-        if status == Status.CLOSED or self._place.group.failure()[0] == Status.CLOSED:
+        if status == Status.CLOSED or self._membership.group.failure()[0] == Status.CLOSED:
             return self.closed()
         return self.failure(what)
 
     def failure(self, doing: str) -> GroupError:
         """The first cause of the group's end, as an exception of this rank."""
         if self.cause is None:
-            self.cause = describe_failure(self._place, self._name, doing)
-        if not self._is_told:  # in whichever words
-            self._is_told = True
+            self.cause = describe_failure(self._membership, self._name, doing)
+        if not self._is_worded:  # in whichever words
+            self._is_worded = True
             self.cause.args = (with_global_ranks(self.cause, self._global_ranks),)
         if diagnose is not None and self.cause.report is None:
             self.cause.report = diagnose(self.cause)
@@ -136,11 +137,3 @@ class Blame:
 
     def closed(self) -> GroupClosed:
         return GroupClosed(f"group {self._name} is closed", rank=self._rank, group=self._name)
-
-
-def _remedy(op: str) -> str:
-    if op == "avg":
-        return ": sum and divide, or convert to a floating type"
-    if op in ("band", "bor", "bxor"):
-        return ": it combines bits, which floating types do not have"
-    return ""

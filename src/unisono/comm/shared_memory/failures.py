@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from unisono.comm.rendezvous.lobby import Place
-from unisono.comm.shared_memory import explanations, message_explanations
-from unisono.comm.shared_memory.engine import ABOUT_MESSAGES, Group, Note, Status
+from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
+from unisono.comm.mismatches import find_minority
+from unisono.comm.rendezvous.membership import Membership
+from unisono.comm.shared_memory import error_texts, message_error_texts
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -19,34 +20,34 @@ from unisono.errors import (
 )
 
 SITES_WAIT_S = 0.5
-"""How long a report waits for the peers to say where they are; they say it as they fail."""
+"""How long an error waits for the peers to say where they are; they say it as they fail."""
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
 _STATES |= {"R": "is running", "S": "is asleep or waiting", "Z": "has ended"}
 
 
-def describe_failure(place: Place, name: str, doing: str) -> GroupError:
+def describe_failure(membership: Membership, name: str, doing: str) -> GroupError:
     """The exception for the first fault of a group; `doing` is what this rank was about."""
-    group, rank = place.group, place.rank
+    group, rank = membership.group, membership.rank
     status, culprit, call, detail = group.failure()
     if status == Status.MISMATCH:
-        return _mismatch(place, name, call)
+        return _mismatch(membership, name, call)
     if status == Status.TIMEOUT and call == 0:
         text = f"rank {culprit} waited in vain for a message in group {name}"
-        waiting = message_explanations.read_waiting(group, culprit)
+        waiting = message_error_texts.read_waiting(group, culprit)
         if waiting is not None:
-            text += f": {message_explanations.describe_waiting(waiting)}"
+            text += f": {message_error_texts.describe_waiting(waiting)}"
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
-        return _timeout(place, name, call, culprit)
+        return _timeout(membership, name, call, culprit)
     if status == Status.PEER_CLOSED:
         who = f"rank {culprit}" if culprit >= 0 else "every other rank"
         text = f"{who} closed group {name}; this rank was in {doing}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.PEER_LOST:
         text = (
-            f"rank {culprit} (pid {place.members[culprit].pid}) {explanations.ending(detail)}; "
-            f"this rank was in {doing} of group {name}"
+            f"rank {culprit} (pid {membership.members[culprit].pid}) "
+            f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
         )
         last_words = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES)
         if last_words:
@@ -56,9 +57,9 @@ def describe_failure(place: Place, name: str, doing: str) -> GroupError:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
-        circle = message_explanations.deadlock_circle(group, culprit)
+        circle = message_error_texts.deadlock_circle(group, culprit)
         sites = _sites(group, circle, ABOUT_MESSAGES)
-        text = message_explanations.deadlock_report(group, name, circle, sites)
+        text = message_error_texts.deadlock_text(group, name, circle, sites)
         return DeadlockError(text, rank=rank, group=name, cycle=circle)
     if status == Status.DAMAGED:
         reason = "something in its process has written over it"
@@ -83,18 +84,18 @@ def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> 
     """The text of an exception of a group whose ranks have other numbers in the world. What a rank
     wrote itself (`abort`'s reason, its last words) stays as it is."""
     if not isinstance(error, GroupAborted) or not error.reason:
-        return explanations.with_global_ranks(str(error), global_ranks)
+        return error_texts.with_global_ranks(str(error), global_ranks)
     ours, reason, rest = str(error).partition(error.reason)
-    return explanations.with_global_ranks(ours, global_ranks) + reason + rest
+    return error_texts.with_global_ranks(ours, global_ranks) + reason + rest
 
 
-def whereabouts(place: Place, rank: int, about: int) -> str:
+def whereabouts(membership: Membership, rank: int, about: int) -> str:
     """Where a rank that did not come is: what it answered, or what the system says of it."""
-    pid = place.members[rank].pid
-    if rank == place.rank:
+    pid = membership.members[rank].pid
+    if rank == membership.rank:
         return f"  rank {rank} (pid {pid}) is this one"
     state = _state_of(pid)
-    answer = place.group.read_note(rank, Note.ANSWER, about) or place.group.read_note(
+    answer = membership.group.read_note(rank, Note.ANSWER, about) or membership.group.read_note(
         rank, Note.ANSWER, 0
     )
     if answer and state != _STATES["T"]:
@@ -102,24 +103,26 @@ def whereabouts(place: Place, rank: int, about: int) -> str:
     return f"  rank {rank} (pid {pid}) {state or 'cannot be seen from here'} and did not answer"
 
 
-def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
-    group = place.group
-    calls = [explanations.describe_post(group, rank, call) for rank in range(place.size)]
+def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatch:
+    group = membership.group
+    calls = [error_texts.describe_post(group, rank, call) for rank in range(membership.size)]
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
-    sites = [told.get(rank) for rank in range(place.size)]
-    culprits, pairs = explanations.culprits_of(calls), None
+    sites = [told.get(rank) for rank in range(membership.size)]
+    culprits, pairs = find_minority(calls), None
     if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
-        pairs = explanations.read_pair_sizes(group, place.size, call)
+        pairs = error_texts.read_pairwise_sizes(group, membership.size, call)
         if pairs is not None:
             culprits = pairs.culprits()
         else:
-            shapes = [explanations.describe_shape(group, rank, call) for rank in range(place.size)]
-            culprits = explanations.culprits_of([mark for mark, _ in shapes])
+            shapes = [
+                error_texts.describe_shape(group, rank, call) for rank in range(membership.size)
+            ]
+            culprits = find_minority([mark for mark, _ in shapes])
             calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
     return CollectiveMismatch(
-        explanations.mismatch_report(name, call, calls, sites, culprits, pairs),
-        rank=place.rank,
+        error_texts.mismatch_text(name, call, calls, sites, culprits, pairs),
+        rank=membership.rank,
         group=name,
         call=call,
         calls=calls,
@@ -128,27 +131,29 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     )
 
 
-def _timeout(place: Place, name: str, call: int, awaited: int) -> CollectiveTimeout:
+def _timeout(membership: Membership, name: str, call: int, awaited: int) -> CollectiveTimeout:
     """`awaited` is the rank that the first one to give up was waiting for."""
-    calls = [explanations.describe_post(place.group, rank, call) for rank in range(place.size)]
+    calls = [
+        error_texts.describe_post(membership.group, rank, call) for rank in range(membership.size)
+    ]
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     missing = [rank for rank, what in enumerate(calls) if what is None]
     what = next((what for what in calls if what is not None), None)
     stalled: list[int] = []
     if not missing:
-        behind = explanations.stalled_ranks(
-            [place.group.progress(rank) for rank in range(place.size)]
+        behind = error_texts.stalled_ranks(
+            [membership.group.progress(rank) for rank in range(membership.size)]
         )
         if awaited not in behind:  # it went on meanwhile
-            behind = _stopped(place) or [awaited]
+            behind = _stopped(membership) or [awaited]
         stalled = behind
-    where = [whereabouts(place, rank, call) for rank in missing or stalled]
+    where = [whereabouts(membership, rank, call) for rank in missing or stalled]
     if stalled:  # a stopped process cannot tell its line, which is that of our own call
-        sites = _sites(place.group, [place.rank], call)
+        sites = _sites(membership.group, [membership.rank], call)
         where = [f"{line}; the call is at {sites[0]}" if sites[0] else line for line in where]
     return CollectiveTimeout(
-        explanations.timeout_report(name, call, what, arrived, missing, stalled, where),
-        rank=place.rank,
+        error_texts.timeout_text(name, call, what, arrived, missing, stalled, where),
+        rank=membership.rank,
         group=name,
         call=call,
         arrived=arrived,
@@ -157,10 +162,12 @@ def _timeout(place: Place, name: str, call: int, awaited: int) -> CollectiveTime
     )
 
 
-def _stopped(place: Place) -> list[int]:
+def _stopped(membership: Membership) -> list[int]:
     """The ranks whose process is stopped."""
     stopped = (_STATES["T"], _STATES["t"])
-    return [rank for rank, one in enumerate(place.members) if _state_of(one.pid) in stopped]
+    return [
+        rank for rank, member in enumerate(membership.members) if _state_of(member.pid) in stopped
+    ]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

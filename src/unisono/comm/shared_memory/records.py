@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.comm.base import REDUCTION_NAMES
-from unisono.comm.shared_memory.engine import (
+from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
     RecordsLayout,
@@ -23,7 +23,7 @@ from unisono.comm.shared_memory.engine import (
     now_by_both_clocks,
     records_layout,
 )
-from unisono.comm.shared_memory.explanations import REDUCING, ROOTED, dtype_name
+from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.errors import UnisonoError
 
 _MAGIC = 0x6F6E6F73696E75
@@ -81,7 +81,7 @@ class RankRecords:
     records: tuple[Record, ...]
     reason: str = ""
     progress: int = 0
-    """Turns of moving data that it has finished, over all calls of a native group."""
+    """Turns of moving data that it has finished, over all calls of a shared-memory group."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ def _read_ring(
 ) -> Iterator[Record]:
     numbers = [number for (number,) in _NUMBER.iter_unpack(first)]
     oldest = max(0, max(numbers) - last) if last is not None else 0
-    for index, at_this_place in enumerate(numbers):
-        if at_this_place <= oldest:
+    for index, number in enumerate(numbers):
+        if number <= oldest:
             continue
         at = index * layout.record_bytes
         record = first[at : at + layout.record_bytes]
@@ -296,15 +296,15 @@ class Clock:
     def look_again(self) -> None:
         """The second moment is now: the later, the better."""
         ticks, ns = now_by_both_clocks()
-        self._ns_a_tick = (ns - self._ns) / max(1, ticks - self._ticks)
+        self._ns_per_tick = (ns - self._ns) / max(1, ticks - self._ticks)
 
     def seconds(self, moment: int) -> float:
         """A moment of CLOCK_MONOTONIC."""
-        return (self._ns + (moment - self._ticks) * self._ns_a_tick) / 1e9
+        return (self._ns + (moment - self._ticks) * self._ns_per_tick) / 1e9
 
 
 def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
-    """The text of a site; None where another one has taken its place."""
+    """The text of a site; None where another text has been written over it."""
     at = number % layout.site_count * layout.site_bytes
     there, text = _SITE.unpack_from(sites, at)
     return text.split(b"\0")[0].decode(errors="replace") if there == number else None

@@ -23,7 +23,7 @@ _CLOSED = struct.Struct("<I")
 
 
 @dataclass
-class _Rank:
+class _RankRing:
     """How far one rank's ring has been read. `under_way` are the records that were not over when
     they were last seen, by their number."""
 
@@ -36,19 +36,19 @@ class _Rank:
     under_way: dict[int, Record] = field(default_factory=dict)
 
 
-class Follower:
+class RecordFollower:
     """Reads the segment behind a descriptor, which stays the caller's: what was recorded stays
     readable when all members have left, up to the length of the ring. Raises UnisonoError if it is
-    no segment."""
+    not a segment."""
 
     def __init__(self, descriptor: int) -> None:
         self.segment = segment_key(descriptor)
         mapped = map_segment(descriptor)
         if mapped is None:
-            raise UnisonoError("this is no shared memory of a group")
+            raise UnisonoError("this is not the shared memory of a group")
         self.size, self._layout, self._memory = mapped
         self._name = "?"
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankRing] = {}
 
     def close(self) -> None:
         """Let go of it."""
@@ -58,19 +58,19 @@ class Follower:
         """Who is in it, without records."""
         name, _, backend = self._name.partition(BACKEND_MARK)
         ranks = tuple(
-            RankRecords(one.rank, one.global_rank, one.pid, ())
-            for _, one in sorted(self._ranks.items())
+            RankRecords(ring.rank, ring.global_rank, ring.pid, ())
+            for _, ring in sorted(self._ranks.items())
         )
         return GroupRecords(name, self.size, ranks, backend or "unisono", self.segment)
 
     def dropped(self) -> dict[int, int]:
         """How many records of each rank were written over before they were read."""
-        return {rank: one.dropped for rank, one in self._ranks.items() if one.dropped}
+        return {rank: ring.dropped for rank, ring in self._ranks.items() if ring.dropped}
 
     def forget_dropped(self) -> None:
         """What was lost up to now does not count."""
-        for one in self._ranks.values():
-            one.dropped = 0
+        for ring in self._ranks.values():
+            ring.dropped = 0
 
     def is_left(self) -> bool:
         """Whether every rank has joined and closed the group."""
@@ -88,61 +88,61 @@ class Follower:
         that nobody writes any more: what was never finished writing is passed over."""
         found = []
         for rank in range(self.size):
-            one = self._ranks.get(rank)
-            if one is None:
+            ring = self._ranks.get(rank)
+            if ring is None:
                 known = read_identity(self._memory, self._layout, rank)
                 if known is None:
                     continue
                 self._name, pid, global_rank, clock = known
-                one = self._ranks[rank] = _Rank(rank, global_rank, pid, clock)
-            found += [(rank, record) for record in self._read_rank(one, to_the_end)]
+                ring = self._ranks[rank] = _RankRing(rank, global_rank, pid, clock)
+            found += [(rank, record) for record in self._read_rank(ring, to_the_end)]
         return found
 
-    def _read_rank(self, one: _Rank, to_the_end: bool) -> list[Record]:
+    def _read_rank(self, ring: _RankRing, to_the_end: bool) -> list[Record]:
         count = self._layout.record_count
-        if not one.under_way and not to_the_end and self._number_at(one, one.next) < one.next:
+        if not ring.under_way and not to_the_end and self._number_at(ring, ring.next) < ring.next:
             return []  # nothing new, as most often
-        one.clock.look_again()
-        base = self._layout.first_control + one.rank * self._layout.control_bytes
+        ring.clock.look_again()
+        base = self._layout.first_control + ring.rank * self._layout.control_bytes
         start = base + self._layout.sites
         sites = self._memory[start : start + self._layout.site_count * self._layout.site_bytes]
         found = []
-        for number, before in list(one.under_way.items()):
-            record = self._record(one, number, sites)
+        for number, before in list(ring.under_way.items()):
+            record = self._record(ring, number, sites)
             if record is None or record.ended_s is not None:
-                del one.under_way[number]
+                del ring.under_way[number]
             if record is not None and record.state != before.state:
                 found.append(record)
         while True:
-            record = self._record(one, one.next, sites)
-            there = self._number_at(one, one.next)
+            record = self._record(ring, ring.next, sites)
+            there = self._number_at(ring, ring.next)
             if record is not None:
                 found.append(record)
                 if record.ended_s is None:
-                    one.under_way[one.next] = record
-                one.next += 1
-            elif there > one.next:  # written over, with all that are as old
-                one.dropped += there - count + 1 - one.next
-                one.next = there - count + 1
-            elif to_the_end and self._number_at(one, one.next + 1) > one.next:
-                one.dropped += 1
-                one.next += 1
+                    ring.under_way[ring.next] = record
+                ring.next += 1
+            elif there > ring.next:  # written over, with all that are as old
+                ring.dropped += there - count + 1 - ring.next
+                ring.next = there - count + 1
+            elif to_the_end and self._number_at(ring, ring.next + 1) > ring.next:
+                ring.dropped += 1
+                ring.next += 1
             else:
                 return found
 
-    def _number_at(self, one: _Rank, number: int) -> int:
-        """Which record stands in the place of this one; 0 while one is written."""
-        return int(_WORD.unpack_from(self._memory, self._place(one, number))[0])
+    def _number_at(self, ring: _RankRing, number: int) -> int:
+        """Which record now stands where this number's was; 0 while one is being written."""
+        return int(_WORD.unpack_from(self._memory, self._offset(ring, number))[0])
 
-    def _place(self, one: _Rank, number: int) -> int:
+    def _offset(self, ring: _RankRing, number: int) -> int:
         layout = self._layout
-        base = layout.first_control + one.rank * layout.control_bytes
+        base = layout.first_control + ring.rank * layout.control_bytes
         return base + layout.records + number % layout.record_count * layout.record_bytes
 
-    def _record(self, one: _Rank, number: int, sites: bytes) -> Record | None:
+    def _record(self, ring: _RankRing, number: int, sites: bytes) -> Record | None:
         """The record of this number, if it stands there, whole."""
-        at = self._place(one, number)
+        at = self._offset(ring, number)
         whole = self._memory[at : at + self._layout.record_bytes]
-        if _WORD.unpack_from(whole)[0] != number or self._number_at(one, number) != number:
+        if _WORD.unpack_from(whole)[0] != number or self._number_at(ring, number) != number:
             return None
-        return parse_record(whole, self._layout, one.clock, sites)
+        return parse_record(whole, self._layout, ring.clock, sites)

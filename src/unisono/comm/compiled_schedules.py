@@ -1,4 +1,4 @@
-"""From a schedule to what one rank has to do: its program, proven right once.
+"""A schedule compiled for one rank: what it sends and receives, in order, proven right once.
 
 Large tensors are cut into slices, each of which goes through the whole schedule; slice s is in
 step r at time s + r. So a rank works on many steps at once, on different slices, and a tree with a
@@ -21,7 +21,7 @@ from unisono.plan.proof import verify
 from unisono.plan.schedule import Schedule, Step
 
 BUSIEST = 8192
-"""How many chunks one rank may send another in a compiled program: csrc/unisono.h's UN_BUSIEST."""
+"""How many chunks one rank may send another in a compiled schedule: csrc/unisono.h's UN_BUSIEST."""
 
 _SEND, _COPY, _COMBINE = range(3)  # csrc/unisono.h's un_action
 
@@ -53,7 +53,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledSchedule:
     """One rank's part of a schedule: a round for each step, many of them perhaps empty.
 
     `fingerprint` is the same for equal schedules, on every rank. `busiest` is the largest number
@@ -69,9 +69,9 @@ class Program:
     @property
     def receives(self) -> bool:
         """Whether anything ever comes to this rank."""
-        return any(one.receives for one in self.rounds)
+        return any(round.receives for round in self.rounds)
 
-    def words(self) -> bytes:
+    def encode(self) -> bytes:
         """As the engine reads it (un_schedule_read in csrc/unisono.h).
 
         Raises ValueError if the chunks are too many for it.
@@ -82,15 +82,15 @@ class Program:
                 f"the engine takes {BUSIEST}: use unisono.execute"
             )
         starts, moves = [0], []
-        for one in self.rounds:
-            moves += [(_SEND, move.peer, move.chunk, move.count) for move in one.sends]
+        for round in self.rounds:
+            moves += [(_SEND, move.peer, move.chunk, move.count) for move in round.sends]
             starts.append(len(moves))
-            for move in one.receives:
+            for move in round.receives:
                 action = _COMBINE if move.reduces else _COPY
                 moves.append((action, move.peer, move.chunk, move.count))
             starts.append(len(moves))
         head = [self.fingerprint, len(self.rounds), self.chunks, self.busiest]
-        flat = [word for move in moves for word in move]
+        flat = [number for move in moves for number in move]
         return np.array(head + starts + flat, np.int64).tobytes()
 
 
@@ -102,10 +102,10 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Sche
     """
     if isinstance(algorithm, str):
         entry = find(collective, algorithm)
-        made = _made.get((entry.make, ranks))
-        if made is None:
-            made = _made[entry.make, ranks] = entry.schedule(ranks)
-        return made
+        built = _built.get((entry.make, ranks))
+        if built is None:
+            built = _built[entry.make, ranks] = entry.schedule(ranks)
+        return built
     if not isinstance(algorithm, Schedule):
         raise ValueError(f"an algorithm is a name or a Schedule, not {type(algorithm).__name__}")
     if algorithm.collective != collective:
@@ -115,19 +115,19 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Sche
     return algorithm
 
 
-def program_of(schedule: Schedule, rank: int) -> Program:
+def compile_schedule(schedule: Schedule, rank: int) -> CompiledSchedule:
     """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right.
 
     The proof is done once for each schedule object, and kept as long as the object lives.
     """
-    programs = _programs.get(id(schedule))
-    if programs is None:
+    compiled = _compiled.get(id(schedule))
+    if compiled is None:
         verify(schedule)
-        programs = _programs[id(schedule)] = {}
-        weakref.finalize(schedule, _programs.pop, id(schedule), None).atexit = False
-    if rank not in programs:
-        programs[rank] = _compile(schedule, rank)
-    return programs[rank]
+        compiled = _compiled[id(schedule)] = {}
+        weakref.finalize(schedule, _compiled.pop, id(schedule), None).atexit = False
+    if rank not in compiled:
+        compiled[rank] = _compile_for(schedule, rank)
+    return compiled[rank]
 
 
 def algorithm_mark(algorithm: str) -> int:
@@ -135,11 +135,11 @@ def algorithm_mark(algorithm: str) -> int:
     return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
 
 
-_made: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
-_programs: dict[int, dict[int, Program]] = {}
+_built: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
+_compiled: dict[int, dict[int, CompiledSchedule]] = {}
 
 
-def _compile(schedule: Schedule, rank: int) -> Program:
+def _compile_for(schedule: Schedule, rank: int) -> CompiledSchedule:
     rounds = []
     sent = np.zeros(schedule.ranks**2, np.int64)
     for step in schedule.steps:
@@ -148,7 +148,7 @@ def _compile(schedule: Schedule, rank: int) -> Program:
         receives = _moves(step, step.source, step.destination == rank)
         rounds.append(Round(sends, receives, _by_peer(sends), _by_peer(receives)))
     digest = hashlib.blake2b(schedule.to_json().encode(), digest_size=8).digest()
-    return Program(
+    return CompiledSchedule(
         schedule.title(),
         schedule.chunks,
         tuple(rounds),
@@ -159,7 +159,9 @@ def _compile(schedule: Schedule, rank: int) -> Program:
 
 def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tuple[Move, ...]:
     columns = (peer, step.chunk, step.count, step.reduces)
-    return tuple(Move(*row) for row in zip(*(one[which].tolist() for one in columns), strict=True))
+    return tuple(
+        Move(*row) for row in zip(*(column[which].tolist() for column in columns), strict=True)
+    )
 
 
 def _by_peer(moves: tuple[Move, ...]) -> ByPeer:

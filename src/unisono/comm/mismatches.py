@@ -1,16 +1,30 @@
-"""Sizes of gather, scatter and all_to_all, pair by pair: which do not fit, and whose are odd."""
+"""Which ranks differ from the others: in what they call, or in the sizes of one pair of ranks.
+
+The sizes are those of gather, scatter and all_to_all, which may differ from pair to pair.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 _MOST_SHOWN = 8
 
 
+def find_minority(calls: Sequence[Hashable | None]) -> list[int]:
+    """The ranks that differ from what a strict majority called."""
+    counts = Counter(call for call in calls if call is not None)
+    if not counts:
+        return []
+    common, times = counts.most_common(1)[0]
+    if times * 2 <= len(calls):
+        return []
+    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+
+
 @dataclass(frozen=True)
-class Unfit:
+class UnequalPair:
     """One rank gives another what that does not want, in elements."""
 
     giver: int
@@ -29,37 +43,37 @@ Sizes = Sequence[Sequence[int | None]]
 """Of each rank, for each rank; None where nobody looks."""
 
 
-def unfit_pairs(gives: Sizes, wants: Sizes) -> list[Unfit]:
+def find_unequal_pairs(gives: Sizes, wants: Sizes) -> list[UnequalPair]:
     """The pairs whose ends do not fit, of what each rank gives to and wants from each."""
     found = []
     for giver, given_to in enumerate(gives):
         for taker, given in enumerate(given_to):
             wanted = wants[taker][giver]
             if given is not None and wanted is not None and given != wanted:
-                found.append(Unfit(giver, taker, given, wanted))
+                found.append(UnequalPair(giver, taker, given, wanted))
     return found
 
 
-def culprits_of_pairs(gives: Sizes, wants: Sizes) -> list[int]:
+def find_culprits(gives: Sizes, wants: Sizes) -> list[int]:
     """Whose sizes are wrong: where most ranks have one size, who has another; else who is at one
     end of all pairs that do not fit. Nobody where that is not clear."""
-    pairs = unfit_pairs(gives, wants)
+    pairs = find_unequal_pairs(gives, wants)
     votes = []
     for own in zip(gives, wants, strict=True):
         sizes = Counter(size for side in own for size in side if size is not None)
         votes.append(sizes.most_common(1)[0][0] if sizes else None)
     usual, times = Counter(votes).most_common(1)[0]
     if usual is not None and 2 * times > len(votes):
-        blamed = {pair.giver for pair in pairs if pair.given != usual}
-        blamed |= {pair.taker for pair in pairs if pair.wanted != usual}
-        if 2 * len(blamed) < len(votes):
-            return sorted(blamed)
+        odd = {pair.giver for pair in pairs if pair.given != usual}
+        odd |= {pair.taker for pair in pairs if pair.wanted != usual}
+        if 2 * len(odd) < len(votes):
+            return sorted(odd)
     ends = [{pair.giver, pair.taker} for pair in pairs]
     common = set.intersection(*ends) if ends else set()
     return sorted(common) if len(common) == 1 else []
 
 
-def shown(sizes: Sequence[int]) -> str:
+def abbreviate_sizes(sizes: Sequence[int]) -> str:
     """Sizes for a line: one number where all are equal."""
     if len(set(sizes)) == 1 and len(sizes) > 1:
         return f"{sizes[0]} each"
@@ -68,7 +82,7 @@ def shown(sizes: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class PairSizes:
+class PairwiseSizes:
     """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from
     each, in elements."""
 
@@ -77,27 +91,27 @@ class PairSizes:
 
     def fit(self) -> bool:
         """Whether every rank gives what the others want."""
-        return not unfit_pairs(self.gives, self.wants)
+        return not find_unequal_pairs(self.gives, self.wants)
 
     def culprits(self) -> list[int]:
         """Whose sizes do not fit the others'."""
-        return culprits_of_pairs(self.gives, self.wants)
+        return find_culprits(self.gives, self.wants)
 
     def verdict(self) -> str:
         """The first pair that does not fit, and how many more there are."""
-        pairs = unfit_pairs(self.gives, self.wants)
+        pairs = find_unequal_pairs(self.gives, self.wants)
         if not pairs:
             return "what a rank gives is not what another takes"
-        blamed = self.culprits()
-        first = next((p for p in pairs if {p.giver, p.taker} & set(blamed)), pairs[0])
+        odd = self.culprits()
+        first = next((p for p in pairs if {p.giver, p.taker} & set(odd)), pairs[0])
         more = f" (and {len(pairs) - 1} more pairs differ)" if len(pairs) > 1 else ""
         return f"{first}{more}"
 
     def of_rank(self, rank: int) -> str:
-        """What one rank brought, for its line in a report."""
+        """What one rank brought, for its line in an error."""
         parts = []
         for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
             known = [size for size in sizes if size is not None]
             if known:
-                parts.append(f"{verb} {shown(known)}")
+                parts.append(f"{verb} {abbreviate_sizes(known)}")
         return ", ".join(parts)

@@ -1,17 +1,17 @@
-"""The text of reports about messages: what ranks wait for, and what is there instead."""
+"""The text of errors about messages: what ranks wait for, and what is there instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.comm.shared_memory.engine import Group, Waiting
+from unisono.comm.engine import Group, Waiting
 
 
 def read_waiting(group: Group, rank: int) -> Waiting | None:
     """The message that a rank waits for, or waited for when the group ended; None: it waits for no
     message, or has not waited for long."""
-    words = group.waiting(rank)
-    return None if words is None else Waiting(*words)
+    fields = group.waiting(rank)
+    return None if fields is None else Waiting(*fields)
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:
@@ -62,7 +62,7 @@ def deadlock_circle(group: Group, first: int) -> list[int]:
     return circle
 
 
-def deadlock_report(
+def deadlock_text(
     group: Group, name: str, circle: Sequence[int], sites: Sequence[str | None]
 ) -> str:
     """The text of a `DeadlockError`."""

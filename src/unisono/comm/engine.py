@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from unisono import variables
-from unisono.comm.base import Work
 from unisono.errors import EngineUnavailable, SegmentError
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Work
 
 _native: Any = None
 _why_missing = ""
@@ -65,7 +67,7 @@ class Operation(IntEnum):
 
 
 class Note(IntEnum):
-    """Texts that a rank leaves for its peers' reports; the numbers are csrc/unisono.h's."""
+    """Texts that a rank leaves for its peers' errors; the numbers are csrc/unisono.h's."""
 
     SITE = 0
     SHAPE = 1
@@ -99,8 +101,8 @@ class Waiting(NamedTuple):
     unmatched_tag: int
 
 
-class Blamer(Protocol):
-    """What makes exceptions of the statuses of works and messages; the engine calls it."""
+class ExceptionFactory(Protocol):
+    """Turns the statuses of works and messages into exceptions; the engine calls it."""
 
     def call_error(self, status: int, operation: int, reduction: int, dtype: int) -> Exception: ...
     def message_error(
@@ -109,7 +111,7 @@ class Blamer(Protocol):
 
 
 class Group(Protocol):
-    """A place in a group. The methods that take part in a call return a `Status`; `send` and
+    """A rank of a group. The methods that take part in a call return a `Status`; `send` and
     `recv` return the rank at the other end, or a status below zero."""
 
     calls: int
@@ -126,11 +128,11 @@ class Group(Protocol):
         reduction: int,
         factor: float,
         coalesced: bool,
-        program: bytes | None = None,
+        schedule: bytes | None = None,
     ) -> int: ...
     def submit(
         self,
-        blamer: Blamer,
+        exceptions: ExceptionFactory,
         operation: int,
         output: Any,
         input: Any,
@@ -138,12 +140,16 @@ class Group(Protocol):
         reduction: int,
         factor: float,
         coalesced: bool,
-        program: bytes | None = None,
+        schedule: bytes | None = None,
     ) -> Work | int: ...
     def send(self, tensor: Any, peer: int, tag: int) -> int: ...
     def recv(self, tensor: Any, peer: int, tag: int) -> int: ...
-    def isend(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
-    def irecv(self, blamer: Blamer, frame: FrameType, tensor: Any, peer: int, tag: int) -> Work: ...
+    def isend(
+        self, exceptions: ExceptionFactory, frame: FrameType, tensor: Any, peer: int, tag: int
+    ) -> Work: ...
+    def irecv(
+        self, exceptions: ExceptionFactory, frame: FrameType, tensor: Any, peer: int, tag: int
+    ) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
     def unmatched(self, source: int) -> tuple[int, int]: ...
@@ -212,12 +218,17 @@ def engine_ns(seconds: float) -> int:
 
 
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
-    """Take place `rank` in the group whose segment `descriptor` is."""
+    """Become rank `rank` of the group whose segment `descriptor` is."""
     try:
         group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return cast(Group, group)
+
+
+def work_types() -> tuple[type, ...]:
+    """The classes of the works and messages that groups return."""
+    return () if _native is None else (_native.Work, _native.Message)
 
 
 def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | None:
@@ -288,10 +299,10 @@ def site_of(frame: FrameType) -> str | None:
 def _where() -> str:
     """Where the program is: asked by a peer that waits for us in vain."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return (frame is not None and site_of(frame)) or "an unknown place"
+    return (frame is not None and site_of(frame)) or "an unknown line"
 
 
-_hidden = [str(Path(__file__).parents[2])]
+_hidden = [str(Path(__file__).parents[1])]
 
 
 def hide_files(folder: str) -> None:
@@ -308,6 +319,3 @@ def _prepare_sites(where: Callable[[], str] | None) -> None:
 _prepare_sites(_where)
 compare_shapes(by_default=False)
 atexit.register(_prepare_sites, None)
-if _native is not None:
-    Work.register(_native.Work)
-    Work.register(_native.Message)

@@ -1,16 +1,15 @@
-"""The text of reports: what the ranks of a group posted, and how it ended."""
+"""The text of errors: what the ranks of a group posted, and how it ended."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections import Counter
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.shared_memory.engine import ENDING_KNOWN, Group, Note, Operation, Status
-from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status
+from unisono.comm.mismatches import PairwiseSizes
 from unisono.wording import list_ranks, name_ranks
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
@@ -82,25 +81,14 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
 
 def _algorithm(mark: int) -> str:
     """The name behind a mark in a post."""
-    from unisono.comm.programs import algorithm_mark
+    from unisono.comm.compiled_schedules import algorithm_mark
     from unisono.plan.catalog import catalog
 
     names = (entry.name for entry in catalog("all_reduce"))
     return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
 
 
-def culprits_of(calls: Sequence[str | None]) -> list[int]:
-    """The ranks that differ from what a strict majority called."""
-    counts = Counter(call for call in calls if call is not None)
-    if not counts:
-        return []
-    common, times = counts.most_common(1)[0]
-    if times * 2 <= len(calls):
-        return []
-    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
-
-
-def read_pair_sizes(group: Group, size: int, call: int) -> PairSizes | None:
+def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:
     """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
     posted = group.posted(0, call)
     if posted is None or posted[1] not in PAIRED:
@@ -130,16 +118,16 @@ def read_pair_sizes(group: Group, size: int, call: int) -> PairSizes | None:
                 for peer in range(size)
             ]
         )
-    return PairSizes(gives, wants)
+    return PairwiseSizes(gives, wants)
 
 
-def mismatch_report(
+def mismatch_text(
     name: str,
     call: int,
     calls: Sequence[str | None],
     sites: Sequence[str | None],
     culprits: Sequence[int],
-    pairs: PairSizes | None = None,
+    pairs: PairwiseSizes | None = None,
 ) -> str:
     """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
     the sizes of calls that are equal but for those."""
@@ -153,17 +141,17 @@ def mismatch_report(
     else:
         verdict = f"the ranks called different things in call #{call} of group {name}"
     lines = [verdict]
-    told = list(zip(calls, sites, strict=True))
-    for both in dict.fromkeys(told):
-        text, site = both
-        ranks = [rank for rank, other in enumerate(told) if other == both]
+    posted_calls = list(zip(calls, sites, strict=True))
+    for posted_call in dict.fromkeys(posted_calls):
+        text, site = posted_call
+        ranks = [rank for rank, other in enumerate(posted_calls) if other == posted_call]
         at = f" at {site}" if site else ""
         lines.append(f"  {name_ranks(ranks)}: {text or 'has not arrived'}{at}")
     lines.append("Nothing was moved. Make every rank call the same, in the same order.")
     return "\n".join(lines)
 
 
-def timeout_report(
+def timeout_text(
     name: str,
     call: int,
     what: str | None,
@@ -189,7 +177,7 @@ def stalled_ranks(progress: Sequence[int]) -> list[int]:
     return behind if len(behind) < len(progress) else []
 
 
-def ending(detail: int) -> str:
+def describe_ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
     if not detail & ENDING_KNOWN:
         return "has ended"
@@ -212,7 +200,7 @@ def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
     if global_ranks is None or list(global_ranks) == list(range(len(global_ranks))):
         return text
 
-    def both(found: re.Match[str]) -> str:
+    def with_global(found: re.Match[str]) -> str:
         spans = re.findall(r"(\d+)(?:-(\d+))?", found[1])
         ranks = list(
             dict.fromkeys(
@@ -225,5 +213,8 @@ def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
 
     first, *others = text.split("\n")
     return "\n".join(
-        [_RANKS.sub(both, first), *(_RANKS.sub(both, line, count=1) for line in others)]
+        [
+            _RANKS.sub(with_global, first),
+            *(_RANKS.sub(with_global, line, count=1) for line in others),
+        ]
     )

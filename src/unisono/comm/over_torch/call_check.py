@@ -8,14 +8,13 @@ rank says what it is about to do, and all compare. It is one small all-gather mo
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy
 import torch
 
-from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.comm.mismatches import PairwiseSizes, find_minority
 from unisono.errors import CollectiveMismatch
 from unisono.wording import name_ranks
 
@@ -25,7 +24,7 @@ _ANY = -1
 
 
 @dataclass(frozen=True)
-class Call:
+class AnnouncedCall:
     """What a rank is about to do. `text` must be the same on all ranks; `sends` and `takes` say
     how much it has for each rank and wants from each, where that differs from rank to rank."""
 
@@ -40,7 +39,7 @@ class Call:
         return self.text.split(" ", 1)[0]
 
 
-def packed(call: Call, size: int) -> torch.Tensor:
+def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:
     """A call as a row of bytes of the same length on every rank of a group."""
     pairs = numpy.full(2 * size, _ANY, numpy.int64)
     if call.sends:
@@ -55,8 +54,8 @@ def packed(call: Call, size: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a rank said in a meeting."""
+class PeerCall:
+    """What a rank was about to do, as it told the others."""
 
     refused: bool
     digest: bytes
@@ -65,31 +64,32 @@ class Said:
     text: str
 
 
-def unpacked(row: torch.Tensor, size: int) -> Said:
-    """The reverse of `packed`, as far as it goes."""
+def decode_call(row: torch.Tensor, size: int) -> PeerCall:
+    """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
     text = data[1 + _DIGEST + 16 * size :].rstrip(b"\0").decode(errors="replace")
     refused = bool(data[0])
-    return Said(refused, data[1 : 1 + _DIGEST], tuple(pairs[:size]), tuple(pairs[size:]), text)
+    return PeerCall(refused, data[1 : 1 + _DIGEST], tuple(pairs[:size]), tuple(pairs[size:]), text)
 
 
-def compare(said: Sequence[Said], rank: int, group: str) -> CollectiveMismatch | None:
+def find_mismatch(
+    peer_calls: Sequence[PeerCall], rank: int, group: str
+) -> CollectiveMismatch | None:
     """What every member raises, if they do not mean the same call."""
-    if all(one.refused for one in said):
+    if all(call.refused for call in peer_calls):
         return None
-    kinds = Counter((one.digest, one.refused) for one in said)
-    if len(kinds) > 1:
-        (usual, times), *_ = kinds.most_common()
-        odd = [r for r, one in enumerate(said) if (one.digest, one.refused) != usual]
-        culprits = odd if 2 * times > len(said) else []
-        return _mismatch(said, rank, group, culprits)
-    sizes = PairSizes([_known(one.sends) for one in said], [_known(one.takes) for one in said])
+    kinds = [(call.digest, call.refused) for call in peer_calls]
+    if len(set(kinds)) > 1:
+        return _mismatch(peer_calls, rank, group, find_minority(kinds))
+    sizes = PairwiseSizes(
+        [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
+    )
     if sizes.fit():
         return None
     culprits = sizes.culprits()
     blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
-    return _mismatch(said, rank, group, culprits, f"{blamed}{sizes.verdict()}")
+    return _mismatch(peer_calls, rank, group, culprits, f"{blamed}{sizes.verdict()}")
 
 
 def _known(sizes: Sequence[int]) -> list[int | None]:
@@ -97,12 +97,13 @@ def _known(sizes: Sequence[int]) -> list[int | None]:
 
 
 def _mismatch(
-    said: Sequence[Said], rank: int, group: str, culprits: Sequence[int], why: str = ""
+    peer_calls: Sequence[PeerCall], rank: int, group: str, culprits: Sequence[int], why: str = ""
 ) -> CollectiveMismatch:
-    calls = [one.text + (" (refused its arguments)" if one.refused else "") for one in said]
+    refused = " (refused its arguments)"
+    calls = [call.text + (refused if call.refused else "") for call in peer_calls]
     lines = [f"  rank {number}: {text}" for number, text in enumerate(calls)]
-    blame = f"rank {', '.join(map(str, culprits))} differs: " if culprits else ""
-    first = why or f"{blame}the ranks called different things"
+    odd = f"{name_ranks(culprits)} called something else than the others"
+    first = why or (odd if culprits else "the ranks called different things")
     return CollectiveMismatch(
         "\n".join([f"{first} (group {group})", *lines]),
         rank=rank,

@@ -1,4 +1,4 @@
-"""Who else holds on to the records of this process's groups, from the moment a group is there.
+"""Who is told of each new group's segment: the launcher, and whoever listens in this process.
 
 A launcher gives its ranks a socket: on it goes a copy of every segment's descriptor, which is then
 readable whatever becomes of this process, and what the watch has to say to the launcher. Inside
@@ -18,17 +18,17 @@ _LONGEST = 1 << 16
 
 listeners: list[Callable[[int], None]] = []
 """Called with the descriptor of each new group's segment."""
-_line: tuple[socket.socket, int] | None = None
+_socket: tuple[socket.socket, int] | None = None
 
 
-def take_line(descriptor: int) -> None:
+def use_launcher_socket(descriptor: int) -> None:
     """The socket to the launcher; this process's alone, and not its children's."""
-    global _line
+    global _socket
     os.set_inheritable(descriptor, False)
-    _line = socket.socket(fileno=descriptor), os.getpid()
+    _socket = socket.socket(fileno=descriptor), os.getpid()
 
 
-def announce(descriptor: int) -> None:
+def announce_segment(descriptor: int) -> None:
     """A group has come to be; its segment is behind this descriptor."""
     _send(SEGMENT, [descriptor])
     for listener in tuple(listeners):
@@ -36,27 +36,27 @@ def announce(descriptor: int) -> None:
 
 
 def tell_launcher(report: str) -> bool:
-    """Have the launcher know a report; whether there is one who listens."""
+    """Send a report to the launcher; whether there is one that listens."""
     text = report.encode()
     return len(text) < _LONGEST and _send(REPORT + text)
 
 
-def receive(line: socket.socket) -> tuple[bytes, list[int]]:
+def receive_message(connection: socket.socket) -> tuple[bytes, list[int]]:
     """What came, on the launcher's side, and descriptors that are the caller's now. Nothing where
     all who could speak have ended."""
-    message, descriptors, _, _ = socket.recv_fds(line, _LONGEST, 4)
+    message, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 4)
     return message, descriptors
 
 
-def new_line() -> tuple[socket.socket, socket.socket]:
+def new_socket_pair() -> tuple[socket.socket, socket.socket]:
     """The launcher's end, and the one that all its ranks inherit."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _send(message: bytes, descriptors: list[int] | None = None) -> bool:
-    if _line is None or _line[1] != os.getpid():
+    if _socket is None or _socket[1] != os.getpid():
         return False
     with contextlib.suppress(OSError):  # the launcher has ended, and we are about to
-        socket.send_fds(_line[0], [message], descriptors or [])
+        socket.send_fds(_socket[0], [message], descriptors or [])
         return True
     return False

@@ -1,0 +1,56 @@
+"""How processes that were started separately become a group, by a name: `Communicator.join`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.rendezvous.by_name import meeting_by_name
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.unix_socket import Deadline, Departed
+from unisono.comm.rendezvous.waiting import meeting_timeout_s
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
+from unisono.comm.solo import SoloCommunicator
+
+
+def join(
+    name: str,
+    rank: int,
+    size: int,
+    store: Any,
+    timeout_s: float | None,
+    join_timeout_s: float | None,
+) -> Communicator:
+    """As `Communicator.join`, which says it all."""
+    _check_name(name)
+    if not isinstance(rank, int) or not isinstance(size, int):
+        raise TypeError(f"rank and size are whole numbers, not {rank!r} and {size!r}")
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} does not lie in a group of {size}")
+    meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
+    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    if size == 1:
+        return SoloCommunicator(name, None, timeout_s)
+    deadline = Deadline(meeting_s)
+    request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
+    with meeting_by_name(name, rank, store) as announcements, Lobby() as lobby:
+        while True:
+            try:
+                membership = lobby.meet_by(announcements, request)
+            except Departed:  # while it waited: it may come back, or another in its place
+                if not deadline.left_s():
+                    raise
+            else:
+                return SharedMemoryCommunicator(membership, lobby, name, None, timeout_s)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{name!r} is not a name to meet by")
+    try:
+        is_text = b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        is_text = False
+    if not is_text:
+        raise ValueError(f"{name!r} is not a name to meet by: it has characters that are not text")
