@@ -34,7 +34,7 @@ def main() -> None:
     by_rank = unisono.gather_object([output["text"] for output in outputs])
     if comm.rank == 0:  # without indices: as the ranks had them
         assert by_rank is not None
-        assert [len(one) for one in by_rank] == [
+        assert [len(texts) for texts in by_rank] == [
             len(PROMPTS[rank :: comm.size]) for rank in range(comm.size)
         ], "a rank's texts are missing"
     unisono.shutdown()

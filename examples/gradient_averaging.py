@@ -28,7 +28,8 @@ def batch(step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def average_gradients(model: nn.Module) -> None:
     """In place. Every rank must have the same gradients; "mean" divides by the group's size."""
-    unisono.all_reduce([one.grad for one in model.parameters() if one.grad is not None], "mean")
+    gradients = [parameter.grad for parameter in model.parameters()]
+    unisono.all_reduce([gradient for gradient in gradients if gradient is not None], "mean")
 
 
 def train(size: int, mine: slice, average: bool) -> tuple[nn.Module, float]:
@@ -57,7 +58,9 @@ def main() -> None:
     for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-12), f"{name} is not as in one process"
         everyone = unisono.all_gather(ours.detach())
-        assert all(torch.equal(ours, one) for one in everyone), f"{name} differs between ranks"
+        assert all(torch.equal(ours, theirs) for theirs in everyone), (
+            f"{name} differs between ranks"
+        )
     if comm.rank == 0:
         print(f"{STEPS} steps on {comm.size} ranks: loss {mean_loss:.6f}, as in one process")
     unisono.shutdown()

@@ -24,14 +24,14 @@ def norms_of_replicas(rank: int, size: int) -> None:
     mine = gradient(rank)
     norms = unisono.gather_tensor(mine.norm(), dst=0)
     mean = unisono.reduce_tensor(mine, "mean")
-    everything = torch.stack([gradient(one) for one in range(size)])
+    everything = torch.stack([gradient(peer) for peer in range(size)])
     assert torch.allclose(mean.norm(), everything.mean(0).norm()), f"the mean is {mean}"
     if rank == 0:
         found = [norm.item() for norm in norms]
-        assert found == [5.0 * (one + 1) for one in range(size)], f"the ranks' norms are {found}"
+        assert found == [5.0 * (peer + 1) for peer in range(size)], f"the ranks' norms are {found}"
         assert mean.norm() <= sum(found) / size + 1e-12
-        for one, norm in enumerate(found):
-            print(f"rank {one}: gradient norm {norm:.4f}")
+        for peer, norm in enumerate(found):
+            print(f"rank {peer}: gradient norm {norm:.4f}")
         print(f"norm of the averaged gradient: {mean.norm():.4f}")
 
 
@@ -40,7 +40,7 @@ def norm_of_shards(rank: int, size: int) -> None:
     parameter = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     parameter.grad = gradient(rank)
     norm = unisono.clip_grad_norm([parameter], max_norm=1.0).item()
-    expected = math.sqrt(sum((5.0 * (one + 1)) ** 2 for one in range(size)))
+    expected = math.sqrt(sum((5.0 * (peer + 1)) ** 2 for peer in range(size)))
     assert math.isclose(norm, expected), f"the norm of the model is {norm}, not {expected}"
     clipped = unisono.all_gather(parameter.grad)
     assert math.isclose(torch.cat(clipped).norm(), 1.0, rel_tol=1e-5), "it was not clipped to 1"

@@ -16,7 +16,7 @@ LOSSES = [0.5, 0.3, 0.7, 0.4]
 
 
 def reduce_losses(rank: int, size: int) -> None:
-    losses = [LOSSES[one % 4] for one in range(size)]
+    losses = [LOSSES[peer % 4] for peer in range(size)]
     mine = torch.tensor(losses[rank], dtype=torch.float64)
     total, mean = unisono.reduce_tensor(mine, "sum"), unisono.reduce_tensor(mine, "mean")
     assert abs(total - sum(losses)) < 1e-12, f"the losses add up to {total}, not {sum(losses)}"
@@ -30,8 +30,8 @@ def gather_predictions(rank: int, size: int) -> None:
     predictions = torch.arange(3) + 10 * rank
     collected = unisono.gather_tensor(predictions, dst=0)
     if unisono.is_main_process():
-        found = [one.tolist() for one in collected]
-        expected = [[10 * one, 10 * one + 1, 10 * one + 2] for one in range(size)]
+        found = [tensor.tolist() for tensor in collected]
+        expected = [[10 * peer, 10 * peer + 1, 10 * peer + 2] for peer in range(size)]
         assert found == expected, f"rank 0 collected {found}, not {expected}"
         print(f"predictions of all ranks, on rank 0: {found}")
     else:

@@ -44,7 +44,9 @@ def main() -> None:
     expected = [0.1] * 4 + decayed  # rank 0's losses: 5, 4, 3, 2, 2, 2, 2, 2
     assert rates == expected, f"rank {comm.rank} used {rates}, not {expected}"
     everyone = unisono.all_gather(parameter)
-    assert all(torch.equal(parameter, one) for one in everyone), f"ranks drifted apart: {everyone}"
+    assert all(torch.equal(parameter, theirs) for theirs in everyone), (
+        f"ranks drifted apart: {everyone}"
+    )
     if comm.rank == 0:
         print("learning rates on every rank:", ", ".join(f"{lr:g}" for lr in rates))
     unisono.shutdown()

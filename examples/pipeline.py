@@ -66,7 +66,7 @@ def in_one_process(model: nn.Sequential) -> list[float]:
 def main() -> None:
     comm = unisono.init()
     with ProcessGroupManager(pp_size=comm.size) as manager:
-        begin, end = (LAYERS * (comm.rank + one) // comm.size for one in (0, 1))
+        begin, end = (LAYERS * stage // comm.size for stage in (comm.rank, comm.rank + 1))
         stage, expected = whole_model()[begin:end], whole_model()
         losses, right_losses = run(manager, stage), in_one_process(expected)
 

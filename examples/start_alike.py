@@ -41,7 +41,9 @@ def main() -> None:
 
     torch.manual_seed(seed + comm.rank)  # and where ranks are to differ: dropout, augmentation
     noise = unisono.all_gather(torch.rand(4))
-    assert len({tuple(one.tolist()) for one in noise}) == comm.size, "two ranks draw the same"
+    assert len({tuple(numbers.tolist()) for numbers in noise}) == comm.size, (
+        "two ranks draw the same"
+    )
     if comm.rank == 0:
         print(f"parameters of rank 0 and seed {seed} on {comm.size} ranks; order {order}")
     unisono.shutdown()

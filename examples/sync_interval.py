@@ -36,9 +36,9 @@ def main() -> None:
     for step, loss in logged:
         everything = [
             loss
-            for one in range(begin, step + 1)
+            for past in range(begin, step + 1)
             for rank in range(comm.size)
-            for loss in batch_losses(one, rank)
+            for loss in batch_losses(past, rank)
         ]
         expected = sum(everything) / len(everything)
         assert abs(loss - expected) < 1e-9, f"steps {begin} to {step}: {loss}, not {expected}"

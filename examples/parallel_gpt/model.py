@@ -43,7 +43,7 @@ class Config:
             raise ValueError(f"{self.micro_batches} micro-batches do not divide {self.batch}")
         for axis, name, number, size in wanted:
             if number % size:
-                fits = [str(one) for one in range(1, number + 1) if number % one == 0]
+                fits = [str(fit) for fit in range(1, number + 1) if number % fit == 0]
                 raise ValueError(
                     f"{axis} {size} does not divide {name} {number}: use {axis} {', '.join(fits)}"
                 )

@@ -60,8 +60,10 @@ def train(
     for _, batch in zip(range(steps), batches(config, like.device), strict=False):
         mine = batch.chunk(manager.dp_world_size)[manager.dp_rank]
         inputs, targets = (
-            list(one.chunk(manager.cp_world_size, 1)[manager.cp_rank].chunk(config.micro_batches))
-            for one in (mine[:, :-1], mine[:, 1:])
+            list(
+                tokens.chunk(manager.cp_world_size, 1)[manager.cp_rank].chunk(config.micro_batches)
+            )
+            for tokens in (mine[:, :-1], mine[:, 1:])
         )
         local = pipeline.step(inputs, targets, config.width)
         loss = torch.tensor([local], dtype=torch.float64, device=like.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 
 class UnisonoError(RuntimeError):
@@ -38,6 +38,12 @@ class SegmentError(UnisonoError):
     """Shared memory could not be had: a limit is too small, or the system refused."""
 
 
+class _Where(TypedDict, total=False):
+    rank: int
+    group: str
+    call: int
+
+
 class GroupError(UnisonoError):
     """Something went wrong in a call on a group. After it the group is poisoned.
 
@@ -64,14 +70,12 @@ class CollectiveMismatch(GroupError):
         self,
         message: str,
         *,
-        rank: int = -1,
-        group: str = "",
-        call: int = 0,
         calls: Sequence[str | None] = (),
         sites: Sequence[str | None] = (),
         culprits: Sequence[int] = (),
+        **where: Unpack[_Where],
     ) -> None:
-        super().__init__(message, rank=rank, group=group, call=call)
+        super().__init__(message, **where)
         self.calls = tuple(calls)
         self.sites = tuple(sites)
         self.culprits = tuple(culprits)
@@ -85,14 +89,12 @@ class CollectiveTimeout(GroupError):
         self,
         message: str,
         *,
-        rank: int = -1,
-        group: str = "",
-        call: int = 0,
         arrived: Sequence[int] = (),
         missing: Sequence[int] = (),
         stalled: Sequence[int] = (),
+        **where: Unpack[_Where],
     ) -> None:
-        super().__init__(message, rank=rank, group=group, call=call)
+        super().__init__(message, **where)
         self.arrived = tuple(arrived)
         self.missing = tuple(missing)
         self.stalled = tuple(stalled)
@@ -101,10 +103,8 @@ class CollectiveTimeout(GroupError):
 class PeerLost(GroupError):
     """A peer left the group while others still needed it. `peer` is its rank in the group."""
 
-    def __init__(
-        self, message: str, *, rank: int = -1, group: str = "", call: int = 0, peer: int = -1
-    ) -> None:
-        super().__init__(message, rank=rank, group=group, call=call)
+    def __init__(self, message: str, *, peer: int = -1, **where: Unpack[_Where]) -> None:
+        super().__init__(message, **where)
         self.peer = peer
 
 
@@ -116,16 +116,8 @@ class DeadlockError(GroupError):
     """Ranks wait for each other's messages in a circle; `cycle` lists them, each waiting for the
     next and the last for the first."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int = -1,
-        group: str = "",
-        call: int = 0,
-        cycle: Sequence[int] = (),
-    ) -> None:
-        super().__init__(message, rank=rank, group=group, call=call)
+    def __init__(self, message: str, *, cycle: Sequence[int] = (), **where: Unpack[_Where]) -> None:
+        super().__init__(message, **where)
         self.cycle = tuple(cycle)
 
 
@@ -134,16 +126,9 @@ class GroupAborted(GroupError):
     was given to `abort`."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        rank: int = -1,
-        group: str = "",
-        call: int = 0,
-        peer: int = -1,
-        reason: str = "",
+        self, message: str, *, peer: int = -1, reason: str = "", **where: Unpack[_Where]
     ) -> None:
-        super().__init__(message, rank=rank, group=group, call=call)
+        super().__init__(message, **where)
         self.peer = peer
         self.reason = reason
 
@@ -155,7 +140,7 @@ class GroupClosed(GroupError):
 class WeightUpdateError(UnisonoError):
     """A weight update failed.
 
-    `failed` says of each rank of the group that is to blame what was wrong with it. `committed`
+    `failed` says what was wrong with each rank of the group that is at fault. `committed`
     says whether the engines that live serve `version` all the same. `group_ended`: the group is of
     no more use, close it and join again; otherwise the next update may follow on it.
     """
@@ -225,7 +210,7 @@ class RanksTimedOut(RanksFailed):
 class ScheduleError(UnisonoError):
     """A schedule does not do what its collective promises.
 
-    `rank`, `chunk` and `step` say where; `step` is -1 where no step is to blame.
+    `rank`, `chunk` and `step` say where; `step` is -1 where no step is at fault.
     """
 
     def __init__(self, message: str, *, rank: int = -1, chunk: int = -1, step: int = -1) -> None:

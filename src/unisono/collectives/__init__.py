@@ -4,12 +4,19 @@ primitives.py       all_reduce, all_gather, ..., send, recv
 tensors.py          reduce_tensor, gather_tensor, broadcast_tensor
 objects.py          broadcast_object, gather_object, all_gather_object
 differentiable.py   the same with gradients
-softmax.py, norms.py, moments.py    mathematics on sharded tensors
-statistics.py       what these have in common: from a rank's shard to all ranks
+softmax.py          softmax, log_softmax and logsumexp of sharded tensors
+norms.py            norms of sharded tensors, and clipping by them
+moments.py          sums, means and variances of sharded tensors
+statistics.py       what these three have in common: from a rank's shard to all ranks
 ragged.py           tensors whose shapes only their owners know
-structures.py, trees.py             dicts, lists and dataclasses of tensors
-encoding.py         plain data as bytes
-reductions.py, refusals.py, results.py   what op= means, saying no, works with results
+structures.py       dicts, lists and dataclasses of tensors
+trees.py            takes them apart and puts them together again
+encoding.py         plain data as bytes, without pickle
+tensor_bytes.py     from tensors to bytes, and back
+integers.py         a few integers from every rank
+reductions.py       what op= means
+refusals.py         refusing arguments so that the other ranks hear of it
+results.py          works that return a result
 """
 
 from unisono.requirements import require_torch

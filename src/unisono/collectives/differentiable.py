@@ -3,7 +3,7 @@
 The loss is the sum of all ranks' local losses. So where every rank gets a sum (all_reduce), the
 gradient of its input is the sum of all ranks' gradients; what is gathered forward is summed and
 scattered backward, and the other way round. A program that computes the same loss on every rank
-counts it once a rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
+counts it once per rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
 
 Backward passes are collective, too: every rank must go backward through the same calls, in
 reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Ranks
@@ -78,7 +78,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Te
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
     comm = resolve(group)
     if not isinstance(tensor, torch.Tensor):
-        refuse_type(comm, operation, f"{type(tensor).__name__} is no torch tensor")
+        refuse_type(comm, operation, f"{type(tensor).__name__} is not a torch tensor")
     return comm
 
 
@@ -117,6 +117,12 @@ def _scale_gradient(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:
     return gradient / size if op == "avg" else gradient
 
 
+def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Op) -> torch.Tensor:
+    result: torch.Tensor = primitives.copy_of(tensor)
+    comm.all_reduce(result, op)
+    return result
+
+
 # Each backward is made of differentiable functions, so that gradients have gradients, too.
 
 
@@ -126,9 +132,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
         ctx.comm, ctx.op = comm, op
-        result: torch.Tensor = primitives.copy_of(tensor)
-        comm.all_reduce(result, op)
-        return result
+        return _reduce_copy(comm, tensor, op)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -141,8 +145,7 @@ class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
         ctx.comm = comm
-        result: torch.Tensor = primitives.copy_of(tensor)
-        comm.all_reduce(result, op)
+        result = _reduce_copy(comm, tensor, op)
         ctx.save_for_backward(tensor == result)
         return result
 
@@ -162,9 +165,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
         ctx.comm = comm
         ctx.save_for_backward(tensor)
-        result: torch.Tensor = primitives.copy_of(tensor)
-        comm.all_reduce(result, "product")
-        return result
+        return _reduce_copy(comm, tensor, "product")
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

@@ -17,7 +17,9 @@ from unisono.collectives.statistics import (
     gather_statistics,
     is_small,
     keep_or_squeeze,
+    reduced_shape,
     shard_of,
+    sum_gradients,
     widen,
     widen_to_64_bits,
 )
@@ -96,7 +98,7 @@ class _Variance(torch.autograd.Function):
             spread, centre = torch.var_mean(widen(x), dim, correction=0, keepdim=True)
             spread, centre = widen_to_64_bits(spread) * length, widen_to_64_bits(centre)
         else:
-            shape = [1 if i == dim else n for i, n in enumerate(x.shape)]
+            shape = reduced_shape(x, dim)
             spread = centre = torch.zeros(shape, dtype=torch.float64, device=x.device)
         count = torch.full_like(centre, length)
         if is_small(comm, centre, spread, count):
@@ -120,6 +122,5 @@ class _Variance(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, middle, freedom = ctx.saved_tensors
-        total = widen_to_64_bits(gradient).clone(memory_format=torch.contiguous_format)
-        ctx.comm.all_reduce(total)
+        total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
         return (2 * (x - middle) / freedom * total).to(x.dtype), None, None, None

@@ -17,6 +17,7 @@ from unisono.collectives.statistics import (
     is_small,
     keep_or_squeeze,
     shard_of,
+    sum_gradients,
     widen,
     widen_to_64_bits,
 )
@@ -111,7 +112,6 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, norm = ctx.saved_tensors
-        total = widen_to_64_bits(gradient).clone(memory_format=torch.contiguous_format)
-        ctx.comm.all_reduce(total)
+        total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
         slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
         return (x * slope).to(x.dtype), None, None

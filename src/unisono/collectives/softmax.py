@@ -16,7 +16,9 @@ from unisono.collectives.statistics import (
     gather_statistics,
     is_small,
     keep_or_squeeze,
+    reduced_shape,
     shard_of,
+    sum_gradients,
     widen,
 )
 from unisono.comm.base import Communicator
@@ -59,7 +61,7 @@ def _maximum_and_sum(
     if x.size(dim):
         maximum = x.amax(dim, keepdim=True)
     else:
-        maximum = x.new_full([1 if i == dim else n for i, n in enumerate(x.shape)], -torch.inf)
+        maximum = x.new_full(reduced_shape(x, dim), -torch.inf)
     finite = _finite(maximum)
     if is_small(comm, maximum, maximum):
         total = torch.exp(x - finite).sum(dim, keepdim=True)
@@ -133,7 +135,6 @@ class _LogSumExp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         given, shift, total = ctx.saved_tensors
-        sum_of_gradients = widen(gradient).clone(memory_format=torch.contiguous_format)
-        ctx.comm.all_reduce(sum_of_gradients)
+        total_gradient = sum_gradients(ctx.comm, widen(gradient))
         share = torch.exp(widen(given) - shift) / total.masked_fill(total == 0, 1)
-        return (share * sum_of_gradients).to(given.dtype), None, None
+        return (share * total_gradient).to(given.dtype), None, None

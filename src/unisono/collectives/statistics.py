@@ -57,6 +57,18 @@ def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
     return comm.size * sum(tensor.nbytes for tensor in statistics) <= _GATHERED_BYTES
 
 
+def reduced_shape(x: torch.Tensor, dim: int) -> list[int]:
+    """The shape of `x` with `dim` reduced to one element."""
+    return [1 if i == dim else length for i, length in enumerate(x.shape)]
+
+
+def sum_gradients(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' gradients of a result that every rank has."""
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    comm.all_reduce(total)
+    return total
+
+
 def gather_statistics(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Every rank's statistics, of one shape and dtype, in one message: for each, a tensor whose
     first dimension is the rank."""

@@ -1,1 +1,12 @@
-"""The torch.distributed backend named "unisono" (docs/torch.md): process_group.py is its class."""
+"""The torch.distributed backend named "unisono" (docs/torch.md): a Communicator as torch sees it.
+
+process_group.py     the class: a process group over a Communicator
+creation.py          what torch calls to make a group, and when we refuse
+groups.py            groups that their members alone make, in any order
+signatures.py        the signatures by which torch calls the methods of a process group
+work.py              works as torch knows them
+futures.py           the Futures that DDP and `work.get_future()` wait for
+flight_recorder.py   torch's Flight Recorder, where it is asked for
+autoload.py          what torch calls at `import torch`
+versions.py          which versions of torch it works with
+"""

@@ -1,12 +1,15 @@
-"""What training programs do with the collectives.
+"""What training programs do with the collectives (docs/training.md).
 
-gradients.py    gradients averaged while backward runs; buckets.py: what travels together
-coalescing.py   many tensors in few messages; memory.py: who else looks at theirs
+gradients.py    gradients averaged while backward runs
+buckets.py      which gradients travel together, and which ranks had none
+coalescing.py   many tensors in few messages
+memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
-weights.py      weights from a trainer to inference engines; weight_*.py stand behind it
+deferral.py     signals that wait until something is done
+weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 
 from unisono.requirements import require_torch

@@ -1,4 +1,4 @@
-"""Signals that wait until something is over which must not be left half done."""
+"""Signals that wait until something is done that must not be left half done."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 
 class _Deferring:
-    """A handler in another one's place. The first signal waits; who insists, and sends a second,
-    is heard at once. Once it does not hold any more it is the other one."""
+    """A handler in place of another. The first signal waits; whoever insists and sends a second is
+    heard at once. Once it holds no signals back any more, it calls the other."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
@@ -28,9 +28,9 @@ class _Deferring:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """In here a signal that has a handler in Python (Ctrl-C has) does not interrupt; its handler is
-    called at the end, and what that raises is raised there. Only the main thread is interrupted by
-    signals, so in others there is nothing to do."""
+    """A block in which a signal with a handler in Python (Ctrl-C has one) does not interrupt; its
+    handler is called at the end, and what that raises is raised there. Only the
+    main thread is interrupted by signals, so in others there is nothing to do."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

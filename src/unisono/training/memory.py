@@ -1,4 +1,4 @@
-"""Who else looks at a tensor's memory: it must not be changed, or exchanged, behind their back."""
+"""Who else sees a tensor's memory: it must not be changed, or swapped, behind their back."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The world: the Communicator of all ranks of this program (world.py), and its start (start.py)."""
+"""The world: the Communicator of all ranks of this program.
+
+world.py   init, setup, shutdown, and which rank of how many this process is
+start.py   how a world starts: the meeting of the ranks, and the choice of a backend
+"""

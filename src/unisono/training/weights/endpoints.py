@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -30,7 +29,6 @@ __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "wei
 BUCKET_BYTES = 32 * 1024 * 1024
 
 NewTensors = dict[str, torch.Tensor]
-_Self = TypeVar("_Self", bound="_Endpoint")
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,10 @@ class _Endpoint:
         """Give back what the updates needed. The group is not closed."""
         self._protocol.close()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _summary(self, plan: WeightPlan, begin_s: float, agreed_s: float) -> WeightUpdate:
