@@ -1,7 +1,7 @@
 """The primitives on real ranks, on numbers that a reader can follow, each result checked.
 
 A rank returns only what its tensors held before and after. What they must hold is computed from
-what all ranks returned by plain arithmetic on lists, in the process that draws the pictures.
+what all ranks returned, in the process that draws the pictures.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
@@ -18,8 +17,8 @@ from unisono.comm.rendezvous.announcements import FileExchange
 from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
+from unisono.plan.expectations import CUT_INPUTS, Array, compute, origins
 
-Array = numpy.ndarray[Any, Any]
 Numbers = tuple[float, ...]
 Rows = Sequence[Numbers]
 BeforeAndAfter = tuple[Array | None, Array | None]
@@ -34,14 +33,14 @@ class WrongResult(UnisonoError):
 @dataclass(frozen=True)
 class Scene:
     """One primitive. `flow` says how data moves: "from 0", "to 0", "all", "ring"; `adds` whether
-    it is added up on the way; `run` makes the call, `expected` says what must come out."""
+    it is added up on the way; `run` makes the call, `collective` names what must come out."""
 
     title: str
     sentence: str
     flow: str
     adds: bool
     run: Callable[[Communicator], BeforeAndAfter]
-    expected: Callable[[Rows], list[Numbers]]
+    collective: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def run_scenes(comm: Communicator) -> RankOutcome:
 def check(outcomes: Sequence[RankOutcome]) -> None:
     """Raise WrongResult unless every rank has what arithmetic says, and every fault was found."""
     for number, scene in enumerate(SCENES):
-        expected = scene.expected([outcome.rows[number][0] for outcome in outcomes])
+        expected = _expected(scene.collective, [outcome.rows[number][0] for outcome in outcomes])
         for rank, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
             got = outcome.rows[number][1]
             if got != right:
@@ -92,6 +91,24 @@ def check(outcomes: Sequence[RankOutcome]) -> None:
             raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have an error")
         if outcome.mismatch is None:
             raise WrongResult(f"mismatch: rank {rank} should have an error")
+
+
+def _expected(collective: str, had: Rows) -> list[Numbers]:
+    """What each rank must have afterwards; where it gets nothing, what it had, or no tensor."""
+
+    def brought(rank: int, part: int) -> Array:
+        numbers = numpy.array(had[rank])
+        return numbers[part : part + 1] if collective in CUT_INPUTS else numbers
+
+    rows: list[Numbers] = []
+    for rank in range(len(had)):
+        parts = origins(collective, rank, len(had))
+        if parts is None:
+            rows.append(had[rank] if collective == "reduce" else ())
+        else:
+            values = numpy.concatenate([compute(part, brought) for part in parts])
+            rows.append(tuple(values.tolist()))
+    return rows
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -179,14 +196,6 @@ def _ring(comm: Communicator) -> BeforeAndAfter:
     return before, after
 
 
-def _sums(had: Rows) -> Numbers:
-    return tuple(sum(column) for column in zip(*had, strict=True))
-
-
-def _joined(had: Rows) -> Numbers:
-    return tuple(number for row in had for number in row)
-
-
 SCENES = (
     Scene(
         "broadcast",
@@ -194,7 +203,7 @@ SCENES = (
         "from 0",
         False,
         _broadcast,
-        lambda had: [had[0] for _ in had],
+        "broadcast",
     ),
     Scene(
         "scatter",
@@ -202,7 +211,7 @@ SCENES = (
         "from 0",
         False,
         _scatter,
-        lambda had: [(number,) for number in had[0]],
+        "scatter",
     ),
     Scene(
         "gather",
@@ -210,7 +219,7 @@ SCENES = (
         "to 0",
         False,
         _gather,
-        lambda had: [_joined(had), *(() for _ in had[1:])],
+        "gather",
     ),
     Scene(
         "reduce (sum)",
@@ -218,7 +227,7 @@ SCENES = (
         "to 0",
         True,
         _reduce,
-        lambda had: [_sums(had), *had[1:]],
+        "reduce",
     ),
     Scene(
         "all_gather",
@@ -226,7 +235,7 @@ SCENES = (
         "all",
         False,
         _all_gather,
-        lambda had: [_joined(had) for _ in had],
+        "all_gather",
     ),
     Scene(
         "all_reduce (sum)",
@@ -234,7 +243,7 @@ SCENES = (
         "all",
         True,
         _all_reduce,
-        lambda had: [_sums(had) for _ in had],
+        "all_reduce",
     ),
     Scene(
         "reduce_scatter (sum)",
@@ -242,7 +251,7 @@ SCENES = (
         "all",
         True,
         _reduce_scatter,
-        lambda had: [(number,) for number in _sums(had)],
+        "reduce_scatter",
     ),
     Scene(
         "all_gather of these sums",
@@ -250,7 +259,7 @@ SCENES = (
         "all",
         False,
         _gather_again,
-        lambda had: [_joined(had) for _ in had],
+        "all_gather",
     ),
     Scene(
         "all_to_all",
@@ -258,7 +267,7 @@ SCENES = (
         "all",
         False,
         _all_to_all,
-        lambda had: list(zip(*had, strict=True)),
+        "all_to_all",
     ),
     Scene(
         "send and recv around a ring",
@@ -266,7 +275,7 @@ SCENES = (
         "ring",
         False,
         _ring,
-        lambda had: [had[rank - 1] for rank in range(len(had))],
+        "ring",
     ),
 )
 
