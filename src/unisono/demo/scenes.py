@@ -6,18 +6,17 @@ what all ranks returned, in the process that draws the pictures.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.announcements import FileExchange
-from unisono.comm.shared_memory.communicator import NativeCommunicator
 from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
 from unisono.plan.expectations import CUT_INPUTS, Array, compute, origins
+from unisono.world.world import init, shutdown
 
 Numbers = tuple[float, ...]
 Rows = Sequence[Numbers]
@@ -55,11 +54,10 @@ class RankOutcome:
 
 def run_all_scenes() -> RankOutcome:
     """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
-    place = os.environ
-    meeting = FileExchange(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
-    rank, size = int(place["UNISONO_RANK"]), int(place["UNISONO_SIZE"])
-    with NativeCommunicator.connect(meeting, rank, size) as comm:
-        return run_scenes(comm)
+    try:
+        return run_scenes(init("unisono", with_torch=False))
+    finally:
+        shutdown()
 
 
 def run_scenes(comm: Communicator) -> RankOutcome:
@@ -128,64 +126,25 @@ def _empty(count: int) -> Array:
     return numpy.full(count, -1, numpy.float32)
 
 
-def _broadcast(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, 3)
+def _at_root(comm: Communicator, numbers: Array) -> Array | None:
+    return numbers if comm.rank == 0 else None
+
+
+def _in_place(before: Array, call: Callable[[Array], object]) -> BeforeAndAfter:
     after = before.copy()
-    comm.broadcast(after, root=0)
+    call(after)
     return before, after
 
 
-def _scatter(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, comm.size) if comm.rank == 0 else None
-    after = _empty(1)
-    comm.scatter(after, before, root=0)
-    return before, after
-
-
-def _gather(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, 1)
-    after = _empty(comm.size) if comm.rank == 0 else None
-    comm.gather(after, before, root=0)
-    return before, after
-
-
-def _reduce(comm: Communicator) -> BeforeAndAfter:
-    before = _counted(comm)
-    after = before.copy()
-    comm.reduce(after, root=0)
-    return before, after
-
-
-def _all_gather(comm: Communicator) -> BeforeAndAfter:
-    before, after = _moved(comm, 1), _empty(comm.size)
-    comm.all_gather(after, before)
-    return before, after
-
-
-def _all_reduce(comm: Communicator) -> BeforeAndAfter:
-    before = _counted(comm)
-    after = before.copy()
-    comm.all_reduce(after)
-    return before, after
-
-
-def _reduce_scatter(comm: Communicator) -> BeforeAndAfter:
-    before, after = _counted(comm), _empty(1)
-    comm.reduce_scatter(after, before)
+def _into(after: Any, before: Any, call: Callable[[Any, Any], object]) -> BeforeAndAfter:
+    call(after, before)
     return before, after
 
 
 def _gather_again(comm: Communicator) -> BeforeAndAfter:
-    before, after = _empty(1), _empty(comm.size)
+    before = _empty(1)
     comm.reduce_scatter(before, _counted(comm))
-    comm.all_gather(after, before)
-    return before, after
-
-
-def _all_to_all(comm: Communicator) -> BeforeAndAfter:
-    before, after = _moved(comm, comm.size), _empty(comm.size)
-    comm.all_to_all(after, before)
-    return before, after
+    return _into(_empty(comm.size), before, comm.all_gather)
 
 
 def _ring(comm: Communicator) -> BeforeAndAfter:
@@ -202,7 +161,7 @@ SCENES = (
         "rank 0's numbers go to every rank",
         "from 0",
         False,
-        _broadcast,
+        lambda comm: _in_place(_moved(comm, 3), comm.broadcast),
         "broadcast",
     ),
     Scene(
@@ -210,7 +169,7 @@ SCENES = (
         "part r of rank 0's numbers goes to rank r",
         "from 0",
         False,
-        _scatter,
+        lambda comm: _into(_empty(1), _at_root(comm, _moved(comm, comm.size)), comm.scatter),
         "scatter",
     ),
     Scene(
@@ -218,7 +177,7 @@ SCENES = (
         "every rank's number goes to rank 0, in rank order",
         "to 0",
         False,
-        _gather,
+        lambda comm: _into(_at_root(comm, _empty(comm.size)), _moved(comm, 1), comm.gather),
         "gather",
     ),
     Scene(
@@ -226,7 +185,7 @@ SCENES = (
         "the numbers are added up on rank 0; the others keep theirs",
         "to 0",
         True,
-        _reduce,
+        lambda comm: _in_place(_counted(comm), comm.reduce),
         "reduce",
     ),
     Scene(
@@ -234,7 +193,7 @@ SCENES = (
         "every rank has every rank's number",
         "all",
         False,
-        _all_gather,
+        lambda comm: _into(_empty(comm.size), _moved(comm, 1), comm.all_gather),
         "all_gather",
     ),
     Scene(
@@ -242,7 +201,7 @@ SCENES = (
         "every rank has the sums",
         "all",
         True,
-        _all_reduce,
+        lambda comm: _in_place(_counted(comm), comm.all_reduce),
         "all_reduce",
     ),
     Scene(
@@ -250,7 +209,7 @@ SCENES = (
         "the first half of an all_reduce: rank r has sum r",
         "all",
         True,
-        _reduce_scatter,
+        lambda comm: _into(_empty(1), _counted(comm), comm.reduce_scatter),
         "reduce_scatter",
     ),
     Scene(
@@ -266,7 +225,7 @@ SCENES = (
         "part j of rank i becomes part i of rank j",
         "all",
         False,
-        _all_to_all,
+        lambda comm: _into(_empty(comm.size), _moved(comm, comm.size), comm.all_to_all),
         "all_to_all",
     ),
     Scene(
