@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="fewer turns a row")
+    parser.add_argument("--quick", action="store_true", help="fewer turns per row")
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--record", action="store_true", help="keep results, tables and plots")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")

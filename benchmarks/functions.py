@@ -116,7 +116,7 @@ class Rank:
                 return outputs
 
             ours, baseline = self.medians(lambda mine=mine: unisono.all_gather(mine), gather_even)
-            what = f"ragged all_gather, {size_text(nbytes)} a rank"
+            what = f"ragged all_gather, {size_text(nbytes)} per rank"
             goal = "at most 1.3 times" if comm.size == 4 else ""
             rows.append(Row(what, comm.size, ours, baseline, goal, ours <= 1.3 * baseline))
         return rows

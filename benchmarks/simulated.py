@@ -90,8 +90,8 @@ def main() -> None:
     options = parser.parse_args()
     here = calibrated()
     calibration = (
-        f"{platform.machine()}: {format_seconds(here.call_s)} a call, "
-        f"{format_seconds(here.inside_latency_s)} a hop, "
+        f"{platform.machine()}: {format_seconds(here.call_s)} per call, "
+        f"{format_seconds(here.inside_latency_s)} per hop, "
         f"{here.inside_bytes_per_s / 1e9:.1f} GB/s, adds {here.reduce_bytes_per_s / 1e9:.1f} GB/s."
     )
     lines = [calibration, "", "| ranks | bytes | algorithm | simulated | measured | off by |"]

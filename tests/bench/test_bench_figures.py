@@ -187,12 +187,12 @@ def test_json_round_trip() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "another/1", "rows": []}'])
-def test_files_that_are_no_results(text: str) -> None:
+def test_files_that_are_not_results(text: str) -> None:
     with pytest.raises(UnisonoError, match=r"that\.json is not (JSON|a result)"):
         from_json(text, "that.json")
 
 
-def test_csv_has_a_line_a_row() -> None:
+def test_csv_has_a_line_per_row() -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(run(row(), row("gloo"))))))
     assert [line["backend"] for line in lines] == ["unisono", "gloo"]
     assert {"size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong"} <= set(

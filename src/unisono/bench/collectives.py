@@ -12,11 +12,11 @@ PLACEMENTS: tuple[Placement, ...] = ("in", "out")
 
 STREAM_MESSAGES = 16
 STREAM_BYTES = 64 << 20
-"""A stream has so many messages, or fewer where they would be more than so many bytes."""
+"""A stream has this many messages, or fewer where they would exceed this many bytes."""
 
 GRADIENT_LAYERS = 12
 BIAS_SHARE = 64
-"""A list of gradients: so many layers, each a weight and a bias that is so many times smaller."""
+"""A list of gradients: this many layers, each a weight and a bias this many times smaller."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from unisono.environment import RankInfo
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
 
@@ -26,7 +26,7 @@ DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
 DEFAULT_SWEEP = "8:256M"
 SWEEP_FACTOR = 4
 MEMORY_SHARE = 0.9
-"""A run may use so much of the memory that is free."""
+"""The share of the free memory that a run may use."""
 
 
 class _Bench(click.Group):
@@ -130,23 +130,26 @@ def measure(
 
     Under torchrun, `unisono run` or mpirun their ranks are used, and rank 0 prints.
     """
+    from dataclasses import replace
+
     from rich.console import Console
 
-    from unisono.bench import meeting, start
-    from unisono.bench.collectives import MAIN
+    from unisono.bench import start
+    from unisono.bench.collectives import DTYPES, MAIN
     from unisono.bench.settings import BenchSettings
     from unisono.bench.settings import budget_s as usual_budget_s
     from unisono.bench.show import Show
     from unisono.bench.text import summary
 
-    ranks = _ranks(ranks)
+    launched = _launched_rank()
+    ranks = _ranks(ranks, launched)
     settings = BenchSettings(
         ranks=ranks,
         collectives=_known_collectives(collectives or MAIN),
         sizes_bytes=_sizes(sizes or (DEFAULT_SWEEP if collectives else DEFAULT_SIZES), factor),
         backends=_known_backends(backends),
         algorithms=_known_algorithms(algo),
-        dtype=_one_of("dtype", dtype, _dtypes()),
+        dtype=_one_of("dtype", dtype, DTYPES),
         op=_meaningful_op(op, dtype),
         root=_checked_root(root, ranks),
         placement=place,
@@ -162,8 +165,8 @@ def measure(
             else "no collective that was asked for works in place"
         )
     seconds = budget_s if budget_s is not None else usual_budget_s(len(cases))
-    settings = _with_budget(settings, seconds)
-    is_first = not meeting.already_a_rank() or _environment_rank() == 0
+    settings = replace(settings, budget_s=seconds)
+    is_first = launched is None or launched.rank == 0
     outputs = _outputs(json_path, csv_path, plot_path, html_path) if is_first else []
     _check_memory(settings)
     console = Console(quiet=not is_first)
@@ -172,7 +175,7 @@ def measure(
     failure: UnisonoError | None = None
     with show:
         try:
-            start.run(settings, show.handle, show.print_line)
+            start.run(settings, show.handle_event, show.print_line)
         except KeyboardInterrupt:
             interrupted = True
         except UnisonoError as error:
@@ -269,17 +272,11 @@ def _known_algorithms(text: str | None) -> tuple[str, ...]:
     return _names("algorithm", text, [ENGINES_OWN, *known])
 
 
-def _dtypes() -> Sequence[str]:
-    from unisono.bench.collectives import DTYPES
-
-    return DTYPES
-
-
 def _meaningful_op(op: str, dtype: str) -> str:
-    from unisono.bench.exact import OPS
     from unisono.comm.base import has_meaning
+    from unisono.plan.expectations import REDUCTIONS
 
-    _one_of("reduction", op, OPS)
+    _one_of("reduction", op, [*REDUCTIONS])
     if not has_meaning(op, dtype):
         raise Misuse(f"{op} has no meaning for {dtype}")
     return op
@@ -297,43 +294,30 @@ def _sizes(text: str, factor: int) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def _ranks(asked: int | None) -> int:
-    """As many as there are already, or were asked for, or cores."""
+def _launched_rank() -> RankInfo | None:
     from unisono.bench import meeting
+
+    try:
+        return meeting.launched_rank()
+    except (UnisonoError, ValueError) as error:
+        raise Misuse(str(error)) from error
+
+
+def _ranks(asked: int | None, launched: RankInfo | None) -> int:
+    """As many as there are already, or were asked for, or cores."""
     from unisono.launcher.share import core_count
 
-    if not meeting.already_a_rank():
+    if launched is None:
         return asked or max(2, core_count())
-    there = _environment_size()
-    if asked is not None and asked != there:
-        raise Misuse(f"this process is one of {there} ranks already: leave -n {asked} out")
-    return there
-
-
-def _environment_size() -> int:
-    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if name in os.environ:
-            return int(os.environ[name])
-    raise Misuse("this mpirun does not tell its ranks how many they are")
-
-
-def _environment_rank() -> int:
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        if name in os.environ:
-            return int(os.environ[name])
-    raise Misuse("this mpirun does not tell its ranks who they are")
+    if asked is not None and asked != launched.size:
+        raise Misuse(f"this process is one of {launched.size} ranks already: leave -n {asked} out")
+    return launched.size
 
 
 def _checked_root(root: int | None, ranks: int) -> int | None:
     if root is not None and root >= ranks:
         raise Misuse(f"--root {root} is not a rank: there are {ranks}")
     return root
-
-
-def _with_budget(settings: Any, seconds: float) -> Any:
-    from dataclasses import replace
-
-    return replace(settings, budget_s=seconds)
 
 
 def _check_memory(settings: Any) -> None:
@@ -355,7 +339,7 @@ def _check_memory(settings: Any) -> None:
 
 def _outputs(
     json_path: Path | None, csv_path: Path | None, plot_path: Path | None, html_path: Path | None
-) -> list[tuple[Path, Callable[[Any, Path], None]]]:
+) -> list[tuple[Path, Callable[[Any, Path], object]]]:
     """Where to write what, each file tried before anything is measured."""
     from unisono.bench import html, plot, results, table
 
@@ -366,11 +350,11 @@ def _outputs(
             plot.check_available()
         except UnisonoError as error:
             raise Misuse(str(error)) from error
-    wanted: list[tuple[Path | None, Callable[[Any, Path], None]]] = [
-        (json_path, lambda run, path: _write(path, results.to_json(run))),
-        (csv_path, lambda run, path: _write(path, table.to_csv(run))),
+    wanted: list[tuple[Path | None, Callable[[Any, Path], object]]] = [
+        (json_path, lambda run, path: path.write_text(results.to_json(run))),
+        (csv_path, lambda run, path: path.write_text(table.to_csv(run))),
         (plot_path, plot.save),
-        (html_path, lambda run, path: _write(path, html.page(run))),
+        (html_path, lambda run, path: path.write_text(html.page(run))),
     ]
     found = [(path, save) for path, save in wanted if path is not None]
     for path, _ in found:
@@ -394,11 +378,7 @@ def _check_writable(path: Path) -> None:
         path.unlink()
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-def _save(outputs: Sequence[tuple[Path, Callable[[Any, Path], None]]], run: Any) -> None:
+def _save(outputs: Sequence[tuple[Path, Callable[[Any, Path], object]]], run: Any) -> None:
     for path, save in outputs:
         try:
             save(run, path)

@@ -13,7 +13,7 @@ import numpy
 
 from unisono.bench.backends.base import Backend
 from unisono.bench.control import Control, OneMachine, OverTorch
-from unisono.bench.meeting import Meeting, under_mpirun
+from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
 from unisono.comm.base import Communicator
@@ -134,7 +134,9 @@ def _communicator(meeting: Meeting) -> Communicator:
     """Our own channel, from which the measured group is split off."""
     if meeting.size == 1:
         return SoloCommunicator()
-    return SharedMemoryCommunicator.connect(meeting.exchange("unisono"), meeting.rank, meeting.size)
+    return SharedMemoryCommunicator.connect(
+        meeting.announcements("unisono"), meeting.rank, meeting.size
+    )
 
 
 def _default_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:
@@ -177,7 +179,8 @@ def _check_nccl(meeting: Meeting) -> str:
 def _mpi(meeting: Meeting) -> Backend:
     if importlib.util.find_spec("mpi4py") is None:
         raise Missing("mpi4py is not installed", INSTALL_MPI)
-    if not under_mpirun():
+    launched = launched_rank()
+    if launched is None or launched.launcher != "mpirun":
         raise Missing("there is no mpirun beside this Python or in PATH", INSTALL_MPI)
     from mpi4py import MPI
 

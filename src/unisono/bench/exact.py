@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from unisono.bench.collectives import Collective, neighbour
+from unisono.plan.expectations import Origin, compute, origins
 
 if TYPE_CHECKING:
     import torch
@@ -23,21 +23,11 @@ REPETITIONS = 64
 POISON = 119
 """What outputs are filled with before the call: no value that may be in a result."""
 
-_COMBINE: dict[str, Any] = {
-    "sum": numpy.add,
-    "avg": numpy.add,
-    "product": numpy.multiply,
-    "min": numpy.minimum,
-    "max": numpy.maximum,
-    "band": numpy.bitwise_and,
-    "bor": numpy.bitwise_or,
-    "bxor": numpy.bitwise_xor,
-}
-OPS = tuple(_COMBINE)
+_SAME_RESULT = {"all_reduce_async": "all_reduce", "gradients": "all_reduce"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckedCall:
     """One checked call: on what, and which of several roots and sets of values it uses."""
 
     collective: Collective
@@ -62,49 +52,28 @@ class Trial:
 
     # -- what comes out ------------------------------------------------------------------------
 
-    @property
-    def receives(self) -> bool:
-        """Whether this rank has a result that is defined."""
-        name = self.collective.name
-        if name in ("reduce", "gather"):
-            return self.rank == self.root
-        if self.collective.pairwise:
-            return self._source() is not None
-        return self.collective.sized
-
     def wrong(self, output: torch.Tensor) -> int:
         """How many elements of this rank's output differ from the exact result."""
-        if not self.receives:
+        expected = self._origins()
+        if expected is None:
             return 0
+        pieces = _parts(self.collective, "output", output, self.size)
         return sum(
-            _differing(self._expected(part), piece)
-            for part, piece in _parts(self.collective, "output", output, self.size)
+            _differing(compute(origin, self._sent, self.op), piece)
+            for origin, (_, piece) in zip(expected, pieces, strict=True)
         )
 
-    def _expected(self, part: int) -> Any:
-        name, rank = self.collective.name, self.rank
-        if self.collective.reduces:
-            mine = rank if name == "reduce_scatter" else 0
-            total = reduce(_COMBINE[self.op], (self._sent(one, mine) for one in range(self.size)))
-            return total / self.size if self.op == "avg" else total
-        if name == "broadcast":
-            return self._sent(self.root, 0)
-        if name in ("all_gather", "gather"):
-            return self._sent(part, 0)
-        if name == "scatter":
-            return self._sent(self.root, rank)
-        if name == "all_to_all":
-            return self._sent(part, rank)
-        source = self._source()
-        assert source is not None
-        return self._sent(source, 0)
-
-    def _source(self) -> int | None:
-        """Whose message this rank gets; in a stream they go one way."""
-        other = neighbour(self.rank, self.size)
-        if self.collective.name == "stream" and self.rank % 2 == 0:
+    def _origins(self) -> list[Origin] | None:
+        """Where the parts of this rank's output come from; None where its output is undefined."""
+        if not self.collective.sized:
             return None
-        return other
+        if self.collective.pairwise:
+            source = neighbour(self.rank, self.size)
+            if source is None or (self.collective.name == "stream" and self.rank % 2 == 0):
+                return None  # nobody sends to this rank: the messages of a stream go one way
+            return [Origin(0, [source])]
+        name = _SAME_RESULT.get(self.collective.name, self.collective.name)
+        return origins(name, self.rank, self.size, self.root)
 
 
 def _moved(code: int, phase: int) -> Any:

@@ -24,7 +24,7 @@ class Forecast:
         self._times_s: defaultdict[_Series, dict[int, float]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Take rows of calibration sizes in."""
+        """Add rows of calibration sizes."""
         for row in rows:
             self._times_s[_series(row)][row.size_bytes] = row.time_us.p50 / 1e6
 
@@ -61,7 +61,7 @@ class Forecast:
         return found
 
     def reduction_ns_per_byte(self) -> dict[str, float]:
-        """For each backend what combining costs a byte, at the largest size that tells."""
+        """For each backend what combining costs per byte, at the largest size that tells."""
         found: dict[str, float] = {}
         for reducing, moving in REDUCTION_PAIRS:
             for backend, collective, _ in list(self._times_s):

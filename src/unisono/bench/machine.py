@@ -25,7 +25,7 @@ def free_bytes() -> int | None:
 
 
 def caches_bytes() -> tuple[int, ...]:
-    """The sizes of the first core's data caches, smallest first; empty where nobody tells."""
+    """The sizes of the first core's data caches, smallest first; empty where unknown."""
     sizes = set()
     for cache in sorted(_CACHES.glob("index*")):
         try:

@@ -17,7 +17,7 @@ from unisono.bench import floor
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 from unisono.bench.collectives import bandwidths, item_bytes, neighbour
 from unisono.bench.control import Control
-from unisono.bench.exact import POISON, Trial
+from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.results import Row, Skipped
 from unisono.bench.statistics import summarise
 from unisono.errors import UnisonoError
@@ -170,14 +170,14 @@ class Measurer:
         which = 0 if phase else -1
         root = case.roots[which] if case.collective.rooted else 0
         rank, size = self.control.rank, self.control.size
-        trial = Trial(case.collective, case.op, rank, size, root, phase)
+        call = CheckedCall(case.collective, case.op, rank, size, root, phase)
         buffers.output.fill_(POISON)
-        trial.fill(buffers.input)
+        call.fill(buffers.input)
         self.control.meet()
         contestant.calls[which]()
         contestant.synchronise()
         self.control.meet()
-        wrong = trial.wrong(buffers.output)
+        wrong = call.wrong(buffers.output)
         buffers.output.zero_()
         buffers.input.zero_()
         return int(self.control.gather(numpy.array([float(wrong)])).sum())

@@ -15,20 +15,21 @@ from unisono.comm.rendezvous.announcements import (
     FileAnnouncements,
     StoreAnnouncements,
 )
+from unisono.environment import RankInfo, master_is_known, read_rank_info
+from unisono.errors import UnisonoError
 
-_MPI_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 DEADLINE_S = 300.0
 
 
 class Meeting(ABC):
-    """A rank's place in the run, and where it leaves word for the others."""
+    """Which rank of how many this is, and where it finds the others."""
 
     rank: int
     size: int
 
     @abstractmethod
-    def exchange(self, name: str) -> Announcements:
-        """Where a Communicator's ranks meet."""
+    def announcements(self, name: str) -> Announcements:
+        """Where the ranks of a Communicator announce themselves."""
 
     @abstractmethod
     def store(self) -> Any:
@@ -48,9 +49,9 @@ class InFolder(Meeting):
     def __init__(self, rank: int, size: int, folder: str, *, ours: bool = False) -> None:
         self.rank, self.size, self.folder = rank, size, Path(folder)
         self._ours = ours and rank == 0
-        """Whether nobody but this rank will remove the folder."""
+        """Whether this rank has to remove the folder."""
 
-    def exchange(self, name: str) -> Announcements:
+    def announcements(self, name: str) -> Announcements:
         return FileAnnouncements(self.folder / name)
 
     def store(self) -> Any:
@@ -70,7 +71,7 @@ class AtStore(Meeting):
         self.rank, self.size, self._store = rank, size, store
         store.set(f"host-{rank}", _boot())
 
-    def exchange(self, name: str) -> Announcements:
+    def announcements(self, name: str) -> Announcements:
         import torch.distributed as dist
 
         return StoreAnnouncements(dist.PrefixStore(name, self._store))  # type: ignore[attr-defined]
@@ -84,20 +85,25 @@ class AtStore(Meeting):
         return [self._store.get(f"host-{rank}").decode() for rank in range(self.size)]
 
 
-def under_mpirun() -> bool:
-    """Whether an mpirun started this process."""
-    return any(name in os.environ for name in _MPI_RANKS)
+def launched_rank() -> RankInfo | None:
+    """This process among the ranks that torchrun, `unisono run` or mpirun has started; None where
+    nobody has.
 
-
-def already_a_rank() -> bool:
-    """Whether somebody else has started this process as one of several ranks."""
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return launched or under_mpirun()
+    Raises UnisonoError where an mpirun does not say which rank this is.
+    """
+    place = read_rank_info()
+    # A batch script of Slurm has srun's variables, too, and is not a rank.
+    if place is not None and place.launcher != "srun":
+        return place
+    if "PMIX_RANK" in os.environ:
+        raise UnisonoError("this mpirun does not tell its ranks which of how many they are")
+    return None
 
 
 def of_environment() -> Meeting:
     """The meeting of ranks that torchrun, `unisono run` or mpirun has started."""
-    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
+    place = launched_rank()
+    if place is not None and place.launcher != "mpirun" and master_is_known():
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(iter(rendezvous("env://")))

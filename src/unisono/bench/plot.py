@@ -1,4 +1,4 @@
-"""Pictures of a run: time and bandwidth over size, a line a backend, the floor and the expected."""
+"""Pictures of a run: time and bandwidth over size, a line per backend, floor and expectation."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What the time is, beside the one that was expected."""
+        """How the time compares with the one that was expected."""
         if self.expected_us is None:
             return "calibrates" if self.calibrates else ""
         ratio = self.time_us.p50 / self.expected_us

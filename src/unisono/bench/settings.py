@@ -105,5 +105,5 @@ def _size(case: Case) -> str:
 
 
 def budget_s(rows: int) -> float:
-    """A row's time where nobody chose one: a run of many rows shall not take for ever."""
+    """A row's time where nobody chose one: a run of many rows must not take forever."""
     return max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / max(1, rows)))

@@ -48,7 +48,7 @@ class Show:
         self._live.update(Text(""), refresh=True)
         self._live.stop()
 
-    def handle(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """Add an event of rank 0 to the run, and show it."""
         if event["event"] == "next":
             if self._next is None or event["collective"] != self._next["collective"]:

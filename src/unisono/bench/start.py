@@ -20,6 +20,7 @@ from typing import Any
 from unisono.bench import meeting
 from unisono.bench.session import MARK, Event, Listener, run_rank, run_rank_in_folder
 from unisono.bench.settings import BenchSettings
+from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher import launch
 from unisono.requirements import require_torch
@@ -34,16 +35,21 @@ def run(settings: BenchSettings, listener: Listener, others: Callable[[str], Non
     Raises UnisonoError if ranks fail, and KeyboardInterrupt; events until then are right.
     """
     require_torch("unisono bench")
-    if meeting.already_a_rank():
+    if meeting.launched_rank() is None:
+        start_ranks(settings, listener, others)
+    else:
         with _ended_by_signals():
             run_rank(meeting.of_environment(), settings, listener)
-        return
+
+
+def start_ranks(settings: BenchSettings, listener: Listener, others: Callable[[str], None]) -> None:
+    """`run` on ranks of our own, which start and end here."""
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        handle_line = _lines_to(listener, others)
         mpirun = find_mpirun() if "mpi" in settings.backends else None
         if mpirun is not None:
-            _run_mpi(mpirun, settings, folder, _lines_to(listener, others))
+            _run_mpi(mpirun, settings, folder, handle_line)
             return
-        handle_line = _lines_to(listener, others)
         launch(
             _rank,
             settings.ranks,
@@ -54,7 +60,9 @@ def run(settings: BenchSettings, listener: Listener, others: Callable[[str], Non
 
 
 def _rank(folder: str, settings: BenchSettings) -> None:
-    run_rank_in_folder(int(os.environ["UNISONO_RANK"]), settings.ranks, folder, settings)
+    place = read_rank_info()
+    assert place is not None
+    run_rank_in_folder(place.rank, place.size, folder, settings)
 
 
 def _lines_to(listener: Listener, others: Callable[[str], None]) -> Callable[[str], None]:

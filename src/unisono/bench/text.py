@@ -25,10 +25,10 @@ COLUMNS = (
     Column("count", "as many elements", WIDE),
     Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
     Column("time us", "median of the slowest rank's time of one call"),
-    Column("p95", "95% of the samples took at most so many us", WIDE),
+    Column("p95", "95% of the samples took at most this many us", WIDE),
     Column(
         "spread",
-        "the middle half of the samples lies in a range so wide, beside the median",
+        "the middle half of the samples lies in a range this wide, relative to the median",
         MIDDLE,
     ),
     Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", WIDE),
@@ -36,7 +36,7 @@ COLUMNS = (
     Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
     Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
     Column("expected", "us by the model that was fitted to the rows marked calibrates", MIDDLE),
-    Column("verdict", "the measured time beside the expected one"),
+    Column("verdict", "the measured time against the expected one"),
     Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
     Column("x first", "times the first backend's time"),
 )
@@ -145,7 +145,7 @@ def summary(run: Run) -> list[str]:
             f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
         )
     for name, cost in run.reduction_ns_per_byte.items():
-        lines.append(f"{name}: combining costs {cost:.2f} ns a byte more than moving")
+        lines.append(f"{name}: combining costs {cost:.2f} ns per byte more than moving")
     slow = [row for row in run.rows if row.verdict.startswith("slow")]
     for row in slow:
         where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"

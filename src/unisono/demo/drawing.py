@@ -46,7 +46,7 @@ def draw_barrier(outcomes: Sequence[RankOutcome]) -> list[Text]:
     moments = [outcome.barrier for outcome in outcomes]
     start = min(moment.came_s for moment in moments)
     column_s = (max(moment.left_s for moment in moments) - start) / BARRIER_COLUMNS
-    lines = [_heading("barrier", "nobody goes on before the last has come")]
+    lines = [_heading("barrier", "no rank goes on before the last has come")]
     for rank, moment in enumerate(moments):
         lines.append(_waiting(rank, moment, start, column_s))
     return lines

@@ -1,12 +1,11 @@
 """The primitives on real ranks, on numbers that a reader can follow, each result checked.
 
 A rank returns only what its tensors held before and after. What they must hold is computed from
-what all ranks returned by plain arithmetic on lists, in the process that draws the pictures.
+what all ranks returned, in the process that draws the pictures.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +13,11 @@ from typing import Any
 import numpy
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
+from unisono.plan.expectations import CUT_INPUTS, Array, compute, origins
+from unisono.world.world import init, shutdown
 
-Array = numpy.ndarray[Any, Any]
 Numbers = tuple[float, ...]
 Rows = Sequence[Numbers]
 BeforeAndAfter = tuple[Array | None, Array | None]
@@ -34,14 +32,14 @@ class WrongResult(UnisonoError):
 @dataclass(frozen=True)
 class Scene:
     """One primitive. `flow` says how data moves: "from 0", "to 0", "all", "ring"; `adds` whether
-    it is added up on the way; `run` makes the call, `expected` says what must come out."""
+    it is added up on the way; `run` makes the call, `collective` names what must come out."""
 
     title: str
     sentence: str
     flow: str
     adds: bool
     run: Callable[[Communicator], BeforeAndAfter]
-    expected: Callable[[Rows], list[Numbers]]
+    collective: str
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,10 @@ class RankOutcome:
 
 def run_all_scenes() -> RankOutcome:
     """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
-    place = os.environ
-    meeting = FileAnnouncements(int(place["UNISONO_RENDEZVOUS"].removeprefix("fd:")))
-    rank, size = int(place["UNISONO_RANK"]), int(place["UNISONO_SIZE"])
-    with SharedMemoryCommunicator.connect(meeting, rank, size) as comm:
-        return run_scenes(comm)
+    try:
+        return run_scenes(init("unisono", with_torch=False))
+    finally:
+        shutdown()
 
 
 def run_scenes(comm: Communicator) -> RankOutcome:
@@ -77,7 +74,7 @@ def run_scenes(comm: Communicator) -> RankOutcome:
 def check(outcomes: Sequence[RankOutcome]) -> None:
     """Raise WrongResult unless every rank has what arithmetic says, and every fault was found."""
     for number, scene in enumerate(SCENES):
-        expected = scene.expected([outcome.rows[number][0] for outcome in outcomes])
+        expected = _expected(scene.collective, [outcome.rows[number][0] for outcome in outcomes])
         for rank, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
             got = outcome.rows[number][1]
             if got != right:
@@ -92,6 +89,24 @@ def check(outcomes: Sequence[RankOutcome]) -> None:
             raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have an error")
         if outcome.mismatch is None:
             raise WrongResult(f"mismatch: rank {rank} should have an error")
+
+
+def _expected(collective: str, had: Rows) -> list[Numbers]:
+    """What each rank must have afterwards; where it gets nothing, what it had, or no tensor."""
+
+    def brought(rank: int, part: int) -> Array:
+        numbers = numpy.array(had[rank])
+        return numbers[part : part + 1] if collective in CUT_INPUTS else numbers
+
+    rows: list[Numbers] = []
+    for rank in range(len(had)):
+        parts = origins(collective, rank, len(had))
+        if parts is None:
+            rows.append(had[rank] if collective == "reduce" else ())
+        else:
+            values = numpy.concatenate([compute(part, brought) for part in parts])
+            rows.append(tuple(values.tolist()))
+    return rows
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -111,64 +126,25 @@ def _empty(count: int) -> Array:
     return numpy.full(count, -1, numpy.float32)
 
 
-def _broadcast(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, 3)
+def _at_root(comm: Communicator, numbers: Array) -> Array | None:
+    return numbers if comm.rank == 0 else None
+
+
+def _in_place(before: Array, call: Callable[[Array], object]) -> BeforeAndAfter:
     after = before.copy()
-    comm.broadcast(after, root=0)
+    call(after)
     return before, after
 
 
-def _scatter(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, comm.size) if comm.rank == 0 else None
-    after = _empty(1)
-    comm.scatter(after, before, root=0)
-    return before, after
-
-
-def _gather(comm: Communicator) -> BeforeAndAfter:
-    before = _moved(comm, 1)
-    after = _empty(comm.size) if comm.rank == 0 else None
-    comm.gather(after, before, root=0)
-    return before, after
-
-
-def _reduce(comm: Communicator) -> BeforeAndAfter:
-    before = _counted(comm)
-    after = before.copy()
-    comm.reduce(after, root=0)
-    return before, after
-
-
-def _all_gather(comm: Communicator) -> BeforeAndAfter:
-    before, after = _moved(comm, 1), _empty(comm.size)
-    comm.all_gather(after, before)
-    return before, after
-
-
-def _all_reduce(comm: Communicator) -> BeforeAndAfter:
-    before = _counted(comm)
-    after = before.copy()
-    comm.all_reduce(after)
-    return before, after
-
-
-def _reduce_scatter(comm: Communicator) -> BeforeAndAfter:
-    before, after = _counted(comm), _empty(1)
-    comm.reduce_scatter(after, before)
+def _into(after: Any, before: Any, call: Callable[[Any, Any], object]) -> BeforeAndAfter:
+    call(after, before)
     return before, after
 
 
 def _gather_again(comm: Communicator) -> BeforeAndAfter:
-    before, after = _empty(1), _empty(comm.size)
+    before = _empty(1)
     comm.reduce_scatter(before, _counted(comm))
-    comm.all_gather(after, before)
-    return before, after
-
-
-def _all_to_all(comm: Communicator) -> BeforeAndAfter:
-    before, after = _moved(comm, comm.size), _empty(comm.size)
-    comm.all_to_all(after, before)
-    return before, after
+    return _into(_empty(comm.size), before, comm.all_gather)
 
 
 def _ring(comm: Communicator) -> BeforeAndAfter:
@@ -179,70 +155,62 @@ def _ring(comm: Communicator) -> BeforeAndAfter:
     return before, after
 
 
-def _sums(had: Rows) -> Numbers:
-    return tuple(sum(column) for column in zip(*had, strict=True))
-
-
-def _joined(had: Rows) -> Numbers:
-    return tuple(number for row in had for number in row)
-
-
 SCENES = (
     Scene(
         "broadcast",
         "rank 0's numbers go to every rank",
         "from 0",
         False,
-        _broadcast,
-        lambda had: [had[0] for _ in had],
+        lambda comm: _in_place(_moved(comm, 3), comm.broadcast),
+        "broadcast",
     ),
     Scene(
         "scatter",
         "part r of rank 0's numbers goes to rank r",
         "from 0",
         False,
-        _scatter,
-        lambda had: [(number,) for number in had[0]],
+        lambda comm: _into(_empty(1), _at_root(comm, _moved(comm, comm.size)), comm.scatter),
+        "scatter",
     ),
     Scene(
         "gather",
         "every rank's number goes to rank 0, in rank order",
         "to 0",
         False,
-        _gather,
-        lambda had: [_joined(had), *(() for _ in had[1:])],
+        lambda comm: _into(_at_root(comm, _empty(comm.size)), _moved(comm, 1), comm.gather),
+        "gather",
     ),
     Scene(
         "reduce (sum)",
         "the numbers are added up on rank 0; the others keep theirs",
         "to 0",
         True,
-        _reduce,
-        lambda had: [_sums(had), *had[1:]],
+        lambda comm: _in_place(_counted(comm), comm.reduce),
+        "reduce",
     ),
     Scene(
         "all_gather",
         "every rank has every rank's number",
         "all",
         False,
-        _all_gather,
-        lambda had: [_joined(had) for _ in had],
+        lambda comm: _into(_empty(comm.size), _moved(comm, 1), comm.all_gather),
+        "all_gather",
     ),
     Scene(
         "all_reduce (sum)",
         "every rank has the sums",
         "all",
         True,
-        _all_reduce,
-        lambda had: [_sums(had) for _ in had],
+        lambda comm: _in_place(_counted(comm), comm.all_reduce),
+        "all_reduce",
     ),
     Scene(
         "reduce_scatter (sum)",
         "the first half of an all_reduce: rank r has sum r",
         "all",
         True,
-        _reduce_scatter,
-        lambda had: [(number,) for number in _sums(had)],
+        lambda comm: _into(_empty(1), _counted(comm), comm.reduce_scatter),
+        "reduce_scatter",
     ),
     Scene(
         "all_gather of these sums",
@@ -250,15 +218,15 @@ SCENES = (
         "all",
         False,
         _gather_again,
-        lambda had: [_joined(had) for _ in had],
+        "all_gather",
     ),
     Scene(
         "all_to_all",
         "part j of rank i becomes part i of rank j",
         "all",
         False,
-        _all_to_all,
-        lambda had: list(zip(*had, strict=True)),
+        lambda comm: _into(_empty(comm.size), _moved(comm, comm.size), comm.all_to_all),
+        "all_to_all",
     ),
     Scene(
         "send and recv around a ring",
@@ -266,7 +234,7 @@ SCENES = (
         "ring",
         False,
         _ring,
-        lambda had: [had[rank - 1] for rank in range(len(had))],
+        "ring",
     ),
 )
 

@@ -214,7 +214,7 @@ def _load(ranks: int) -> Iterator[Finding]:
         time.sleep(LOAD_S)
         after = busy_seconds(Path("/proc/stat").read_text(), share.cores())
     except (OSError, ValueError):
-        return  # not Linux, or a sandbox: the kernel's line says so
+        return  # not Linux, or a sandbox: the finding on the kernel says so
     busy = max(0.0, (after - before) / (time.monotonic() - start))
     cores = len(share.cores())
     text = f"{busy:.1f} of {cores} cores busy at this moment, with other processes"
@@ -262,7 +262,7 @@ def _network() -> Iterator[Finding]:
         yield warn(
             "host name",
             f"{host} does not resolve",
-            "Add it to /etc/hosts or set GLOO_SOCKET_IFNAME=lo: gloo looks for its address so.",
+            "Add it to /etc/hosts or set GLOO_SOCKET_IFNAME=lo: gloo finds its address that way.",
         )
     else:
         yield ok("host name", f"{host} resolves")

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from unisono.doctor.selftest.results import SelfTest
 from unisono.doctor.selftest.run import debug_communication
+from unisono.environment import read_rank_info
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing, UnisonoError
 from unisono.launcher import launch
 from unisono.world.world import resolve
@@ -78,7 +79,9 @@ def _run(backend: str, folder: str) -> SelfTest | str:
     import torch
     import torch.distributed as dist
 
-    rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+    place = read_rank_info()
+    assert place is not None
+    rank, size = place.rank, place.size
     if backend == "nccl":
         torch.cuda.set_device(rank)
     store = dist.FileStore(os.path.join(folder, backend), size)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from unisono.misuse import Misuse
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads a rank (OMP_NUM_THREADS).  [default: as many as fit the cores]",
+    help="Threads per rank (OMP_NUM_THREADS).  [default: as many as fit the cores]",
 )
 @click.option("--pin", is_flag=True, help="Bind each rank to its share of the cores.")
 @click.option(
@@ -29,7 +29,7 @@ from unisono.misuse import Misuse
     "timeout_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
-    help="End everything after so long, and show where each rank was.",
+    help="End everything after this long, and show where each rank was.",
 )
 @click.option("--no-prefix", is_flag=True, help="Leave out [rank 0] before each line.")
 @click.option(
@@ -43,7 +43,7 @@ from unisono.misuse import Misuse
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="With --watch: end everything so long after a report of a mismatch; inf: never.",
+    help="With --watch: end everything this long after a report of a mismatch; inf: never.",
 )
 @click.option(
     "--trace",
@@ -90,7 +90,7 @@ def run(
     from unisono.launcher.script import RunSettings, run_script
 
     if not module and not Path(program).is_file():
-        there = "is no file" if Path(program).exists() else "does not exist"
+        there = "is not a file" if Path(program).exists() else "does not exist"
         raise Misuse(f"{program} {there}")
     settings = RunSettings(
         ranks=ranks,

@@ -1,4 +1,4 @@
-"""Thinking about communication without communicating: schedules, their proofs and their costs.
+"""Communication without communicating: schedules, their proofs and their costs.
 
 Pure Python and NumPy: no processes, no torch.
 """

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from unisono.plan.schedule import COLLECTIVES, Schedule
 
-Make = TypeVar("Make", bound=Callable[..., Schedule])
+Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Algorithm:
     """One way to do a collective.
 
     `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
-    the busiest rank sends; `source` who described it. `options` are what it can be told beside the
+    the busiest rank sends; `source` who described it. `options` are what it takes besides the
     number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
     ranks or faster, `most_ranks` says up to how many it is reasonable to write it down.
     """
@@ -33,7 +33,7 @@ class Algorithm:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of what `make` takes beside the number of ranks."""
+        """The names of what `make` takes besides the number of ranks."""
         return tuple(inspect.signature(self.make).parameters)[1:]
 
     def schedule(self, ranks: int, **options: int) -> Schedule:
@@ -64,7 +64,7 @@ def algorithm(
     sends: str = "",
     source: str = "",
     most_ranks: int | None = None,
-) -> Callable[[Make], Make]:
+) -> Callable[[Builder], Builder]:
     """Register a function from a number of ranks to a Schedule as an algorithm.
 
         @algorithm("all_reduce", "mine")
@@ -76,7 +76,7 @@ def algorithm(
     if collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
 
-    def register(make: Make) -> Make:
+    def register(make: Builder) -> Builder:
         _load_ours()
         earlier = _registered.get((collective, name))
         if earlier is not None and _home(earlier.make) != _home(make):

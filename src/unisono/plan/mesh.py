@@ -40,7 +40,7 @@ class Mesh:
             raise ValueError("a mesh has at least one axis")
         for axis, size in sizes.items():
             if not isinstance(axis, str) or not axis.isidentifier():
-                raise ValueError(f"{axis!r} is no name for an axis")
+                raise ValueError(f"{axis!r} cannot name an axis")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"axis {axis} has {size!r} ranks: it must be a whole number >= 1")
 
@@ -118,7 +118,7 @@ class Mesh:
         return np.arange(self.size, dtype=np.int64).reshape(self.shape)
 
     def _groups(self, axes: Sequence[str]) -> Ranks:
-        """One row a group, the rows in the order of their first members."""
+        """One row per group, the rows in the order of their first members."""
         asked = self._positions(axes)
         others = [position for position in range(len(self.axes)) if position not in asked]
         size = prod(self.shape[position] for position in asked)

@@ -129,7 +129,7 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
 
 
 def reduction_s_per_byte(reducing: CostModel, moving: CostModel, size_bytes: int) -> float:
-    """What combining costs a byte, above moving it; never below zero."""
+    """What combining costs per byte, above moving it; never below zero."""
     return max(0.0, reducing.cost_s_per_byte(size_bytes) - moving.cost_s_per_byte(size_bytes))
 
 

@@ -21,7 +21,7 @@ class Topology:
     `inside_*` is what connects the ranks of a node: the latency of a hop, and the bandwidth of
     each rank's port in each direction. `between_latency_s` is the latency of a hop to another
     node, which goes through one of the node's `cards`, each with `card_bytes_per_s` in each
-    direction. A message keeps its sender's and its receiver's port busy for `overhead_s` beside
+    direction. A message keeps its sender's and its receiver's port busy for `overhead_s` besides
     its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
 
     Raises ValueError for values that make no sense.

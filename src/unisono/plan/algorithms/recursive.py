@@ -2,7 +2,7 @@
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 2005; all_reduce by halving and doubling is Rabenseifner's. With p the largest power of two up to
-n, the first n - p odd ranks, where n is no power of two, are folded into their left neighbours
+n, the first n - p odd ranks, where n is not a power of two, are folded into their left neighbours
 before, which costs a step, and get the result after, which costs another one.
 
 | collective     | algorithm          | steps (+ 2 if n > p) | a rank sends, n = p |
