@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.comm.rendezvous.announcements import Exchange, FileExchange, StoreExchange
+from unisono.processes import boot_id
 
 _MPI_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 DEADLINE_S = 300.0
@@ -132,6 +133,6 @@ def _under_mpi() -> Meeting:
 def _boot() -> str:
     """What tells a running machine from every other one."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot_id()
     except OSError:
         return socket.gethostname()

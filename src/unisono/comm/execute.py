@@ -14,8 +14,8 @@ import numpy as np
 from unisono.comm import flat
 from unisono.comm.base import Communicator, Message, Op, Work
 from unisono.comm.flat import Row
+from unisono.comm.majority import culprits_of
 from unisono.comm.programs import Move, Program, Round, program_of, schedule_for
-from unisono.comm.shared_memory.explanations import culprits_of
 from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule

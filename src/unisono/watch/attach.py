@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import StoreExchange
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
+from unisono.processes import boot_id, namespace
 from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
@@ -112,12 +112,7 @@ def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int
 
 def _host() -> str:
     """This machine, as far as its processes can see each other: boot and namespaces."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return " ".join([file.read().strip(), *map(_namespace, ("net", "pid"))])
-
-
-def _namespace(kind: str) -> str:
-    return os.readlink(f"/proc/self/ns/{kind}")
+    return f"{boot_id()} {namespace('net')} {namespace('pid')}"
 
 
 def _replace(old: Any, new: Any) -> None:

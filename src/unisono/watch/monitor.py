@@ -15,9 +15,9 @@ from unisono.comm.shared_memory.engine import keep_sites
 from unisono.comm.shared_memory.keeping import listeners, tell_launcher
 from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
 from unisono.errors import UnisonoError
+from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, waits
-from unisono.watch.processes import state_of
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
 from unisono.watch.snapshot import snapshot

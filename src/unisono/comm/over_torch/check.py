@@ -8,13 +8,13 @@ rank says what it is about to do, and all compare. It is one small all-gather mo
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy
 import torch
 
+from unisono.comm.majority import culprits_of
 from unisono.comm.shared_memory.pair_sizes import PairSizes
 from unisono.errors import CollectiveMismatch
 from unisono.wording import name_ranks
@@ -78,12 +78,9 @@ def compare(said: Sequence[Said], rank: int, group: str) -> CollectiveMismatch |
     """What every member raises, if they do not mean the same call."""
     if all(one.refused for one in said):
         return None
-    kinds = Counter((one.digest, one.refused) for one in said)
-    if len(kinds) > 1:
-        (usual, times), *_ = kinds.most_common()
-        odd = [r for r, one in enumerate(said) if (one.digest, one.refused) != usual]
-        culprits = odd if 2 * times > len(said) else []
-        return _mismatch(said, rank, group, culprits)
+    kinds = [(call.digest, call.refused) for call in said]
+    if len(set(kinds)) > 1:
+        return _mismatch(said, rank, group, culprits_of(kinds))
     sizes = PairSizes([_known(one.sends) for one in said], [_known(one.takes) for one in said])
     if sizes.fit():
         return None

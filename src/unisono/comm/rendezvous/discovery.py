@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.comm.rendezvous.announcements import Exchange, Word
-from unisono.comm.rendezvous.by_parent import namespace, start_time
 from unisono.comm.rendezvous.unix_socket import Deadline, Line
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.comm.shared_memory import engine
 from unisono.errors import RendezvousError
+from unisono.processes import boot_id, namespace, start_time
 
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.lobby import Side
@@ -25,17 +23,12 @@ UNREACHABLE_S = 10.0
 """How long a living leader that has announced itself may refuse connections."""
 
 
-@functools.cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def about_me(address: str) -> Word:
     """What the others need to know of this process, whose lobby is at `address`."""
     return {
         "address": address,
         "host": socket.gethostname(),
-        "boot": _boot_id(),
+        "boot": boot_id(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
         "layout": engine.layout_version(),
@@ -129,7 +122,7 @@ def _is_dead(word: Word) -> bool:
     """Whether the process that left a word seems to be gone (or is in another PID namespace)."""
     try:
         started = start_time(int(word.get("pid", 0)))
-    except (RendezvousError, ValueError):
+    except (OSError, ValueError):
         return True
     return bool(word.get("started", started) != started)  # a later process may have its number
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-from collections import Counter
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.shared_memory.engine import ENDING_KNOWN, Group, Note, Operation, Status
 from unisono.comm.shared_memory.pair_sizes import PairSizes
+from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
@@ -87,17 +86,6 @@ def _algorithm(mark: int) -> str:
 
     names = (entry.name for entry in catalog("all_reduce"))
     return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
-
-
-def culprits_of(calls: Sequence[str | None]) -> list[int]:
-    """The ranks that differ from what a strict majority called."""
-    counts = Counter(call for call in calls if call is not None)
-    if not counts:
-        return []
-    common, times = counts.most_common(1)[0]
-    if times * 2 <= len(calls):
-        return []
-    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
 
 
 def read_pair_sizes(group: Group, size: int, call: int) -> PairSizes | None:
@@ -193,14 +181,7 @@ def ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
     if not detail & ENDING_KNOWN:
         return "has ended"
-    status = detail & 0xFFFF
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"was killed by {signal.Signals(number).name}"
-        except ValueError:
-            return f"was killed by signal {number}"
-    return f"exited with code {os.WEXITSTATUS(status)}"
+    return describe_exit(os.waitstatus_to_exitcode(detail & 0xFFFF))
 
 
 _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, | -> | and )\d+(?:-\d+)?\b(?! more))*)")

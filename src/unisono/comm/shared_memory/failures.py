@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from unisono.comm.majority import culprits_of
 from unisono.comm.rendezvous.lobby import Place
 from unisono.comm.shared_memory import explanations, message_explanations
 from unisono.comm.shared_memory.engine import ABOUT_MESSAGES, Group, Note, Status
@@ -17,12 +18,10 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
 )
+from unisono.processes import state_of
 
 SITES_WAIT_S = 0.5
 """How long a report waits for the peers to say where they are; they say it as they fail."""
-
-_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
-_STATES |= {"R": "is running", "S": "is asleep or waiting", "Z": "has ended"}
 
 
 def describe_failure(place: Place, name: str, doing: str) -> GroupError:
@@ -93,13 +92,14 @@ def whereabouts(place: Place, rank: int, about: int) -> str:
     pid = place.members[rank].pid
     if rank == place.rank:
         return f"  rank {rank} (pid {pid}) is this one"
-    state = _state_of(pid)
+    state = state_of(pid)
     answer = place.group.read_note(rank, Note.ANSWER, about) or place.group.read_note(
         rank, Note.ANSWER, 0
     )
-    if answer and state != _STATES["T"]:
+    if answer and state.letter != "T":
         return f"  rank {rank} (pid {pid}) is at {answer}"
-    return f"  rank {rank} (pid {pid}) {state or 'cannot be seen from here'} and did not answer"
+    seen = state if state.letter else "cannot be seen from here"
+    return f"  rank {rank} (pid {pid}) {seen} and did not answer"
 
 
 def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
@@ -108,14 +108,14 @@ def _mismatch(place: Place, name: str, call: int) -> CollectiveMismatch:
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [told.get(rank) for rank in range(place.size)]
-    culprits, pairs = explanations.culprits_of(calls), None
+    culprits, pairs = culprits_of(calls), None
     if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
         pairs = explanations.read_pair_sizes(group, place.size, call)
         if pairs is not None:
             culprits = pairs.culprits()
         else:
             shapes = [explanations.describe_shape(group, rank, call) for rank in range(place.size)]
-            culprits = explanations.culprits_of([mark for mark, _ in shapes])
+            culprits = culprits_of([mark for mark, _ in shapes])
             calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
     return CollectiveMismatch(
         explanations.mismatch_report(name, call, calls, sites, culprits, pairs),
@@ -159,8 +159,7 @@ def _timeout(place: Place, name: str, call: int, awaited: int) -> CollectiveTime
 
 def _stopped(place: Place) -> list[int]:
     """The ranks whose process is stopped."""
-    stopped = (_STATES["T"], _STATES["t"])
-    return [rank for rank, one in enumerate(place.members) if _state_of(one.pid) in stopped]
+    return [rank for rank, member in enumerate(place.members) if state_of(member.pid).is_stopped]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
@@ -172,13 +171,3 @@ def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
         if None not in sites or time.monotonic() > end:
             return sites
         time.sleep(0.001)
-
-
-def _state_of(pid: int) -> str | None:
-    """What a process does, in words; None where it cannot be seen (another PID namespace)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
-    return _STATES.get(letter, f"is in state {letter}")
