@@ -11,7 +11,6 @@ import time
 from collections import Counter
 
 import pytest
-
 from programs import lives
 
 pytest_plugins = ["pytester"]
