@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +20,13 @@ from unisono.processes import boot_id, namespace
 from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
+from unisono.watch.watched_groups import watched_groups
 
 Explain = Callable[[WatchedProcessGroup], Any]
 _WATCHED = ("gloo", "nccl", "mpi")
 _HELPER = "_new_process_group_helper"
 _torch: Any = c10d
 _logger = logging.getLogger("unisono")
-groups: weakref.WeakSet[WatchedProcessGroup] = weakref.WeakSet()
-"""The watched groups of this process."""
 
 
 def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
@@ -82,7 +80,7 @@ def _watch_group(
     with contextlib.suppress(RuntimeError, AttributeError):
         watched.bound_device_id = inner.bound_device_id
     _replace(inner, watched)
-    groups.add(watched)
+    watched_groups.add(watched)
     return watched
 
 
