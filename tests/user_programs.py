@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.processes import state_of
+
 DEADLINE_S = 60.0
 
 
@@ -76,8 +78,4 @@ def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
 
 def lives(pid: int) -> bool:
     """Whether a process exists and has not ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
+    return not state_of(pid).has_ended

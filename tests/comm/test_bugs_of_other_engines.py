@@ -111,7 +111,7 @@ def test_the_environment_is_no_proof_of_a_shared_host(fresh_pool: RankPool) -> N
 def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
-        discovery._boot_id = lambda: "another machine's"  # type: ignore[assignment]
+        discovery.boot_id = lambda: "another machine's"  # type: ignore[assignment]
     announcements = FileAnnouncements(path)
     error = attempt(SharedMemoryCommunicator.connect, announcements, rank, size, join_timeout_s=1.0)
     assert isinstance(error, RendezvousError), error

@@ -356,16 +356,16 @@ def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
 
 def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) -> str:
     """Rank `elsewhere` speaks as a process of another machine does."""
-    boot_id, hostname = discovery._boot_id, socket.gethostname
+    boot_id, hostname = discovery.boot_id, socket.gethostname
     if rank == elsewhere:
-        discovery._boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
+        discovery.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     announcements = StoreAnnouncements(torch.distributed.PrefixStore(f"{elsewhere}", store))
     try:
         error = attempt(join, announcements, rank, size, 3.0)
     finally:
-        discovery._boot_id, socket.gethostname = boot_id, hostname  # type: ignore
+        discovery.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
     return str(error)
 

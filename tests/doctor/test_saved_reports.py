@@ -88,7 +88,7 @@ def test_a_mismatch_is_told_once_by_all_ranks(comm: Communicator, shared_tmp_pat
         assert (shown.exit_code, shown.stderr) == (0, "")
         verdict, *calls = shown.stdout.splitlines()[:3]
         assert verdict.startswith("rank 1 called something else than the others in call #1 of ")
-        assert calls[0].startswith("  ranks 0, 2: all_reduce of float32, 10 elements, sum at ")
+        assert calls[0].startswith("  ranks 0 and 2: all_reduce of float32, 10 elements, sum at ")
         assert calls[1].startswith("  rank 1: all_reduce of float32, 11 elements, sum at ")
         assert shown.stdout.count("called something else") == 1
 

@@ -181,10 +181,10 @@ def test_every_traceback_once_and_the_first_to_fail_on_top() -> None:
     text = str(error)
     assert error.first == 2
     assert text.startswith("rank 2 failed first, of 4 rank(s): LookupError: no such luck\n")
-    assert text.index("rank 2, the first to fail, raised:") < text.index("ranks 0, 1, 3 raised:")
+    assert text.index("rank 2, the first to fail, raised:") < text.index("ranks 0, 1 and 3 raised:")
     assert text.count("Traceback") == 2
     assert "in one_raises\n" in text
-    assert "launcher" not in text.replace("test_launch", "")  # no frames of ours
+    assert "unisono/launcher/" not in text  # no frames of ours
     assert [ending.how for ending in error.endings] == ["raised"] * 4
     assert "PeerLost: rank 2" in error.endings[0].traceback
     assert [ending.exit_code for ending in error.endings] == [1] * 4
@@ -199,7 +199,7 @@ def one_raises() -> None:
 
 def test_texts_that_differ_only_in_the_rank_are_one() -> None:
     error = failed(all_raise, 3)
-    heading = f"ranks 0, 1, 2 (rank {error.first} was the first) raised (in the words of rank "
+    heading = f"ranks 0-2 (rank {error.first} was the first) raised (in the words of rank "
     assert heading in str(error)
     assert str(error).count("Traceback") == 1
 
@@ -217,7 +217,7 @@ def test_a_signal_has_a_name(number: signal.Signals) -> None:
     assert ending.signal == number.name
     assert ending.exit_code == 128 + number
     assert f"rank 1 failed first, of 3 rank(s): it was killed by {number.name}" in str(error)
-    assert "ranks 0, 2 raised:" in str(error)
+    assert "ranks 0 and 2 raised:" in str(error)
     assert "PeerLost: rank 1 (pid " in str(error)
     if number == signal.SIGSEGV:  # the crash left a stack
         assert "in one_is_killed" in ending.stack
@@ -234,7 +234,7 @@ def one_is_killed(number: signal.Signals) -> None:
 def test_a_rank_that_ends_without_a_value() -> None:
     error = failed(one_leaves, 2)
     assert error.first == 1
-    assert "it ended with exit code 0 and returned nothing" in str(error)
+    assert "it exited with code 0 and returned nothing" in str(error)
     assert "rank 0 returned" in str(error)
 
 
@@ -301,7 +301,7 @@ def test_a_timeout_shows_where_each_rank_was() -> None:
     with pytest.raises(RanksTimedOut) as caught:
         unisono.launch(one_is_late, 3, timeout=2.5)
     text = str(caught.value)
-    assert text.startswith("not done within 2.5 s: ranks 0, 1 of 3 rank(s)")
+    assert text.startswith("not done within 2.5 s: ranks 0 and 1 of 3 rank(s)")
     assert "rank 2 returned" in text
     assert "in one_is_late" in caught.value.endings[0].stack
     assert "in barrier" in caught.value.endings[1].stack

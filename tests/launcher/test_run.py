@@ -240,7 +240,7 @@ def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code
     done = run(write_program(tmp_path, ENDS), 3, how)
     assert done.returncode == code
     assert "unisono run: rank 1 failed first, of 3 rank(s): " in done.stderr
-    assert "ranks 0, 2 raised:" in done.stderr
+    assert "ranks 0 and 2 raised:" in done.stderr
     assert done.stderr.count("PeerLost") == 1
     assert done.stderr.count("LookupError: no such luck") == (2 if how == "raise" else 0)
 
@@ -272,7 +272,7 @@ def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
     script = write_program(tmp_path, "import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
     done = run(script, 2, options=("--timeout", "2"))
     assert done.returncode == 124
-    assert "not done within 2 s: ranks 0, 1" in done.stderr
+    assert "not done within 2 s: ranks 0 and 1" in done.stderr
     assert "in stuck" in done.stderr
 
 

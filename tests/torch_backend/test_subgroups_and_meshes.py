@@ -153,7 +153,7 @@ def test_a_rank_on_another_host_is_told_which_backend_to_use(
     dist.barrier()
     dist.destroy_process_group()
     if rank == 1:
-        monkeypatch.setattr(discovery, "_boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
+        monkeypatch.setattr(discovery, "boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
         monkeypatch.setattr(socket, "gethostname", lambda: "faraway")
     start = time.monotonic()
     with pytest.raises(RendezvousError) as raised:

@@ -147,7 +147,7 @@ def test_the_sentence() -> None:
     )
     assert (report.kind, report.culprits, report.site) == ("hang", (2,), "data.py:41")
     assert "last call that it finished: all_reduce #1 (train.py:1)" in str(report)
-    assert "ranks 0, 1" in str(report)
+    assert "ranks 0 and 1" in str(report)
 
 
 def test_whoever_waits_for_nobody_is_to_blame() -> None:

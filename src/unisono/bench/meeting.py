@@ -17,6 +17,7 @@ from unisono.comm.rendezvous.announcements import (
 )
 from unisono.environment import RankInfo, master_is_known, read_rank_info
 from unisono.errors import UnisonoError
+from unisono.processes import boot_id
 
 DEADLINE_S = 300.0
 
@@ -142,6 +143,6 @@ def _under_mpi() -> Meeting:
 def _boot() -> str:
     """What tells a running machine from every other one."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot_id()
     except OSError:
         return socket.gethostname()

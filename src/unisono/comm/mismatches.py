@@ -8,19 +8,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value", bound=Hashable)
 
 _MOST_SHOWN = 8
 
 
-def find_minority(calls: Sequence[Hashable | None]) -> list[int]:
-    """The ranks that differ from what a strict majority called."""
-    counts = Counter(call for call in calls if call is not None)
-    if not counts:
+def find_majority(values: Sequence[Value | None]) -> Value | None:
+    """What more than half of the values are. A None votes for nothing, but counts as one of all."""
+    counts = Counter(value for value in values if value is not None)
+    value, times = counts.most_common(1)[0] if counts else (None, 0)
+    return value if 2 * times > len(values) else None
+
+
+def find_minority(values: Sequence[Hashable | None]) -> list[int]:
+    """The ranks that differ from a strict majority; none where there is no majority."""
+    usual = find_majority(values)
+    if usual is None:
         return []
-    common, times = counts.most_common(1)[0]
-    if times * 2 <= len(calls):
-        return []
-    return [rank for rank, call in enumerate(calls) if call is not None and call != common]
+    return [rank for rank, value in enumerate(values) if value not in (None, usual)]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.errors import UnisonoError
-from unisono.watch.report import RankReport, Report, load, ranks_named
+from unisono.watch.report import RankReport, Report, load
+from unisono.wording import name_ranks
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
             hidden.append(rank.rank)
     if hidden:
         stacks = "stack" if len(hidden) == 1 else "stacks"
-        console.print(Text(f"\n--stacks shows the {stacks} of {ranks_named(hidden)}", "dim"))
+        console.print(Text(f"\n--stacks shows the {stacks} of {name_ranks(hidden)}", "dim"))
 
 
 def _table(report: Report) -> Table:

@@ -30,10 +30,10 @@ from unisono.launcher.protocol import (
     open_instructions,
     pack,
 )
+from unisono.processes import end_with_parent
 from unisono.torch_backend.autoload import inherit_store
 from unisono.world import world
 
-_PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
 
 
@@ -66,14 +66,6 @@ def main() -> None:
         if instructions.script is None:
             sys.exit(_call_function(file, results))
     sys.exit(_run_script(instructions.script, results))
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the one that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before we could ask
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _let_breakpoints_debug(rank: int, input_fd: int) -> None:

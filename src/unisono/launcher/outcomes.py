@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 
 from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
 from unisono.launcher.process import Rank
+from unisono.processes import describe_exit, signal_name
 from unisono.watch.report import Report
+from unisono.wording import name_ranks
 
 _HEAD_START_S = 0.02
 """Peers may tell of a death sooner than we hear of it from the kernel."""
@@ -33,7 +34,7 @@ def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) 
     """The exception for a launch that took too long."""
     endings = [_ending(rank) for rank in ranks]
     late = [ending.rank for ending in endings if ending.failed]
-    sentence = f"not done within {timeout_s:g} s: {_names(late)} of {len(ranks)} rank(s)"
+    sentence = f"not done within {timeout_s:g} s: {name_ranks(late)} of {len(ranks)} rank(s)"
     first = late[0] if late else -1
     return RanksTimedOut(_message(sentence, endings, -1, captured), first=first, endings=endings)
 
@@ -64,7 +65,7 @@ def _ending(rank: Rank) -> RankEnding:
         how=_how(rank, code),
         failed=rank.failed_at is not None or (rank.ended_by_us and rank.value is None),
         exit_code=128 - code if code < 0 else code,
-        signal=_signal_name(-code) if code < 0 and not rank.ended_by_us else "",
+        signal=signal_name(-code) if code < 0 and not rank.ended_by_us else "",
         traceback=rank.failure.traceback.rstrip() if rank.failure else "",
         stack=_readable(rank.stack.decode(errors="replace")),
         stdout=rank.lines["stdout"].tail,
@@ -73,7 +74,7 @@ def _ending(rank: Rank) -> RankEnding:
 
 
 def _how(rank: Rank, code: int) -> str:
-    ending = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    ending = describe_exit(code)
     if rank.failure is not None:
         return "raised"
     if rank.value is not None:
@@ -105,7 +106,7 @@ def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured:
 def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
     speaker = max(group, key=lambda ending: (len(ending.traceback), -ending.rank))
     ranks = sorted(ending.rank for ending in group)
-    names = _names(ranks)
+    names = name_ranks(ranks)
     if first in ranks:
         names += ", the first to fail," if len(ranks) == 1 else f" (rank {first} was the first)"
     different = len({_what_it_says(ending) for ending in group}) > 1
@@ -145,16 +146,5 @@ def _readable(stack: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _names(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" if line else line for line in text.splitlines())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -27,6 +27,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
+from unisono.processes import describe_exit
 from unisono.variables import BACKEND, WATCH
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
@@ -144,13 +145,9 @@ def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
     """The verdict on ranks that have failed, unless one of them has spoken."""
     if any("unisono.watch: " in rank.lines["stderr"].tail for rank in crew.ranks):
         return None
-    endings = {}
-    for rank in crew.ranks:
-        code = rank.exit_code
-        if code is not None and code < 0:
-            endings[rank.process.pid] = f"was killed by {signal.Signals(-code).name}"
-        elif code:
-            endings[rank.process.pid] = f"exited with code {code}"
+    endings = {
+        rank.process.pid: describe_exit(rank.exit_code) for rank in crew.ranks if rank.exit_code
+    }
     return record_keeper.verdict(endings)
 
 

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 
-from unisono.launcher.child import end_with_parent
 from unisono.launcher.process import python_command
+from unisono.processes import end_with_parent
 
 
 class LazyStore:

@@ -104,9 +104,9 @@ def set_environment(membership: Membership) -> None:
 
 def close_worlds() -> None:
     """End the worlds that a test has left open, so that the next one finds none."""
-    worlds = sys.modules.get("unisono.world.world")
-    if worlds is not None:
-        worlds.shutdown()
+    from unisono.world import world as worlds
+
+    worlds.shutdown()
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available():
         if dist.is_initialized():

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.processes import describe_exit
 from unisono.testing import nursery, protocol
 from unisono.testing.rank import STACK_SIGNAL, stacks_file
 
@@ -157,7 +158,7 @@ class RankProcess:
         """What is known of its end; `late` says it where it lives and only has not answered."""
         self.join(1.0)  # it hangs up before it ends
         texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]
-        headline = late if self._code is None else _how_it_ended(self._code)
+        headline = late if self._code is None else f"the process {describe_exit(self._code)}"
         return Gone(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
@@ -187,15 +188,6 @@ def _command_line(config: pytest.Config) -> list[str]:
     plugins = ["unisono.testing.rank"]
     plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
     return ["pytest", *(word for name in plugins for word in ("-p", name)), *parameters.args]
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"the process ended with exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def _read(file: Path) -> str:

@@ -16,6 +16,8 @@ from _pytest._code.code import (
     ReprTracebackNative,
 )
 
+from unisono.wording import name_ranks
+
 Phase = Literal["setup", "call", "teardown"]
 PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
@@ -181,8 +183,7 @@ def _nothing() -> ReprTraceback:
 def _who(ranks: Collection[int], size: int) -> str:
     if 1 < len(ranks) == size:
         return f"all {size} ranks"
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    return name_ranks(ranks)
 
 
 # -- what ranks wrote --------------------------------------------------------------------------

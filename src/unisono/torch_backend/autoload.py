@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-import sys
 from typing import Any
 
-from unisono import variables
+from unisono import torch_import, variables
 from unisono.requirements import require_torch
 
 NAME = "unisono"
@@ -29,11 +28,12 @@ def autoload() -> None:
             _log.warning("UNISONO_BACKEND=%s has no effect: %s", name, problem)
         else:
             set_default_backend(name)
-    if variables.WATCH.read_or_warn() or "unisono.watch" in sys.modules:
-        from unisono import watch
-
+    watch_groups = torch_import.listener
+    if watch_groups is None and variables.WATCH.read_or_warn():
+        from unisono.watch import start_if_asked as watch_groups
+    if watch_groups is not None:
         try:
-            watch.torch_is_here()
+            watch_groups()
         except Exception as error:
             _log.warning("unisono.watch does not watch torch's groups: %s", error)
             _log.debug("unisono.watch: at import torch", exc_info=True)

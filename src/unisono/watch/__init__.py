@@ -12,9 +12,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from unisono import torch_import
 from unisono.comm.engine import compare_shapes
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.records import leave_reason, read_process
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 _monitor: Monitor | None = None
+_detach: Callable[[], None] | None = None
+"""Leaves torch alone again, once `attach` has come between it and its groups."""
 _logger = logging.getLogger("unisono")
 
 
@@ -74,10 +77,11 @@ def _start(settings: WatchSettings) -> None:
     stop()
     _monitor = Monitor(settings)
     exceptions.diagnose = _report_of_failure
+    torch_import.listener = _watch_torch
     compare_shapes(by_default=True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
-        torch_is_here()
+        _watch_torch()
     if settings.trace:
         _monitor.begin_trace(settings.trace)
 
@@ -87,25 +91,25 @@ def stop() -> None:
     watches."""
     global _monitor
     monitor, _monitor = _monitor, None
-    exceptions.diagnose = None
+    exceptions.diagnose = torch_import.listener = None
     compare_shapes(by_default=False)
     steps.stop_counting()
     atexit.unregister(_at_exit)
     if monitor is not None:
-        if "unisono.watch.attach" in sys.modules:
-            sys.modules["unisono.watch.attach"].detach()
+        if _detach is not None:
+            _detach()
         monitor.stop()
 
 
-def torch_is_here() -> None:
-    """torch has been imported: watch its groups, if the watch is on or the environment asks."""
-    if _monitor is None:
-        start_if_asked()
-    else:
-        from unisono.watch.attach import attach
+def _watch_torch() -> None:
+    """torch has been imported: watch its groups, and count the steps of its optimizers."""
+    global _detach
+    if _monitor is not None:
+        from unisono.watch.attach import attach, detach
 
         steps.count_optimizer_steps()
         attach(_monitor.settings.check, _explain, _before_leaving)
+        _detach = detach
 
 
 def is_on() -> bool:
@@ -196,7 +200,7 @@ def _forget() -> None:
     server goes, so that the child's own is found if it calls `start`."""
     global _monitor
     monitor, _monitor = _monitor, None
-    exceptions.diagnose = None
+    exceptions.diagnose = torch_import.listener = None
     if monitor is not None:
         monitor.leave_to_parent()
 

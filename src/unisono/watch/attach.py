@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,17 +16,17 @@ from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
+from unisono.processes import boot_id, namespace
 from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.torch_group import WatchedProcessGroup
+from unisono.watch.watched_groups import watched_groups
 
 Explain = Callable[[WatchedProcessGroup], Any]
 _WATCHED = ("gloo", "nccl", "mpi")
 _HELPER = "_new_process_group_helper"
 _torch: Any = c10d
 _logger = logging.getLogger("unisono")
-groups: weakref.WeakSet[WatchedProcessGroup] = weakref.WeakSet()
-"""The watched groups of this process."""
 
 
 def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
@@ -82,7 +80,7 @@ def _watch_group(
     with contextlib.suppress(RuntimeError, AttributeError):
         watched.bound_device_id = inner.bound_device_id
     _replace(inner, watched)
-    groups.add(watched)
+    watched_groups.add(watched)
     return watched
 
 
@@ -112,12 +110,7 @@ def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int
 
 def _host() -> str:
     """This machine, as far as its processes can see each other: boot and namespaces."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return " ".join([file.read().strip(), *map(_namespace, ("net", "pid"))])
-
-
-def _namespace(kind: str) -> str:
-    return os.readlink(f"/proc/self/ns/{kind}")
+    return f"{boot_id()} {namespace('net')} {namespace('pid')}"
 
 
 def _replace(old: Any, new: Any) -> None:

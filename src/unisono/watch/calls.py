@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unisono.comm.engine import Operation
@@ -141,11 +141,3 @@ def by_number(group: GroupRecords) -> dict[int, dict[int, Record]]:
 def line_of(site: str | None) -> str:
     """ "train.py:88" of "train.py:88 in step" """
     return (site or "").partition(" in ")[0]
-
-
-def majority(values: Sequence[str]) -> str | None:
-    """What more than half of the values are."""
-    for value in values:
-        if values.count(value) * 2 > len(values):
-            return value
-    return None

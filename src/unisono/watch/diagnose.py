@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.mismatches import find_minority
+from unisono.comm.mismatches import find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
     mismatch_text,
     stalled_ranks,
@@ -29,12 +29,12 @@ from unisono.watch.calls import (
     find_member,
     last_finished,
     line_of,
-    majority,
     newest_calls,
     waits,
 )
-from unisono.watch.report import RankReport, Report, ranks_named
+from unisono.watch.report import RankReport, Report
 from unisono.watch.steps import Steps, sentence, step_name
+from unisono.wording import name_ranks
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def _mismatch(
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""
-        others = majority([call for call in calls if call is not None])
+        others = find_majority(calls)
         verdict = (
-            f"{ranks_named(culprits)} called {describe_call(odd, group.backend)}{at} where the "
+            f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where the "
             f"others called {others}: call #{number} of group {group.name}"
         )
     first = records[culprits[0]] if culprits else next(iter(records.values()))
@@ -136,7 +136,7 @@ def find_shift(group: GroupRecords) -> tuple[str, int, int, Record] | None:
         lines = {rank: record.site for rank, record in records.items() if record.site}
         if len(lines) < 2 or len(set(lines.values())) == 1:
             continue
-        usual = majority([line for line in lines.values() if line])
+        usual = find_majority(list(lines.values()))
         odd = [rank for rank, line in lines.items() if line != usual]
         if usual is None or len(odd) != 1:
             continue
@@ -258,7 +258,7 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: _AskedOnce) -> Report:
     what = "messages" if messages else "calls of different groups, entered in different order"
     return Report(
         kind="cycle",
-        verdict=f"{ranks_named(who)} wait for each other in {what}: {', '.join(entered)}",
+        verdict=f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}",
         group=stuck.group.name,
         backend=stuck.group.backend,
         operation=stuck.record.operation,
@@ -287,7 +287,7 @@ def _missing(last: Wait, culprit: int, ask_once: _AskedOnce, path: Sequence[Wait
     ]
     verb = "never reached" if record.tag is None else "does not come to meet"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
-    verdict = f"{ranks_named(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
+    verdict = f"{name_ranks(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else _plural(odd.where())
     verdict += f": {it} {where}"
@@ -321,7 +321,7 @@ def _stalled(wait: Wait, ask_once: _AskedOnce) -> Report | None:
         return None
     at = line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
     if stopped:
-        who = ranks_named([member.rank for member in stopped])
+        who = name_ranks([member.rank for member in stopped])
         verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:

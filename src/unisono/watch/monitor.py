@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -15,15 +14,16 @@ from unisono.comm.engine import keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
 from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
 from unisono.errors import UnisonoError
+from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, waits
-from unisono.watch.processes import state_of
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
 from unisono.watch.snapshot import snapshot
 from unisono.watch.stack_server import StackServer, request_stacks
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
+from unisono.watch.watched_groups import watched_groups
 from unisono.watch.whereabouts import whereabouts
 
 _TICK_S = 0.1
@@ -73,9 +73,7 @@ class Monitor:
     def leave_to_parent(self) -> None:
         """In a forked child: let go of what the parent has."""
         self._stack_server.close()
-        attach = sys.modules.get("unisono.watch.attach")
-        if attach is not None:
-            attach.groups.clear()
+        watched_groups.clear()
 
     def explain(self, group: Any) -> Report | None:
         """Why the newest call of a watched group failed."""
@@ -112,7 +110,7 @@ class Monitor:
         nobody has given it a report."""
         if not isinstance(error, RuntimeError) or hasattr(error, "report"):
             return
-        for group in _watched_groups():
+        for group in list(watched_groups):
             if group.ledger.name not in self._explained:
                 report = self.explain(group)
                 if report is not None:
@@ -178,7 +176,7 @@ class Monitor:
     def _retire(self) -> bool:
         """Note the ends of calls of watched groups; whether any is under way."""
         busy = False
-        for group in _watched_groups():
+        for group in list(watched_groups):
             busy |= group.retire()
             self.endings |= group.ledger.endings()
         return busy
@@ -309,8 +307,3 @@ def _key(wait: Wait) -> tuple[tuple[int, int], int]:
 def _waits_for_anybody(wait: Wait) -> bool:
     """A receiver from anybody may serve others, and wait for as long as it takes."""
     return wait.record.tag is not None and wait.record.peer is None
-
-
-def _watched_groups() -> list[Any]:
-    attach = sys.modules.get("unisono.watch.attach")
-    return list(getattr(attach, "groups", ()))  # it may just be on its way in

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import UnisonoError
+from unisono.wording import name_ranks
 
 _FORMAT = "unisono report 1"
 
@@ -74,7 +75,7 @@ class Report:
         stalled = self.culprits if self.kind == "stalled" else ()
         waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
         if waiting and self.kind != "mismatch":
-            lines.append(f"  waiting for {self.waited_s:.0f} s: {ranks_named(waiting)}")
+            lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
         for rank in self.ranks:
             if (
                 not rank.arrived
@@ -150,8 +151,3 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
 def _is_sound(report: Report | RankReport) -> bool:
     """Whether every field has its type: a file may hold anything."""
     return all(_SHAPES[str(field.type)](getattr(report, field.name)) for field in fields(report))
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 0, 1" """
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

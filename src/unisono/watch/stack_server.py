@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from unisono.errors import UnisonoError
-from unisono.watch.processes import state_of
+from unisono.processes import state_of
 from unisono.watch.stacks import Frame, Stack, from_faulthandler, own_stacks
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0

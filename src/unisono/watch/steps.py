@@ -15,7 +15,7 @@ from typing import Any
 from unisono.comm.engine import count_step, keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.watch.calls import line_of
-from unisono.watch.report import ranks_named
+from unisono.wording import name_ranks
 
 _ENOUGH = 2
 """After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers
@@ -172,7 +172,7 @@ def sentence(group: GroupRecords, shift: Shift) -> str:
     much = f"{abs(odd - usual)} {shift.example.operation}"
     did = f"left out {much}" if odd < usual else f"made {much} more"
     return (
-        f"{ranks_named(shift.odd)} made {odd} calls in {step_name(shift)} where the others made "
+        f"{name_ranks(shift.odd)} made {odd} calls in {step_name(shift)} where the others made "
         f"{usual}: {'it' if len(shift.odd) == 1 else 'they'} {did}{at}, and the calls of group "
         f"{group.name} are shifted since"
     )

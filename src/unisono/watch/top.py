@@ -18,9 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unisono.comm.shared_memory.records import GroupRecords, Record
+from unisono.comm.shared_memory.records import GroupRecords, Record, segments_of
+from unisono.errors import UnisonoError
+from unisono.processes import command_of, parent_of, state_of
 from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of
-from unisono.watch.processes import command_of, parent_of, ranks_of_this_user, state_of
 from unisono.watch.snapshot import snapshot
 from unisono.watch.whereabouts import whereabouts
 
@@ -67,7 +68,7 @@ def jobs(of: int | None = None) -> list[Job]:
     this process, or of which it is the launcher."""
     found: list[Job] = []
     seen: set[int] = set()
-    for pid in ranks_of_this_user():
+    for pid in _ranks_of_this_user():
         if pid in seen:
             continue
         groups = snapshot([pid])
@@ -80,6 +81,21 @@ def jobs(of: int | None = None) -> list[Job]:
             ordered = sorted(rows, key=lambda row: (row.group, row.rank))
             found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered)))
     return found
+
+
+def _ranks_of_this_user() -> list[int]:
+    """The processes of this user that are in a group, native or watched."""
+    me = os.geteuid()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid == me and segments_of(int(name)):
+                found.append(int(name))
+        except (OSError, UnisonoError):
+            continue
+    return sorted(found)
 
 
 def _rows(group: GroupRecords) -> list[RankRow]:

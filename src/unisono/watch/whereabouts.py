@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from unisono.processes import describe_zombie, kernel_function, state_of
 from unisono.watch import stack_server
 from unisono.watch.diagnose import Whereabouts
-from unisono.watch.processes import kernel_function, state_of
 from unisono.watch.stacks import Stack, as_text, of_program
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -25,7 +24,7 @@ def whereabouts(
     """Where process `pid` is. `endings` says how processes ended, as far as that is known."""
     state = state_of(pid)
     if state.has_ended:
-        how = (endings or {}).get(pid) or _ending(pid) or "has ended"
+        how = (endings or {}).get(pid) or describe_zombie(pid) or "has ended"
         return Whereabouts(state=how)
     if state.is_stopped:
         return Whereabouts(state=str(state))
@@ -63,15 +62,3 @@ def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
         ):
             return True
     return False
-
-
-def _ending(pid: int) -> str:
-    """How a process ended that its parent has not collected yet."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            status = int(file.read().rpartition(")")[2].split()[49])
-    except (OSError, IndexError, ValueError):
-        return ""
-    if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exited with code {os.WEXITSTATUS(status)}" if os.WEXITSTATUS(status) else ""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
@@ -32,6 +31,7 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
+from unisono.processes import boot_id
 from unisono.requirements import require_torch
 from unisono.wording import name_ranks
 
@@ -121,7 +121,7 @@ def describe_this_rank(info: RankInfo) -> RankDescription:
     """What this process tells the others of itself."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
     torch = sys.modules.get("torch")
     return RankDescription(
         socket.gethostname(), boot, torch is not None, _gpu(torch, info.local_rank)

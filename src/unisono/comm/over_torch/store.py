@@ -14,6 +14,7 @@ import numpy
 
 from unisono.comm.base import Communicator
 from unisono.errors import RendezvousError
+from unisono.processes import namespace
 
 _idle: list[int] = []
 
@@ -76,13 +77,13 @@ def meet_in_file(descriptor: int) -> None:
 
 def _shared_file(comm: Communicator) -> int:
     descriptor = os.memfd_create("unisono store") if comm.rank == 0 else -1
-    where = numpy.array([os.getpid(), descriptor, _namespace()], numpy.int64)
+    where = numpy.array([os.getpid(), descriptor, namespace("pid")], numpy.int64)
     comm.broadcast(where)
-    pid, number, namespace = where.tolist()
+    pid, number, home = where.tolist()
     problem = numpy.zeros(1, numpy.int64)
     if comm.rank != 0:
         try:
-            if namespace != _namespace():
+            if home != namespace("pid"):
                 raise OSError("another PID namespace")
             descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -116,7 +117,3 @@ def _put_aside(descriptor: int) -> None:
     os.dup2(nowhere, descriptor, inheritable=False)
     os.close(nowhere)
     _idle.append(descriptor)
-
-
-def _namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino

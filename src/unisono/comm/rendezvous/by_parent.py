@@ -16,6 +16,7 @@ from pathlib import Path
 
 from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
 from unisono.errors import RendezvousError
+from unisono.processes import namespace, start_time
 
 _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, rendezvous=a path)"
 
@@ -35,7 +36,14 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
         who = f"process of job {job}"
     else:
         parent = _parent_pid()
-        name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{start_time(parent)}"
+        try:
+            began = start_time(parent)
+        except OSError as error:
+            raise RendezvousError(
+                f"process {parent}, which started this rank, cannot be seen ({error.strerror}): "
+                f"{_INSTEAD}"
+            ) from error
+        name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{began}"
         who = f"child of process {parent}"
     with claim_name(
         f"{name}-{rank}",
@@ -92,22 +100,6 @@ def _parent_pid() -> int:
             f"started all ranks: {_INSTEAD}"
         )
     return parent
-
-
-def start_time(pid: int) -> str:
-    """The moment at which a process started, by which it differs from a later one of its number."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError as error:
-        raise RendezvousError(
-            f"process {pid}, which started this rank, cannot be seen ({error.strerror}): {_INSTEAD}"
-        ) from error
-    return text.rpartition(")")[2].split()[19]  # a name may hold spaces and brackets
-
-
-def namespace(kind: str) -> int:
-    """A number for this process's namespace of a kind ("pid", "net")."""
-    return os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def _runtime_folder() -> Path:

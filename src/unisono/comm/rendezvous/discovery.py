@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import socket
 import time
-from pathlib import Path
 
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
-from unisono.comm.rendezvous.by_parent import namespace, start_time
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Connection, Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.errors import RendezvousError
+from unisono.processes import boot_id, namespace, start_time
 
 UNREACHABLE_S = 10.0
 """How long a living leader that has announced itself may refuse connections."""
-
-
-@functools.cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def about_me(address: str) -> Announcement:
@@ -32,7 +25,7 @@ def about_me(address: str) -> Announcement:
     return {
         "address": address,
         "host": socket.gethostname(),
-        "boot": _boot_id(),
+        "boot": boot_id(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
         "layout": engine.layout_version(),
@@ -130,7 +123,7 @@ def _is_dead(announcement: Announcement) -> bool:
     """Whether the announced process seems to have ended (or is in another PID namespace)."""
     try:
         started = start_time(int(announcement.get("pid", 0)))
-    except (RendezvousError, ValueError):
+    except (OSError, ValueError):
         return True
     return bool(
         announcement.get("started", started) != started

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Sequence
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes
+from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
@@ -181,14 +181,7 @@ def describe_ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
     if not detail & ENDING_KNOWN:
         return "has ended"
-    status = detail & 0xFFFF
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"was killed by {signal.Signals(number).name}"
-        except ValueError:
-            return f"was killed by signal {number}"
-    return f"exited with code {os.WEXITSTATUS(status)}"
+    return describe_exit(os.waitstatus_to_exitcode(detail & 0xFFFF))
 
 
 _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, | -> | and )\d+(?:-\d+)?\b(?! more))*)")

@@ -18,12 +18,10 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
 )
+from unisono.processes import state_of
 
 SITES_WAIT_S = 0.5
 """How long an error waits for the peers to say where they are; they say it as they fail."""
-
-_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
-_STATES |= {"R": "is running", "S": "is asleep or waiting", "Z": "has ended"}
 
 
 def describe_failure(membership: Membership, name: str, doing: str) -> GroupError:
@@ -94,13 +92,14 @@ def whereabouts(membership: Membership, rank: int, about: int) -> str:
     pid = membership.members[rank].pid
     if rank == membership.rank:
         return f"  rank {rank} (pid {pid}) is this one"
-    state = _state_of(pid)
+    state = state_of(pid)
     answer = membership.group.read_note(rank, Note.ANSWER, about) or membership.group.read_note(
         rank, Note.ANSWER, 0
     )
-    if answer and state != _STATES["T"]:
+    if answer and state.letter != "T":
         return f"  rank {rank} (pid {pid}) is at {answer}"
-    return f"  rank {rank} (pid {pid}) {state or 'cannot be seen from here'} and did not answer"
+    seen = state if state.letter else "cannot be seen from here"
+    return f"  rank {rank} (pid {pid}) {seen} and did not answer"
 
 
 def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatch:
@@ -164,10 +163,8 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
 
 def _stopped(membership: Membership) -> list[int]:
     """The ranks whose process is stopped."""
-    stopped = (_STATES["T"], _STATES["t"])
-    return [
-        rank for rank, member in enumerate(membership.members) if _state_of(member.pid) in stopped
-    ]
+    members = enumerate(membership.members)
+    return [rank for rank, member in members if state_of(member.pid).is_stopped]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
@@ -179,13 +176,3 @@ def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
         if None not in sites or time.monotonic() > end:
             return sites
         time.sleep(0.001)
-
-
-def _state_of(pid: int) -> str | None:
-    """What a process does, in words; None where it cannot be seen (another PID namespace)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
-    return _STATES.get(letter, f"is in state {letter}")

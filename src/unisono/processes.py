@@ -1,0 +1,144 @@
+"""Processes as /proc shows them, and the words for how they end.
+
+The engine reads for itself what it needs; all Python reads here. testing/nursery.py loads this file
+by its path, so it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
+_STATES |= {"R": "is running", "S": "is asleep", "I": "is idle", "Z": "has ended", "X": "has ended"}
+_PR_SET_PDEATHSIG = 1
+
+# where in /proc/PID/stat, counted from the end of the command's name
+_STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
+
+
+@functools.cache
+def boot_id() -> str:
+    """What tells this machine since its start from every other one. Raises OSError where there is
+    no /proc."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def namespace(kind: str) -> int:
+    """A number for this process's namespace of a kind ("pid", "net"). Raises OSError."""
+    return os.stat(f"/proc/self/ns/{kind}").st_ino
+
+
+def start_time(pid: int) -> str:
+    """The moment at which a process started, by which it differs from a later one of its number.
+    Raises OSError where it cannot be seen."""
+    return _read_stat(pid)[_START_TIME]
+
+
+def parent_of(pid: int) -> int:
+    """The process that started this one; 0 where that is not known."""
+    try:
+        return int(_read_stat(pid)[_PARENT])
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What a process does. `letter` is ps's, and "" where the process cannot be seen: it is gone,
+    or in another PID namespace."""
+
+    letter: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.letter in ("", "Z", "X")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.letter in ("T", "t")
+
+    def __str__(self) -> str:
+        """For a sentence that begins with the process."""
+        return (
+            _STATES.get(self.letter, f"is in state {self.letter}") if self.letter else "has ended"
+        )
+
+
+def state_of(pid: int) -> ProcessState:
+    """What a process does."""
+    try:
+        return ProcessState(_read_stat(pid)[_STATE])
+    except OSError:
+        return ProcessState("")
+
+
+def kernel_function(pid: int) -> str:
+    """In which function of the kernel a process sleeps; "" where that is not known."""
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, without folders and the interpreter; "?" if not known."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return "?"
+    words = arguments.split("\0")[:-1]
+    if "-c" in words[:6]:  # a rank of a launch: its parent's command tells more
+        parent = parent_of(pid)
+        return command_of(parent) if parent > 1 else "?"
+    words = [os.path.basename(word) if os.sep in word else word for word in words]
+    return " ".join(words[1:] if words and words[0].startswith("python") else words) or "?"
+
+
+# -- how they end ------------------------------------------------------------------------------
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the one that started it ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before we could ask
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def describe_exit(code: int) -> str:
+    """ "was killed by SIGKILL", "exited with code 3"; `code` is negative for a signal, as
+    subprocess has it."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL", and "signal 40" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_zombie(pid: int) -> str:
+    """How a process failed that has ended and whose parent has not collected it; "" where that is
+    not known, or it did not fail."""
+    try:
+        status = int(_read_stat(pid)[_EXIT_STATUS])
+        return describe_exit(os.waitstatus_to_exitcode(status)) if status else ""
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
+def _read_stat(pid: int) -> list[str]:
+    """What follows the command's name, which may hold spaces and brackets, in /proc/PID/stat."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    fields = text.rpartition(")")[2].split()
+    if not fields:
+        raise ProcessLookupError(f"process {pid} ended while it was looked at")
+    return fields
