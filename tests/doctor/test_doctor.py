@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def by_topic(findings: Iterable[Finding]) -> dict[str, Finding]:
-    return {one.topic: one for one in findings}
+    return {finding.topic: finding for finding in findings}
 
 
 def doctor(*args: str) -> tuple[int, str, str]:
@@ -47,14 +47,14 @@ def doctor(*args: str) -> tuple[int, str, str]:
 
 def test_a_machine_that_runs_these_tests_has_nothing_red() -> None:
     found = [*software.findings(), *machine.findings(2)]
-    assert {one.topic for one in found} >= {
+    assert {finding.topic for finding in found} >= {
         "python", "torch", "unisono", "engine", "gpu", "kernel", "memory", "/dev/shm",
         "open files", "locked memory", "cores", "load", "threads", "loopback",
     }  # fmt: skip
-    assert not [one for one in found if one.level is Level.FAIL]
-    for one in found:
-        assert bool(one.advice) == (one.level is not Level.OK), one
-        assert not one.advice or one.advice.endswith((".", "?"))
+    assert not [finding for finding in found if finding.level is Level.FAIL]
+    for finding in found:
+        assert bool(finding.advice) == (finding.level is not Level.OK), finding
+        assert not finding.advice or finding.advice.endswith((".", "?"))
 
 
 def test_more_ranks_than_memory_is_red_and_more_than_cores_yellow() -> None:
@@ -149,14 +149,18 @@ def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
 
     folder = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     headers = "".join(path.read_text() for path in folder.glob("*.hpp"))
-    ours = [one for one in variables.TORCH if one.name.startswith(("TORCH_NCCL", "TORCH_FR"))]
+    ours = [
+        variable
+        for variable in variables.TORCH
+        if variable.name.startswith(("TORCH_NCCL", "TORCH_FR"))
+    ]
     elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read in a source file, not in a header
     if versions.torch_version(torch.__version__) >= (2, 15):
         elsewhere.add("TORCH_NCCL_AVOID_RECORD_STREAMS")  # no more
-    for one in ours:
-        assert one.name in headers or one.name in elsewhere
-    for one in variables.TORCH:
-        assert not one.renamed or f'"{one.name}"' in headers
+    for variable in ours:
+        assert variable.name in headers or variable.name in elsewhere
+    for variable in variables.TORCH:
+        assert not variable.renamed or f'"{variable.name}"' in headers
 
 
 def test_mistakes_in_variables_are_yellow() -> None:
@@ -206,7 +210,7 @@ def test_texts_that_mean_nothing_to_unisono_are_yellow() -> None:
 
 def test_variables_of_nccl_are_for_machines_with_a_gpu() -> None:
     set_here = {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "LOUD", "GLOO_SOCKET_IFNAME": "lo"}
-    assert [one.topic for one in variables.findings(set_here, gpus=True)] == [
+    assert [finding.topic for finding in variables.findings(set_here, gpus=True)] == [
         "NCCL_DEBUG", "NCCL_P2P_DISABLE"
     ]  # fmt: skip
     assert list(variables.findings(set_here, gpus=False)) == []
@@ -218,7 +222,7 @@ def test_variables_of_nccl_are_for_machines_with_a_gpu() -> None:
 
 def test_variables_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
-    few = {one.name: value for one, value in variables.shown({"NCCL_IB_HCA": "mlx5_0"})}
+    few = {variable.name: value for variable, value in variables.shown({"NCCL_IB_HCA": "mlx5_0"})}
     assert few["NCCL_IB_HCA"] == "mlx5_0"
     assert few["NCCL_DEBUG"] is None
     assert "NCCL_BUFFSIZE" not in few
@@ -259,7 +263,7 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 1
     assert said["ok"] is False
     assert said["variables"]["NCCL_DEBUG"] == "WARN"
-    assert {one["topic"] for one in said["findings"]} >= {"python", "kernel", "memory"}
+    assert {finding["topic"] for finding in said["findings"]} >= {"python", "kernel", "memory"}
     good, bad = said["backends"]
     assert (good["backend"], good["ok"], good["tested"]) == ("gloo", True, True), good
     assert all(check["ok"] and check["microseconds"] > 0 for check in good["checks"])
