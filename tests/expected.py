@@ -14,6 +14,7 @@ import numpy
 import torch
 
 from unisono import PremulSum
+from unisono.comm.base import Communicator
 
 INTEGERS = (
     torch.uint8,
@@ -104,14 +105,14 @@ def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
     if not inputs[0].numel():
         return inputs[0].clone()
     if dtype is torch.bool:
-        return torch.from_numpy(_combine_bools([one.numpy() for one in inputs], str(op)))
+        return torch.from_numpy(_combine_bools([row.numpy() for row in inputs], str(op)))
     if dtype in COMPLEXES and op != "product":  # they add and scale like pairs of reals
-        pairs = [torch.view_as_real(one.contiguous()) for one in inputs]
+        pairs = [torch.view_as_real(row.contiguous()) for row in inputs]
         return torch.view_as_complex(reduced(pairs, op))
     if dtype in COMPLEXES:
         return reduce(_multiply_complex, inputs)
-    wide = [one.float() if dtype in _HALVES else one for one in inputs]
-    arrays = [one.numpy() for one in wide]
+    wide = [row.float() if dtype in _HALVES else row for row in inputs]
+    arrays = [row.numpy() for row in wide]
     if isinstance(op, PremulSum):
         factor = _factor(op.factor, arrays[0].dtype)
         with numpy.errstate(over="ignore"):
@@ -170,12 +171,15 @@ def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
     return row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one element has any stride
 
 
+def _as_tensor(given: Any) -> torch.Tensor:
+    if isinstance(given, torch.Tensor):
+        return given
+    return torch.from_numpy(numpy.ascontiguousarray(given))
+
+
 def assert_same(actual: Any, expected: Any, what: object = "") -> None:
     """Equal in type, shape and every bit, but that one NaN is as good as another."""
-    if not isinstance(actual, torch.Tensor):
-        actual = torch.from_numpy(numpy.ascontiguousarray(actual))
-    if not isinstance(expected, torch.Tensor):
-        expected = torch.from_numpy(numpy.ascontiguousarray(expected))
+    actual, expected = _as_tensor(actual), _as_tensor(expected)
     assert actual.dtype == expected.dtype, what
     assert actual.shape == expected.shape, f"{what}: {actual.shape}, not {expected.shape}"
     if numpy.array_equal(raw(actual), raw(expected)):
@@ -193,3 +197,45 @@ def assert_same(actual: Any, expected: Any, what: object = "") -> None:
         f"{what}: {len(places)} of {len(differ)} elements differ, the first at {places[0]}: "
         f"{ours[places[0]]} and not {theirs[places[0]]}"
     )
+
+
+def assert_reduced(
+    comm: Communicator, actual: Any, expected: torch.Tensor, what: object = ""
+) -> None:
+    """The same bits, but for the order in which another library adds floats."""
+    actual, expected = _as_tensor(actual), _as_tensor(expected)
+    if comm.backend == "unisono" or comm.size < 3 or expected.dtype not in FLOATS + COMPLEXES:
+        assert_same(actual, expected, what)
+        return
+    steps = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4, torch.complex64: 1e-3}
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=steps.get(expected.dtype, 1e-10),
+        atol=1e-3,
+        equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+def movable_dtypes() -> list[torch.dtype]:
+    """Every type of torch's that can be had as a plain tensor of whole bytes."""
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    named = {str(dtype).removeprefix("torch."): dtype for dtype in found}
+    return [
+        dtype
+        for name, dtype in sorted(named.items())
+        if not name.startswith(("bits", "qint", "quint"))
+    ]
+
+
+def parts_of(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+    """One contiguous piece of its own for each count."""
+    assert tensor.numel() == sum(counts)
+    return [piece.clone() for piece in torch.split(tensor, counts)]
+
+
+def doubles(seed: int, *shape: int) -> torch.Tensor:
+    """Normal random numbers, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

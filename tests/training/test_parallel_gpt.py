@@ -79,9 +79,9 @@ def over(layouts: list[dict[str, int]], backend: str) -> Any:
         "layout",
         [
             pytest.param(
-                one, marks=pytest.mark.ranks(ranks_of(one), backend=backend), id=named(one)
+                layout, marks=pytest.mark.ranks(ranks_of(layout), backend=backend), id=named(layout)
             )
-            for one in layouts
+            for layout in layouts
         ],
     )
 
@@ -157,6 +157,7 @@ def script(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_as_a_script() -> None:
     assert script("--steps", "1").startswith("step    1  loss 4.")
 

@@ -16,17 +16,8 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.errors import CollectiveTimeout
-from unisono.watch.settings import is_wanted
 
 STOPPED = 1
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    if is_wanted():
-        watch.start()
 
 
 @contextlib.contextmanager
@@ -38,13 +29,13 @@ def stopping(comm: Communicator) -> Iterator[None]:
 
     def stop_when_it_moves() -> None:
         while not over.is_set():
-            group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+            group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
             if group.ranks[STOPPED].progress > 200:
                 os.kill(group.ranks[STOPPED].pid, signal.SIGSTOP)
                 return
 
     over = threading.Event()
-    group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+    group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
     thread = threading.Thread(target=stop_when_it_moves)
     thread.start()
     try:

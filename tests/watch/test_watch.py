@@ -28,21 +28,12 @@ from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import is_wanted
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
 from user_programs import eventually, write_program
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    if is_wanted():
-        watch.start()
 
 
 # -- the corpus ----------------------------------------------------------------------------------
@@ -56,8 +47,8 @@ def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     faults = {fault.name: fault for fault in corpus()}
     return [
-        (faults[one["name"]], one["setup"], Outcome(tuple(one["said"]), one["ended"]))
-        for one in json.loads(done.stdout)
+        (faults[result["name"]], result["setup"], Outcome(tuple(result["said"]), result["ended"]))
+        for result in json.loads(done.stdout)
     ]
 
 
@@ -437,7 +428,7 @@ def test_a_summary_counts(comm: Communicator) -> None:
     for _ in range(7):
         comm.all_reduce(torch.ones(1000))
     comm.barrier()
-    found = {one.operation: one for one in watch.summary().calls if one.group == comm.name}
+    found = {call.operation: call for call in watch.summary().calls if call.group == comm.name}
     assert (found["all_reduce"].count, found["all_reduce"].bytes) == (7, 4000)
     assert found["all_reduce"].ranks == 3
     assert "all_reduce" in str(watch.summary())

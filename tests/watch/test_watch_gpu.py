@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from unisono import watch
 from unisono.comm.shared_memory.records import Record, read_process
+from user_programs import eventually
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"
@@ -29,16 +30,9 @@ def _watched_nccl() -> Iterator[None]:
 
 
 def records() -> list[Record]:
-    (group,) = [one for one in read_process(os.getpid()) if one.name == "world"]
+    (group,) = [known for known in read_process(os.getpid()) if known.name == "world"]
     assert group.backend == "nccl"
     return list(group.ranks[0].records)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
 
 
 def keep_busy(seconds: float) -> None:
@@ -73,7 +67,7 @@ def test_ddp_is_recorded() -> None:
     model(torch.ones(4, 3, device="cuda")).sum().backward()
     torch.cuda.synchronize()
     made = records()[before:]
-    assert [one.operation for one in made] == ["all_reduce"], made
+    assert [record.operation for record in made] == ["all_reduce"], made
     assert made[0].bytes == 8 * 4
 
 
@@ -95,4 +89,4 @@ def test_a_cuda_graph_is_captured_and_replayed() -> None:
     assert tensor.tolist() == [4, 4, 4, 4]
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
-    assert eventually(lambda: all(one.state == "finished" for one in records()))
+    assert eventually(lambda: all(record.state == "finished" for record in records()))
