@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 import pytest
-from programs import lives
+from user_programs import lives
 
 pytest_plugins = ["pytester"]
 
