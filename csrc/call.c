@@ -194,7 +194,7 @@ static void write_failure_notes(un_group *g, const un_call *call, uint64_t numbe
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 
-/* With the turn: one call, unless the group has failed before. `hooks` says how to wait;
+/* With the call lock: one call, unless the group has failed before. `hooks` says how to wait;
  * `record` is that of a call which waited in the queue. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
                            uint64_t record, un_status (*body)(execution *)) {
@@ -218,10 +218,10 @@ un_status run_work(un_group *g, un_work *work, const un_call *hooks) {
 }
 
 /* In the caller's thread, after whatever was submitted before. */
-static un_status run_in_turn(un_group *g, const un_call *call, un_status (*body)(execution *)) {
+static un_status run_locked(un_group *g, const un_call *call, un_status (*body)(execution *)) {
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
-    un_status status = take_turn(g, &p);
+    un_status status = lock_calls(g, &p);
     if (status == UN_INTERRUPTED) /* peers expect us */
         abort_group(g, status, g->rank, g->calls.latest);
     if (status) return status;
@@ -230,7 +230,7 @@ static un_status run_in_turn(un_group *g, const un_call *call, un_status (*body)
         run_queue(g, NULL, call);
     }
     status = carry_out(g, call, call, 0, body);
-    leave_turn(g);
+    unlock_calls(g);
     return status;
 }
 
@@ -249,16 +249,16 @@ un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t re
     un_call checked = *call;
     checked.input = &sized;
     patience p = {.call = &checked};
-    un_status status = take_turn(g, &p);
+    un_status status = lock_calls(g, &p);
     if (status) return status;
     status = carry_out(g, &checked, &checked, record, compare);
-    leave_turn(g);
+    unlock_calls(g);
     if (!status) record_start(g, record);
     return status;
 }
 
-un_status un_run(un_group *g, const un_call *call) { return run_in_turn(g, call, run); }
+un_status un_run(un_group *g, const un_call *call) { return run_locked(g, call, run); }
 
 un_status un_refuse(un_group *g, const un_call *call) {
-    return run_in_turn(g, call, refuse_arguments);
+    return run_locked(g, call, refuse_arguments);
 }

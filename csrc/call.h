@@ -32,7 +32,7 @@ struct execution {
     size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
 };
 
-/* Run a work's call with the turn; waiting is done by the hooks and timeout of `hooks`. */
+/* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. */
 un_status run_work(un_group *g, un_work *work, const un_call *hooks);
 
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,

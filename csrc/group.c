@@ -52,7 +52,7 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
     g->spin.ns = 100 * 1000;
     g->process = atomic_load(&process_number);
-    pthread_mutex_init(&g->worker.lock, NULL);
+    pthread_mutex_init(&g->worker.queue_lock, NULL);
     pthread_mutex_init(&g->messages.lock, NULL);
     pthread_mutex_init(&g->note_lock, NULL);
     *group = g;
@@ -97,12 +97,12 @@ void un_group_close(un_group *g) {
         stop_watching(g);
         stop_worker(g);
         stop_courier(g);
-        while (atomic_exchange(&g->worker.turn, 1)) sched_yield();
+        while (atomic_exchange(&g->worker.call_lock, 1)) sched_yield();
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
         segment_unmap(g);
-        pthread_mutex_destroy(&g->worker.lock);
+        pthread_mutex_destroy(&g->worker.queue_lock);
         pthread_mutex_destroy(&g->messages.lock);
         pthread_mutex_destroy(&g->note_lock);
     }

@@ -1,4 +1,19 @@
-/* What the engine's files share: the segment's layout, the group, and waiting. */
+/* What the engine's files share: the segment's layout, the group, and waiting.
+ *
+ * segment, memory       one block of shared memory; what the machine and the cgroup leave us
+ * group, watcher        a membership, and how a group ends; the deaths of peers
+ * wait                  look, give the core away, sleep
+ * call, collectives     one call from post to end; what each collective brings, combines and takes
+ * schedules             all_reduce by a schedule that the caller passes
+ * stream                user memory, strided or in many tensors, as one row of bytes
+ * reduce, kernels       arithmetic, once per instruction set, and the choice among them
+ * worker                the call lock, and works that go on by themselves
+ * messages, channels,   point to point: waiting for messages, how they go from rank to rank,
+ *   send, receive,        the steps of both sides, what waits for what by source and tag,
+ *   matching, courier,    the thread for messages that nobody waits for,
+ *   deadlock              cycles of ranks that wait for each other
+ * records               what every call leaves behind, and notes for peers
+ */
 #ifndef UNISONO_INTERNAL_H
 #define UNISONO_INTERNAL_H
 
@@ -176,7 +191,7 @@ struct un_group {
         bool slice_ready;
     } segment;
 
-    _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the turn */
+    _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the call lock */
         flag_t latest;        /* the number of the latest call; any thread may read it */
         uint64_t turns;       /* of moving data, finished before it */
         flag_t noticed_end;   /* the latest call when we learnt that the group is over, and 1 */
@@ -187,10 +202,10 @@ struct un_group {
     flag_t recorded; /* records.c: how many records so far */
 
     struct { /* worker.c: who may be in a call, and what was submitted */
-        _Atomic uintptr_t owner; /* the thread that has the turn; one word, so never half new */
-        _Atomic uint32_t turn;
+        _Atomic uintptr_t owner; /* the thread that has the call lock; never half new */
+        _Atomic uint32_t call_lock;
         _Atomic uint32_t queued;
-        pthread_mutex_t lock; /* of the queue */
+        pthread_mutex_t queue_lock;
         un_work *first, *last;
         bool has_thread;
         pthread_t thread;
@@ -242,7 +257,7 @@ struct un_group {
 };
 
 _Static_assert(offsetof(un_group, segment.bytes) == LINE_BYTES, "the first line is hot");
-_Static_assert(offsetof(un_group, worker.lock) == offsetof(un_group, calls) + LINE_BYTES,
+_Static_assert(offsetof(un_group, worker.queue_lock) == offsetof(un_group, calls) + LINE_BYTES,
                "and so is that of the calls");
 
 static inline control *control_of(const un_group *g, int rank) {
@@ -364,8 +379,8 @@ void forget_waiting(un_group *g);
 void find_deadlock(un_group *g, const un_message *m);
 
 /* worker.c */
-un_status take_turn(un_group *g, patience *p);
-void leave_turn(un_group *g);
+un_status lock_calls(un_group *g, patience *p);
+void unlock_calls(un_group *g);
 void run_queue(un_group *g, const un_work *last, const un_call *hooks);
 void stop_worker(un_group *g);
 

@@ -1,8 +1,8 @@
-/* Turns and queues: one thread at a time is in a group, and works that were submitted come first.
+/* Locks and queues: one thread at a time is in a call, and works that were submitted come first.
  *
- * Whoever has the turn may run the queue. That is the group's own thread, started with the first
- * work; or a thread that waits for a work which nobody has begun, and saves itself the handing
- * over; or one that makes a blocking call and must not overtake.
+ * Whoever has the call lock may run the queue. That is the group's own thread, started with the
+ * first work; or a thread that waits for a work which nobody has begun, and saves itself the
+ * handing over; or one that makes a blocking call and must not overtake.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -28,48 +28,48 @@ static void wake(_Atomic uint32_t *word, int most) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
 }
 
-/* -- the turn: 0 free, 1 taken, 2 taken and somebody waits ------------------------------------- */
+/* -- the call lock: 0 free, 1 taken, 2 taken and somebody waits -------------------------------- */
 
-static bool try_turn(un_group *g) {
+static bool try_lock_calls(un_group *g) {
     uint32_t none = 0;
-    return atomic_compare_exchange_strong_explicit(&g->worker.turn, &none, 1, memory_order_acquire,
-                                                   memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&g->worker.call_lock, &none, 1,
+                                                   memory_order_acquire, memory_order_relaxed);
 }
 
 static uintptr_t this_thread(void) { return (uintptr_t)pthread_self(); }
 
-static void own_turn(un_group *g) {
+static void note_owner(un_group *g) {
     atomic_store_explicit(&g->worker.owner, this_thread(), memory_order_relaxed);
 }
 
-/* A thread that has the turn already (a signal handler that interrupted a call, say) would wait
+/* A thread that has the lock already (a signal handler that interrupted a call, say) would wait
  * for itself. */
-un_status take_turn(un_group *g, patience *p) {
-    if (!try_turn(g)) {
+un_status lock_calls(un_group *g, patience *p) {
+    if (!try_lock_calls(g)) {
         if (atomic_load(&g->worker.owner) == this_thread()) return UN_REENTERED;
         prepare_to_block(p);
-        while (atomic_exchange_explicit(&g->worker.turn, 2, memory_order_acquire)) {
-            sleep_until_changed(&g->worker.turn, 2, SLICE_NS);
+        while (atomic_exchange_explicit(&g->worker.call_lock, 2, memory_order_acquire)) {
+            sleep_until_changed(&g->worker.call_lock, 2, SLICE_NS);
             if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
         }
     }
-    own_turn(g);
+    note_owner(g);
     return UN_OK;
 }
 
-void leave_turn(un_group *g) {
+void unlock_calls(un_group *g) {
     atomic_store_explicit(&g->worker.owner, 0, memory_order_relaxed);
-    if (atomic_exchange_explicit(&g->worker.turn, 0, memory_order_release) == 2)
-        wake(&g->worker.turn, 1);
+    if (atomic_exchange_explicit(&g->worker.call_lock, 0, memory_order_release) == 2)
+        wake(&g->worker.call_lock, 1);
 }
 
 /* -- the queue --------------------------------------------------------------------------------- */
 
 static un_work *next_work(un_group *g) {
-    pthread_mutex_lock(&g->worker.lock);
+    pthread_mutex_lock(&g->worker.queue_lock);
     un_work *work = g->worker.first;
     if (work) g->worker.first = work->next;
-    pthread_mutex_unlock(&g->worker.lock);
+    pthread_mutex_unlock(&g->worker.queue_lock);
     return work;
 }
 
@@ -83,7 +83,7 @@ static void finish(un_group *g, un_work *work, un_status status) {
     if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
 }
 
-/* With the turn: run what was submitted, up to and including `last`; NULL: everything. After
+/* With the call lock: run what was submitted, up to and including `last`; NULL: everything. After
  * `finish` a work may be gone. */
 void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
     for (un_work *work; (work = next_work(g));) {
@@ -111,9 +111,9 @@ static void *run_worker(void *argument) {
         uint32_t seen = atomic_load(&g->worker.bell);
         if (atomic_load(&g->worker.queued)) {
             patience p = {.call = &no_hooks};
-            take_turn(g, &p);
+            lock_calls(g, &p);
             run_queue(g, NULL, &no_hooks);
-            leave_turn(g);
+            unlock_calls(g);
         } else if (atomic_load(&g->worker.stopping)) {
             return NULL;
         } else if (idle(g, seen)) {
@@ -143,7 +143,7 @@ un_status un_submit(un_group *g, un_work *work) {
     work->call.block = NULL;
     work->call.pause = NULL;
     work->record = open_call_record(g, &work->call, 0, QUEUED);
-    pthread_mutex_lock(&g->worker.lock);
+    pthread_mutex_lock(&g->worker.queue_lock);
     bool started = start_worker(g);
     if (started) {
         if (g->worker.first)
@@ -153,7 +153,7 @@ un_status un_submit(un_group *g, un_work *work) {
         g->worker.last = work;
         atomic_fetch_add(&g->worker.queued, 1);
     }
-    pthread_mutex_unlock(&g->worker.lock);
+    pthread_mutex_unlock(&g->worker.queue_lock);
     if (!started) return UN_SYSTEM;
     wake_worker(g);
     return UN_OK;
@@ -167,11 +167,11 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
     if (group_is_inherited(g)) return un_work_done(work) ? work->status : UN_FORKED;
     bool forever = hooks->timeout_ns < 0;
     patience p = {.call = hooks};
-    if (forever && !un_work_done(work) && try_turn(g)) {
-        own_turn(g);
+    if (forever && !un_work_done(work) && try_lock_calls(g)) {
+        note_owner(g);
         prepare_to_block(&p);
         run_queue(g, work, hooks);
-        leave_turn(g);
+        unlock_calls(g);
     }
     if (un_work_done(work)) return work->status;
     prepare_to_block(&p);

@@ -1,4 +1,12 @@
-/* What the files of the Python module share: the Group, and how a call leaves Python. */
+/* What the files of the Python module share: the Group, and how a call leaves Python.
+ *
+ * binding             the module and its Group
+ * tensors, overlaps   from tensors to streams; tensors that share memory
+ * calls               blocking calls
+ * works, messages     what goes on by itself; pending: what the two have in common
+ * recorded_calls      calls that another library carries out
+ * sites               where in the caller's program a call was made
+ */
 #ifndef UNISONO_BINDING_H
 #define UNISONO_BINDING_H
 

@@ -193,8 +193,8 @@ static void *run_barriers(void *argument) {
     return NULL;
 }
 
-/* Two threads of a rank take turns. */
-static void take_turns(membership *me) {
+/* Two threads of a rank make calls alternately. */
+static void call_from_two_threads(membership *me) {
     pthread_t thread = start(run_barriers, me->group);
     run_barriers(me->group);
     join(thread);
@@ -235,7 +235,7 @@ void test_call_failures(void) {
     run_ranks(2, 4, run_out_of_time, NULL);
     for (int way = 0; way < 3; way++) run_ranks(2, 4, be_interrupted, &way);
     run_ranks(2, 4, reenter, NULL);
-    run_ranks(3, 1, take_turns, NULL);
+    run_ranks(3, 1, call_from_two_threads, NULL);
     for (int cores = 1; cores <= 6; cores += 5) run_ranks(3, cores, be_left, NULL);
     run_ranks(2, 2, leave, NULL);
 }
