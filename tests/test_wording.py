@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.wording import name_ranks
+from unisono.wording import name_ranks, plural
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,11 @@ from unisono.wording import name_ranks
 )
 def test_ranks_are_named_as_a_sentence_does(ranks: list[int], text: str) -> None:
     assert name_ranks(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [("was killed by SIGKILL", "were killed by SIGKILL"), ("raised", "raised")],
+)
+def test_what_one_rank_did_is_said_of_several(one: str, several: str) -> None:
+    assert plural(one) == several

@@ -29,5 +29,13 @@ def list_ranks(ranks: Iterable[int]) -> str:
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
 
 
+def plural(text: str) -> str:
+    """ "were killed by SIGKILL" of "was killed by SIGKILL": what follows several ranks' names."""
+    for singular, several in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
+        if text.startswith(singular):
+            return several + text.removeprefix(singular)
+    return text
+
+
 def _span_texts(span: range) -> list[str]:
     return [f"{span[0]}-{span[-1]}"] if len(span) > 2 else list(map(str, span))

@@ -51,7 +51,7 @@ def report(**more: object) -> Report:
 
 
 def test_the_page_shows_what_its_program_leads_to(tmp_path: Path) -> None:
-    text = PAGE.read_text().partition("## To keep it")[2]
+    text = PAGE.read_text().partition("## Saved reports")[2]
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     expected = re.findall(r"```\n(.*?)```", text.partition(snippet)[2][4:], re.DOTALL)[0]
     ran = write_program(tmp_path, snippet, "train.py").run(before=(*WATCHED, "4"))
@@ -174,14 +174,14 @@ def test_words_are_shown_as_they_are(tmp_path: Path) -> None:
     ("text", "why"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("", "is no report of unisono"),
-        ("rank 1 never came", "is no report of unisono"),
-        ("[1, 2]", "is no report of unisono"),
-        ("{}", "is no report of unisono"),
-        ('{"format": "a trace"}', "is no report of unisono"),
-        ('{"format": "unisono report 1"}', "is no report of unisono"),
+        ("", "is not a report of unisono"),
+        ("rank 1 never came", "is not a report of unisono"),
+        ("[1, 2]", "is not a report of unisono"),
+        ("{}", "is not a report of unisono"),
+        ('{"format": "a trace"}', "is not a report of unisono"),
+        ('{"format": "unisono report 1"}', "is not a report of unisono"),
         ('{"format": "unisono report 2", "new": 1}', "was written by another version of unisono"),
-        ("\udcff", "is no report of unisono"),
+        ("\udcff", "is not a report of unisono"),
     ],
 )
 def test_one_line_for_what_is_no_report(tmp_path: Path, text: str | None, why: str) -> None:
@@ -215,7 +215,7 @@ def test_a_field_of_another_type(tmp_path: Path, wrong: dict[str, object]) -> No
     shown = doctor("--json", tmp_path / "a.json")
     assert shown.exit_code == 1
     assert json.loads(shown.stdout)["reports"] == []
-    assert shown.stderr.endswith("a.json is no report of unisono\n")
+    assert shown.stderr.endswith("a.json is not a report of unisono\n")
 
 
 @pytest.mark.parametrize("option", [["-n", "2"], ["--variables"], ["--backends", "gloo"]])

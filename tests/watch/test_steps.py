@@ -56,7 +56,7 @@ def test_who_made_fewer_or_more_is_named() -> None:
     assert (shift.step, shift.counts, shift.odd, shift.first) == (3, (3, 2, 3), (1,), 10)
     assert sentence(group([1], [1], [1]), shift) == (
         "rank 1 made 2 calls in step 3 where the others made 3: it left out 1 all_reduce "
-        "(train.py:8), and the calls of group world are shifted since"
+        "(train.py:8), and the calls of group world have been shifted since"
     )
     shift = look([3, 3, 3, 4, 1], [3, 3, 3, 3, 2])  # of two, who differs from the step before
     assert shift is not None

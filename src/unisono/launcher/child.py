@@ -92,7 +92,7 @@ class _ResultPipe:
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         if os.getpid() != self._pid:
-            return  # a forked child that came out of the program by our way
+            return  # a forked child that returned from the program into our code
         for part in pack(kind, payload):
             view = memoryview(part)
             while view:
@@ -215,7 +215,7 @@ def _look_like_the_parent(instructions: Instructions) -> None:
 
 
 def _write_in_lines() -> None:
-    """Let lines leave when they are whole, Python's and C's alike."""
+    """Flush whole lines, Python's and C's alike."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -230,7 +230,7 @@ def _rendezvous_descriptor() -> list[int]:
 
 
 def _connect_to_record_keeper() -> None:
-    """Where the launcher keeps records, it shall have those of our groups. The variable is ours
+    """Send the records of our groups to the launcher, where it keeps them. The variable is for us
     alone: what we start does not inherit the descriptor."""
     descriptor = os.environ.pop(RECORD_KEEPER_VARIABLE, "")
     if descriptor:

@@ -127,7 +127,7 @@ class Crew:
         )
         for descriptor, take in zip(rank.pipes, takers, strict=True):
             self._listen(rank, descriptor, take)
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel: seen by the tick
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: found by the tick
             rank.pidfd = os.pidfd_open(rank.process.pid)
             self._selector.register(
                 rank.pidfd, selectors.EVENT_READ, lambda: self._check_ended(rank)

@@ -1,4 +1,4 @@
-"""Signals to the launching process, kept until it has a hand free for them."""
+"""Signals to the launching process, kept until it can handle them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Interrupts:
     """Within its context the given signals are noted down and do nothing else.
 
     An exception out of a signal handler could strike between the start of a rank and our note of
-    it. A handler that the program has set for SIGINT stays, and in other threads than the main one
+    it. A handler that the program has set for SIGINT stays, and in threads other than the main one
     nothing changes, since they get no signals. `fileno` becomes readable when one has come: the
     interpreter writes to it within the signal itself, so that none is slept through.
     """

@@ -9,10 +9,10 @@ from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
 from unisono.launcher.process import Rank
 from unisono.processes import describe_exit, signal_name
 from unisono.watch.report import Report
-from unisono.wording import name_ranks
+from unisono.wording import name_ranks, plural
 
 _HEAD_START_S = 0.02
-"""Peers may tell of a death sooner than we hear of it from the kernel."""
+"""Peers may report a death before the kernel tells us."""
 
 _MOST_LINES = 20
 """Of captured output, in a message."""
@@ -80,7 +80,7 @@ def _how(rank: Rank, code: int) -> str:
     if rank.value is not None:
         return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
     if rank.ended_by_us:
-        return "was still at work and was ended" if rank.started else "was ended as it started"
+        return "was ended while still at work" if rank.started else "was ended while starting"
     if rank.failed_at is not None and code == 0:
         return f"{ending} and returned nothing"
     return ending
@@ -120,7 +120,8 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
                 heading = f"The last of rank {speaker.rank}'s {name}:"
                 details.append("\n".join([heading, *lines]))
     detail = "\n".join(part for part in details if part)
-    return f"{names} {speaker.how}{words}" + (f":\n{_indented(detail)}" if detail else "")
+    how = speaker.how if len(ranks) == 1 else plural(speaker.how)
+    return f"{names} {how}{words}" + (f":\n{_indented(detail)}" if detail else "")
 
 
 def _without_names(ending: RankEnding) -> str:
@@ -130,7 +131,7 @@ def _without_names(ending: RankEnding) -> str:
 
 
 def _what_it_says(ending: RankEnding) -> str:
-    """All of it but how a peer ended, which the kernel tells only to those who ask late enough."""
+    """All of it except how a peer ended, which the kernel tells only those that ask late enough."""
     traceback = _NOTE.sub("", f"{ending.traceback}\n")
     text = f"{ending.how}\n{traceback}\n{ending.stack}"
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)

@@ -38,7 +38,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Instructions:
-    """What every rank of a launch is told first.
+    """What every rank of a launch reads first.
 
     `script` is None where a function follows, pickled, in the same file. `sources` are texts of
     code that is in no file, as in a notebook, for tracebacks. `store_fd` is an inherited file for

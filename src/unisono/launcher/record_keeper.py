@@ -141,11 +141,11 @@ class RecordKeeper:
             if self._trace is not None:
                 self._trace.follow(descriptor)
         if len(self._kept) > self._tidy_at:
-            self._let_go()
+            self._close_oldest()
             self._tidy_at = 2 * max(_LEFT_KEPT, len(self._kept))
 
-    def _let_go(self) -> None:
-        """Of the oldest groups that all ranks have left, but for the last few."""
+    def _close_oldest(self) -> None:
+        """Close the oldest groups that all ranks have left, except the last few."""
         left = [key for key, descriptor in self._kept.items() if _is_left(descriptor)]
         for key in left[:-_LEFT_KEPT]:
             os.close(self._kept.pop(key))

@@ -67,7 +67,7 @@ class RunSettings:
 @dataclass(frozen=True)
 class Outcome:
     """The exit code for the shell, and what went wrong, if anything has. `report` is what the
-    records say, where ranks were watched and none of them has told it."""
+    records say, where ranks were watched and none of them has said it."""
 
     exit_code: int
     error: RanksFailed | None = None
@@ -108,7 +108,7 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
             crew.call_when_readable(record_keeper)
         environment = os.environ | _program_variables(settings, store)
         if record_keeper is not None:
-            settings_of()  # so that a variable that means nothing is one error, before any rank
+            settings_of()  # so that a wrong variable is one error, before any rank
         inherited = [meeting.fileno(), instructions.input_fd]
         if record_keeper is not None:
             environment[RECORD_KEEPER_VARIABLE] = str(record_keeper.ranks_fd)

@@ -91,7 +91,7 @@ def _check_counts(counts: Sequence[object]) -> None:
     for count in counts:
         _check_count(count)
     if len(set(counts)) != len(counts):
-        raise BadMark(f"pytest.mark.ranks({counts!r}) has a number twice")
+        raise BadMark(f"pytest.mark.ranks({counts!r}) names a number twice")
 
 
 def _check_count(count: object) -> None:

@@ -59,7 +59,7 @@ class Pool:
         self._ranks.pop(number).end()
 
     def _lost(self, number: int, answer: object, late: str) -> Gone:
-        """Part from a rank that has not answered as it should, and say why."""
+        """Give up a rank that has not answered as it should, and say why."""
         gone = answer if isinstance(answer, Gone) else self._ranks[number].describe_end(late)
         self._end(number)
         return gone
@@ -72,7 +72,7 @@ class Pool:
         numbers = range(len(later))
         try:
             started = [number for number in numbers if self._start(number)]
-        except OSError as error:  # no memory, no descriptors
+        except OSError as error:  # out of memory or descriptors
             return [Gone("could not be started", str(error)) for _ in numbers]
         failed = self._await_starts(started)
         ready = [number for number in numbers if number not in failed]

@@ -35,8 +35,8 @@ class Gone:
 
 
 _HEAVY = ("numpy", "torch", "torch._dynamo")
-"""What takes seconds to import. The last one is what DDP, FSDP and DTensor need: where the
-controller has it, ranks are born with it, and do not each import it."""
+"""What takes seconds to import. The last is what DDP, FSDP and DTensor need: where the controller
+has it, the nursery imports it once for all ranks."""
 
 
 class Nursery:

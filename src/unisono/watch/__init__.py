@@ -60,14 +60,14 @@ def start(
     program handles itself is left alone, with a warning. Reports are saved in the folder that
     UNISONO_WATCH_FOLDER names.
 
-    Raises ValueError if `hang_s` is not above zero, UnisonoError if one of these variables means
-    nothing.
+    Raises ValueError if `hang_s` is not above zero, UnisonoError if one of these variables has a
+    value that makes no sense.
     """
     _start(settings_of(hang_s, check, stack_signal))
 
 
 def start_if_asked() -> None:
-    """Start if UNISONO_WATCH says so. A variable that means nothing is a warning here."""
+    """Start if UNISONO_WATCH says so. A value that makes no sense is a warning here."""
     if is_wanted():
         _start(settings_of(forgiving=True))
 
@@ -87,8 +87,8 @@ def _start(settings: WatchSettings) -> None:
 
 
 def stop() -> None:
-    """Watch no more; groups of other backends that are watched stay so. Does nothing where nobody
-    watches."""
+    """Stop watching; groups of other backends that are watched stay so. Does nothing where the
+    watch is off."""
     global _monitor
     monitor, _monitor = _monitor, None
     exceptions.diagnose = torch_import.listener = None
@@ -186,7 +186,7 @@ def _before_leaving() -> None:
 
 
 def _at_exit() -> None:
-    """Say why this process ends, and what it knows of calls that failed and told nobody."""
+    """Say why this process ends, and what it knows of calls that failed without an exception."""
     if _monitor is not None:
         with contextlib.suppress(UnisonoError, OSError):
             leave_reason(describe_own_end())

@@ -30,7 +30,7 @@ _logger = logging.getLogger("unisono")
 
 
 def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
-    """Have torch put a watched group in the place of every group that it makes from now on.
+    """Have torch put a watched group instead of every group that it makes from now on.
     `leave` is called before one is destroyed."""
     detach()
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""CUDA graphs: while one is captured, to ask the GPU how far it is would spoil it."""
+"""CUDA graphs: while one is captured, asking the GPU how far it is would break the capture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def are_being_captured() -> bool:
 
 
 def notice_captures() -> None:
-    """From now on, know when graphs are captured."""
+    """Count the captures of graphs from now on."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
     if hasattr(begin, "is_noticed"):

@@ -1,4 +1,4 @@
-"""torch's and NCCL's own debug settings, set as they want to be and explained."""
+"""torch's and NCCL's own debug settings, set together and explained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEANINGS = {
     "NCCL_DEBUG": "WARN: errors; INFO: what NCCL chose; read when the first communicator is made",
     "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak: INIT, ENV, GRAPH (topology), COLL, P2P",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1: a failed or timed out collective ends the process",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "how many calls the flight recorder remembers a rank",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "how many calls of each rank the flight recorder remembers",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1: it writes them to a file when a collective times out",
 }
 

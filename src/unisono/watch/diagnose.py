@@ -34,7 +34,7 @@ from unisono.watch.calls import (
 )
 from unisono.watch.report import RankReport, Report
 from unisono.watch.steps import Steps, sentence, step_name
-from unisono.wording import name_ranks
+from unisono.wording import name_ranks, plural
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _missing(last: Wait, culprit: int, ask_once: _AskedOnce, path: Sequence[Wait
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     verdict = f"{name_ranks(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
     it = "it" if len(who) == 1 else "they"
-    where = odd.where() if len(who) == 1 else _plural(odd.where())
+    where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
     if odd.state and odd.last:
         verdict += f" after {odd.last}"
@@ -399,11 +399,3 @@ def _elsewhere(member: RankRecords) -> str:
     """The call of the same group that a missing rank is in."""
     flying = [record for record in member.records if record.state in IN_FLIGHT]
     return call_name(flying[0]) if flying else ""
-
-
-def _plural(text: str) -> str:
-    """The same words about several ranks."""
-    for singular, plural in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
-        if text.startswith(singular):
-            return plural + text.removeprefix(singular)
-    return text

@@ -95,8 +95,8 @@ def _from_records(error: GroupError, ask: Ask) -> Report | None:
 
 
 def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
-    """Whether the records say more than the exception does, and do not blame others: who comes
-    late to a call that has failed finds everybody there, and ended."""
+    """Whether the records say more than the exception does, and do not blame others: whoever
+    comes late to a call that has failed finds everybody there, and ended."""
     if kind == "mismatch":
         return found.kind == "apart"
     if kind == "stalled" or (found.kind == "stalled" and culprits):

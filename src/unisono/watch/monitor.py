@@ -1,4 +1,4 @@
-"""The watching thread of a process: finds calls that wait too long, and answers who asks."""
+"""The watching thread of a process: finds calls that wait too long, and answers whoever asks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
 _STANDS_STILL_S = 0.5  # in which a rank that is not stopped moves something
 _SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a trace
-_LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program need not wait
+_LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program does not wait for it
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
@@ -42,7 +42,7 @@ _logger = logging.getLogger("unisono")
 
 
 class Monitor:
-    """One a process. `reports` are those of calls of this rank, the newest last."""
+    """One per process. `reports` are those about calls of this rank, the newest last."""
 
     def __init__(self, settings: WatchSettings) -> None:
         self.settings = settings
@@ -128,7 +128,7 @@ class Monitor:
         keep_sites(True)
 
     def end_trace(self) -> None:
-        """Write them down. Who does not write holds on to what was followed, for who does."""
+        """Write the trace. A rank that does not do so keeps the records open for the one that does."""
         trace, self._trace = self._trace, None
         if trace is None:
             return
@@ -210,7 +210,7 @@ class Monitor:
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is not over: asking everybody where they are takes time, and what
-        they told is not why it waited if it went on meanwhile."""
+        they answer is not why it waited if it went on meanwhile."""
         self._retire()
         me = os.getpid()
         return any(_key(wait) == key for wait in waits(read_process(me, _LAST), me))
@@ -247,7 +247,7 @@ class Monitor:
                     _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
-        """Whether this process is the lowest rank of a group that lives."""
+        """Whether this process is the lowest living rank of a group."""
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 

@@ -87,7 +87,7 @@ class Report:
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
-        """The same, and the stack of every rank that told it."""
+        """The same, and the stack of every rank that is known."""
         lines = [str(self)]
         for rank in self.ranks:
             if rank.stack:
@@ -105,13 +105,13 @@ class Report:
 
 
 def load(path: str | os.PathLike[str]) -> Report:
-    """Read a report that was saved. Raises UnisonoError if the file is none."""
+    """Read a report that was saved. Raises UnisonoError if the file holds none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UnisonoError(f"{path} is no report of unisono") from error
+        raise UnisonoError(f"{path} is not a report of unisono") from error
     return from_text(text, str(path))
 
 
@@ -127,7 +127,7 @@ def from_text(text: str, origin: str = "this") -> Report:
             raise ValueError("of another shape")
         return report
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnisonoError(f"{origin} is no report of unisono") from error
+        raise UnisonoError(f"{origin} is not a report of unisono") from error
 
 
 def _from_fields(found: dict[str, Any]) -> Report:

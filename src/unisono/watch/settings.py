@@ -1,4 +1,4 @@
-"""What the watch is told: by `unisono.watch.start`, or by the environment."""
+"""The settings of the watch: from `unisono.watch.start`, or from the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.watch.stack_server import DEFAULT_SIGNAL
 _log = logging.getLogger("unisono")
 
 HANG_S = 30.0
-"""How long a call waits before a report, unless told otherwise."""
+"""How long a call waits before a report, unless set otherwise."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def settings_of(
 ) -> WatchSettings:
     """The settings; what is None comes from the environment.
 
-    A variable that means nothing raises UnisonoError or, if `forgiving`, counts as not set, with a
-    warning: where nobody but the environment asked for the watch, the program must not fail by it.
+    A value that makes no sense raises UnisonoError or, if `forgiving`, counts as not set, with a
+    warning: where only the environment asked for the watch, the program must not fail by it.
     """
 
     def read(variable: Variable[Value]) -> Value | None:
@@ -78,6 +78,6 @@ def _make_folder(path: str) -> None:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
             raise UnisonoError(
-                f"UNISONO_WATCH_FOLDER must be a folder, or a place for one: {path}: "
+                f"UNISONO_WATCH_FOLDER must be a folder, or a path for a new one: {path}: "
                 f"{error.strerror}"
             ) from None

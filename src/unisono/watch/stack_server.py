@@ -40,7 +40,7 @@ _logger = logging.getLogger("unisono")
 
 
 class StackServer:
-    """This process's own. `number` is the reserved signal; 0: none."""
+    """This process's own. `number` is the reserved signal, 0 for none."""
 
     def __init__(self, number: int) -> None:
         self._file = os.memfd_create("unisono-stack-server", os.MFD_CLOEXEC)
@@ -66,7 +66,7 @@ class StackServer:
         _INTEGER.pack_into(self._memory, _ANSWERED, asked)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
             faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
         self._memory.close()
@@ -103,7 +103,7 @@ def request_stacks(pids: Iterable[int]) -> None:
 def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]:
     """The stacks of a process, the main thread's first; none if it cannot or will not answer.
 
-    `meanwhile` is called while we wait, so that who is asked by us may ask us.
+    `meanwhile` is called while we wait, so that whoever we ask may ask us.
     """
     if pid == os.getpid():
         return own_stacks()

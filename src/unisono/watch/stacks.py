@@ -127,7 +127,7 @@ def _doing(frame: FrameType) -> str:
 
 
 def callee_of(expression: str) -> str:
-    """What an expression calls: "lock.acquire" of "lock.acquire(timeout=3)"; "" if it is no call.
+    """What an expression calls: "lock.acquire" of "lock.acquire(timeout=3)"; "" if nothing.
 
     By its text, for `ast.parse` may fail, with SystemError, in CPython 3.11 where two threads are
     in it: ours must not break the program's.
@@ -148,7 +148,7 @@ def callee_of(expression: str) -> str:
 
 
 def as_text(stacks: Iterable[Stack]) -> list[str]:
-    """The stacks for a reader, a line a frame."""
+    """The stacks for a reader, one line per frame."""
     lines = []
     for stack in stacks:
         lines.append(f"{stack.thread}:")

@@ -37,7 +37,7 @@ def mark() -> None:
 
 
 def count_optimizer_steps() -> None:
-    """Take every step of an optimizer of torch for one of its thread, from now on."""
+    """Count every step of one of torch's optimizers as a step of its thread, from now on."""
     global _hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -46,7 +46,7 @@ def count_optimizer_steps() -> None:
 
 
 def stop_counting() -> None:
-    """Leave optimizers alone."""
+    """Stop counting the steps of optimizers."""
     global _hook
     hook, _hook = _hook, None
     if hook is not None:
@@ -121,7 +121,7 @@ class Steps:
             min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
         )
         if not are_marked and more and more % whole == 0:
-            return None  # an optimizer that one rank did not step: the calls are well
+            return None  # an optimizer that one rank did not step: the calls are fine
         example = _example(calls, step, odd[0] if odd else 0)
         since = self._last_even + 1
         return Shift(since, step, self._last_call + 1, tuple(counts), odd, example)
@@ -174,7 +174,7 @@ def sentence(group: GroupRecords, shift: Shift) -> str:
     return (
         f"{name_ranks(shift.odd)} made {odd} calls in {step_name(shift)} where the others made "
         f"{usual}: {'it' if len(shift.odd) == 1 else 'they'} {did}{at}, and the calls of group "
-        f"{group.name} are shifted since"
+        f"{group.name} have been shifted since"
     )
 
 

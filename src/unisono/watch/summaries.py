@@ -25,8 +25,8 @@ class CallSummary:
     """All calls of one operation and size of one group, over all ranks. Times in seconds.
 
     `wait_s` is from the first arrival to the last, `transfer_s` from there to the end, both means;
-    `share` is the part of the wall time that a rank spends in them, `busbw` bytes a second as
-    nccl-tests counts them, by transfer time; `latest` is the rank that was last most often, how
+    `share` is the part of the wall time that a rank spends in them, `busbw` bytes per second
+    as nccl-tests counts them, by transfer time; `latest` is the rank that was last most often, how
     often, and by how much it came after the one before it, on average.
     """
 
@@ -192,7 +192,7 @@ def _bytes(record: Record, ranks: int) -> int:
 
 
 def _factor(operation: str, ranks: int) -> float:
-    """From bytes a second to bus bandwidth."""
+    """From bytes per second to bus bandwidth."""
     if operation == Operation.ALL_REDUCE.name.lower():
         return 2 * (ranks - 1) / ranks
     if operation in ("broadcast", "reduce", "barrier"):

@@ -2,7 +2,7 @@
 
 torch calls some methods from Python and some, DDP's among them, from C++; both come here first.
 Nothing waits that would not have waited: a call that torch makes blocking is waited for here and
-not in torch; for any other, and for what a GPU has only been told to do, the end is looked for at
+not in torch; for any other, and for what is only queued on a GPU, the end is looked for at
 the next call and by the watching thread.
 """
 
@@ -233,8 +233,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 class _Mark:
-    """Behind what a GPU has been told to do up to now. Setting it takes longer than many a call:
-    the watching thread does, when it first asks, for all calls since the last one."""
+    """A mark behind what is queued on a GPU up to now. Setting it takes longer than many a call:
+    the watching thread does so when it first asks, for all calls since the last mark."""
 
     def __init__(self, device: int, stream: int) -> None:
         self.stream = device, stream
@@ -262,7 +262,7 @@ def _current_stream() -> tuple[int, int]:
 
 def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
     """A message says that it is over only once it was waited for: one that nobody but us knows
-    any more never will. (How a work ended is not asked: torch warns who asks.)"""
+    any more never will. (How a work ended is not asked: torch warns whoever asks.)"""
     lone = sys.getrefcount(entry[1]) <= _LONE_REFERENCES
     return lone and time.monotonic() - entry[2] > _ABANDONED_S
 

@@ -1,7 +1,7 @@
 """Traces: the calls of all ranks on one clock, in the format of Chrome and Perfetto.
 
 A process of the trace is a rank, a thread of it a group. Records live in rings of a thousand, so
-they are read while the program runs, and once more at its end, whoever has closed what meanwhile.
+they are read while the program runs, and once more at its end, also of groups that are closed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Trace:
         follower.forget_dropped()
 
     def collect(self, to_the_end: bool = False) -> None:
-        """Read what is new. A group that all have left is let go of."""
+        """Read what is new. A group that all have left is dropped."""
         with self._lock:
             for segment, follower in list(self._followers.items()):
                 left = follower.is_left()
@@ -108,7 +108,7 @@ class Trace:
             time.sleep(0.001)
 
     def is_ours(self) -> bool:
-        """Whether this process is to write it: of all whom it has followed the lowest rank."""
+        """Whether this process writes it: it has the lowest rank of all that it has followed."""
         ranks = {
             (member.global_rank, member.pid)
             for group in self._groups.values()
@@ -122,15 +122,15 @@ class Trace:
         return sorted(pids - {os.getpid()})
 
     def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop following all groups."""
         with self._lock:
             for follower in self._followers.values():
                 follower.close()
             self._followers.clear()
 
     def write(self) -> None:
-        """Read what is left and write the file, be it empty. Calls that were lost, because more
-        than a thousand came between two looks, are counted in it and logged."""
+        """Read what is left and write the file, even an empty one. Calls that were lost, because
+        more than a thousand came between two looks, are counted in it and logged."""
         self.collect(to_the_end=True)
         events = list(self._events())
         lost = sum(self._dropped.values())
@@ -142,8 +142,8 @@ class Trace:
         self._path.write_text(text, encoding="utf-8")
         if lost:
             _logger.warning(
-                "unisono: %s lacks %d calls: more than its ring of a thousand records holds were "
-                "made between two looks",
+                "unisono: %s lacks %d calls: more were made between two looks than a ring of a "
+                "thousand records holds",
                 self._path.name,
                 lost,
             )

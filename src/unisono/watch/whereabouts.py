@@ -1,4 +1,4 @@
-"""Where a process is: by its stacks where it tells them, else by what the system says of it."""
+"""Where a process is: by its stacks where it sends them, else by what the system says of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whereabouts(
     stacks = stack_server.ask(pid, meanwhile)
     if not stacks:
         kernel = kernel_function(pid)
-        text = f"{state} and does not tell where" + (f", in {kernel}" if kernel else "")
+        text = f"{state} and does not say where" + (f", in {kernel}" if kernel else "")
         return Whereabouts(doing=text, stack=(text,))
     program = of_program(stacks)
     frame = program.program_frame()
