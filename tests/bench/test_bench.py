@@ -24,7 +24,7 @@ from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.collectives import COLLECTIVES
 from unisono.bench.control import OneMachine
 from unisono.bench.measure import Measurer
-from unisono.bench.meeting import InFolder
+from unisono.bench.meeting import FolderMeeting
 from unisono.bench.results import read
 from unisono.bench.session import Event, apply_event, run_rank
 from unisono.bench.settings import BenchSettings
@@ -145,7 +145,7 @@ def test_a_measured_row(comm: Communicator) -> None:
     assert (everywhere == times.p50).all()  # every rank has the same figures
 
 
-class Apart(InFolder):
+class Apart(FolderMeeting):
     """Ranks that take themselves to be on two machines."""
 
     def hosts(self) -> list[str]:

@@ -371,7 +371,7 @@ def test_errors_name_rank_chunk_and_step() -> None:
         ),
         (
             all_reduce([(1, 0, 0, "reduce"), (2, 0, 0, "reduce")]),
-            "chunk 0 of rank 1 lacks what ranks 0, 2 contributed (no step writes it)",
+            "chunk 0 of rank 1 lacks what ranks 0 and 2 contributed (no step writes it)",
         ),
         (
             all_reduce([(1, 0, 0, "copy"), (2, 0, 0, "reduce")]),

@@ -1,1 +1,15 @@
-"""Measure collectives on any backend, and say what is normal (docs/bench.md)."""
+"""Measure collectives on any backend, and say what is normal (docs/bench.md).
+
+command.py         `unisono bench`: what was asked for, checked before anything runs
+settings.py        what a run is asked to do; start.py starts its ranks, session.py runs on each
+meeting.py         how the ranks find each other; connect.py connects the backends on them
+control.py         how they keep together beside what they measure
+collectives.py     what can be measured: sizes and bandwidths, as nccl-tests defines them
+backends/          unisono, torch's backends and MPI as calls on buffers
+measure.py         one row: checked, warmed up, timed in blocks by turns; floor.py: the local floor
+exact.py           inputs whose exact result is known
+forecast.py        what each row should take; statistics.py: what samples say
+machine.py         on what a run was made
+results.py         rows and runs, and their JSON; compare.py: two runs
+text.py, table.py, show.py, plot.py, html.py   a run as text, CSV, on a terminal, plots, a page
+"""

@@ -37,7 +37,7 @@ BLOCKS_AT_MOST = 400
 STABLE = 0.01
 """A row is done when every median is known to this share of itself, or its time is up."""
 QUEUED_SHARE = 0.1
-"""A sample is disturbed if a rank wanted to run and had no core for so much of it."""
+"""A sample is disturbed if a rank wanted to run and had no core for this share of it."""
 
 OVER_RANKS = ("max", "mean", "min")
 

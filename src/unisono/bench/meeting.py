@@ -44,7 +44,7 @@ class Meeting(ABC):
         """Leave nothing behind."""
 
 
-class InFolder(Meeting):
+class FolderMeeting(Meeting):
     """All ranks are on this machine and know a folder."""
 
     def __init__(self, rank: int, size: int, folder: str, *, ours: bool = False) -> None:
@@ -65,7 +65,7 @@ class InFolder(Meeting):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class AtStore(Meeting):
+class StoreMeeting(Meeting):
     """The ranks know a store, and may be on several machines."""
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
@@ -101,14 +101,14 @@ def launched_rank() -> RankInfo | None:
     return None
 
 
-def of_environment() -> Meeting:
+def meeting_of_launched_ranks() -> Meeting:
     """The meeting of ranks that torchrun, `unisono run` or mpirun has started."""
     place = launched_rank()
     if place is not None and place.launcher != "mpirun" and master_is_known():
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(iter(rendezvous("env://")))
-        return AtStore(rank, size, store)
+        return StoreMeeting(rank, size, store)
     return _under_mpi()
 
 
@@ -122,7 +122,7 @@ def _under_mpi() -> Meeting:
     hosts = world.allgather(_boot())
     if len(set(hosts)) == 1:
         folder = tempfile.mkdtemp(prefix="unisono-bench-") if world.rank == 0 else ""
-        return InFolder(world.rank, world.size, world.bcast(folder), ours=True)
+        return FolderMeeting(world.rank, world.size, world.bcast(folder), ours=True)
     address = socket.getfqdn()
     deadline = timedelta(seconds=DEADLINE_S)
     store = None
@@ -137,7 +137,7 @@ def _under_mpi() -> Meeting:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             address, port, world.size, False, deadline
         )
-    return AtStore(world.rank, world.size, store)
+    return StoreMeeting(world.rank, world.size, store)
 
 
 def _boot() -> str:

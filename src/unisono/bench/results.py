@@ -13,7 +13,7 @@ from unisono.errors import UnisonoError
 
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
-"""A row is disturbed if other programs got in the way of so many of its samples."""
+"""A row is disturbed if other programs got in the way of this share of its samples."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def from_json(text: str, where: str = "the file") -> Run:
 
 
 def read(path: Path) -> Run:
-    """The run in a file. Raises UnisonoError where there is none."""
+    """The run in a file. Raises UnisonoError where it cannot be read."""
     try:
         return from_json(path.read_text(), str(path))
     except OSError as error:

@@ -14,7 +14,7 @@ from unisono.bench import machine
 from unisono.bench.connect import connect
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.measure import Measurer
-from unisono.bench.meeting import InFolder, Meeting
+from unisono.bench.meeting import FolderMeeting, Meeting
 from unisono.bench.results import Row, Run, Skipped, model_from_json, row_from_json, row_to_json
 from unisono.bench.settings import BenchSettings
 from unisono.launcher import share
@@ -104,7 +104,7 @@ def apply_event(run: Run | None, event: Event) -> Run:
 
 def run_rank_in_folder(rank: int, size: int, folder: str, settings: BenchSettings) -> None:
     """What a rank does that the command has started: its events are lines of its stdout."""
-    run_rank(InFolder(rank, size, folder), settings, _write)
+    run_rank(FolderMeeting(rank, size, folder), settings, _write)
 
 
 def _write(event: Event) -> None:

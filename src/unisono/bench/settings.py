@@ -14,7 +14,7 @@ from unisono.plan.sizes import format_size
 
 BUDGET_S = 2.0
 DEFAULT_RUN_S = 55.0
-"""All rows of a run without a budget get so long together, if that is less than the budget each."""
+"""Seconds for all rows of a run without a budget, where BUDGET_S for each would be more."""
 LEAST_BUDGET_S = 0.15
 
 

@@ -39,7 +39,7 @@ def run(settings: BenchSettings, listener: Listener, others: Callable[[str], Non
         start_ranks(settings, listener, others)
     else:
         with _ended_by_signals():
-            run_rank(meeting.of_environment(), settings, listener)
+            run_rank(meeting.meeting_of_launched_ranks(), settings, listener)
 
 
 def start_ranks(settings: BenchSettings, listener: Listener, others: Callable[[str], None]) -> None:

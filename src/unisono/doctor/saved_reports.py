@@ -32,7 +32,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the files hold, in their order. `problems` says of each other file why it is none."""
+    """What the files hold, in their order. `problems` says why each other file cannot be shown."""
 
     incidents: tuple[Incident, ...]
     problems: tuple[str, ...]

@@ -77,7 +77,7 @@ TORCH = (
     Variable("TORCH_NCCL_BLOCKING_WAIT", "1: wait() blocks until the collective is over"),
     Variable(
         "TORCH_NCCL_TRACE_BUFFER_SIZE",
-        "so many calls are kept by the flight recorder; 0 turns it off",
+        "how many calls the flight recorder keeps; 0 turns it off",
         worth_knowing=True,
     ),
     Variable(
@@ -140,10 +140,10 @@ NCCL = (
     ),
     Variable(
         "NCCL_MAX_NCHANNELS",
-        "at most so many channels, a CUDA block each; 1 leaves the GPU to computation",
+        "the most channels, a CUDA block each; 1 leaves the GPU to computation",
         worth_knowing=True,
     ),
-    Variable("NCCL_MIN_NCHANNELS", "at least so many channels"),
+    Variable("NCCL_MIN_NCHANNELS", "the fewest channels"),
     Variable("NCCL_MAX_CTAS", "the newer name of that bound, from NCCL 2.17"),
     Variable("NCCL_MIN_CTAS", "the newer name of that bound, from NCCL 2.17"),
     Variable("NCCL_NTHREADS", "threads per CUDA block"),

@@ -39,7 +39,7 @@ class Algorithm:
     def schedule(self, ranks: int, **options: int) -> Schedule:
         """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
 
-        Raises ValueError where the algorithm does not work for so many ranks.
+        Raises ValueError where the algorithm does not work for that many ranks.
         """
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")

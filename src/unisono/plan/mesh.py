@@ -18,7 +18,7 @@ import numpy.typing as npt
 Ranks = npt.NDArray[np.int64]
 
 _SUGGESTIONS = 3
-_LISTED_RANKS = 64  # a mesh of at most so many ranks is described group by group
+_LISTED_RANKS = 64  # a mesh of at most this many ranks is described group by group
 _SHOWN_MEMBERS = 8
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 from unisono.errors import ScheduleError
 from unisono.plan.schedule import Schedule, Step
+from unisono.wording import name_ranks
 
 # What a buffer holds: the ranks whose contributions are in it, and those that are in it more than
 # once, as bits of two integers. Counting goes no further than "more than once".
@@ -180,25 +181,16 @@ def _compare(
     step = written.get((rank, chunk), -1)
     if got is None:
         raise _error(f"rank {rank} never gets chunk {chunk}", rank, chunk, schedule.rounds - 1)
+    where = f"chunk {chunk} of rank {rank}"
+    missing, surplus = wanted & ~got[0], got[0] & ~wanted
     if schedule.collective != "barrier" and got[1]:
-        raise _error(
-            f"chunk {chunk} of rank {rank} counts {_ranks(got[1])} more than once",
-            rank,
-            chunk,
-            doubled.get((rank, chunk), step),
-        )
-    if wanted & ~got[0]:
-        raise _error(
-            f"chunk {chunk} of rank {rank} lacks {_ranks(wanted & ~got[0])}", rank, chunk, step
-        )
-    if got[0] & ~wanted:
-        raise _error(
-            f"chunk {chunk} of rank {rank} has {_ranks(got[0] & ~wanted)} in it, which it should "
-            "not",
-            rank,
-            chunk,
-            step,
-        )
+        what = f"{where} counts {_contributions(got[1])} more than once"
+        raise _error(what, rank, chunk, doubled.get((rank, chunk), step))
+    if missing:
+        raise _error(f"{where} lacks {_contributions(missing)}", rank, chunk, step)
+    if surplus:
+        what = f"{where} has {_contributions(surplus)} in it, which it should not"
+        raise _error(what, rank, chunk, step)
 
 
 def _error(what: str, rank: int, chunk: int, step: int) -> ScheduleError:
@@ -206,8 +198,6 @@ def _error(what: str, rank: int, chunk: int, step: int) -> ScheduleError:
     return ScheduleError(f"{what} ({when})", rank=rank, chunk=chunk, step=step)
 
 
-def _ranks(bits: int) -> str:
-    """The ranks whose bits are set, in words; many are cut short."""
-    ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" * (len(ranks) > 8))
-    return f"what rank{'s' if len(ranks) > 1 else ''} {shown} contributed"
+def _contributions(bits: int) -> str:
+    ranks = (rank for rank in range(bits.bit_length()) if bits >> rank & 1)
+    return f"what {name_ranks(ranks)} contributed"

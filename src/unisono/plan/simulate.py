@@ -25,7 +25,7 @@ from unisono.plan.topology import Topology
 Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Up to so many (steps x ranks) it is remembered what every rank waited for in every step.
+# Up to this many (steps x ranks) it is remembered what every rank waited for in every step.
 _REMEMBERED = 4_000_000
 
 
@@ -54,7 +54,7 @@ class Timeline:
     """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
 
     `finish_s` is when each rank is done, `time_s` when the last one is. `critical_path` is the
-    chain of messages that took so long, first hop first; it is empty where the schedule is too
+    longest chain of messages, first hop first; it is empty where the schedule is too
     large to remember (steps x ranks above four million). `sending_s`, `receiving_s` and
     `reducing_s` say how long each rank was busy with what.
     """

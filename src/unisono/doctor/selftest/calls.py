@@ -62,7 +62,7 @@ def prepared_calls(
         parts: int | None = None,
         op: str = "sum",
     ) -> Callable[[], PreparedCall]:
-        """A call that works in place, or into a tensor of so many parts."""
+        """A call that works in place, or into a tensor of `parts` parts."""
 
         def prepare() -> PreparedCall:
             tensor = own.clone() if parts is None else blank(parts)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from unisono.comm.base import Communicator
 from unisono.doctor.selftest.results import Check
 from unisono.errors import GroupError
+from unisono.wording import name_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -40,11 +41,11 @@ def collect_verdicts(
         lost = Check("the ranks' verdicts", False, math.nan, f"{type(error).__name__}: {error}")
         return (*checks, lost)
     verdicts = [_decode(bytes(verdict.tolist())) for verdict in rows.cpu().chunk(comm.size)]
-    lost_ranks = [str(rank) for rank, verdict in enumerate(verdicts) if verdict is None]
+    lost_ranks = [rank for rank, verdict in enumerate(verdicts) if verdict is None]
     merged = [_with_verdicts(check, verdicts) for check in checks]
     if lost_ranks:
-        who = ", ".join(lost_ranks)
-        merged.append(Check("the ranks' verdicts", False, math.nan, f"no intact one of rank {who}"))
+        problem = f"none that is intact came from {name_ranks(lost_ranks)}"
+        merged.append(Check("the ranks' verdicts", False, math.nan, problem))
     return tuple(merged)
 
 
