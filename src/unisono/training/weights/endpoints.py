@@ -45,7 +45,7 @@ class WeightUpdate:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes that this rank sent or received a second, in 1e9."""
+        """Bytes that this rank sent or received per second, in 1e9."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
