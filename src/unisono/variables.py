@@ -125,7 +125,7 @@ def _signal(text: str) -> int:
 def _folder(text: str) -> str:
     """Absolute, for the program may go elsewhere."""
     if os.path.exists(text) and not os.path.isdir(text):
-        raise ValueError("must be a folder, or a place for one")
+        raise ValueError("must be a folder, or a path for a new one")
     return os.path.abspath(text)
 
 

@@ -179,7 +179,7 @@ class WeightReceiver(_Endpoint):
     prepare(staged)   called with the new tensors by name, before the vote; if it raises, no engine
                       changes over
     commit(staged)    called once all engines are ready: must only swap, and not fail; signals wait
-                      until it is over. By default the memory of the engine's tensors is exchanged,
+                      until it is over. By default the memory of the engine's tensors is swapped,
                       or where others hold views of it, overwritten: all of it or none, whatever
                       interrupts.
     partial           this engine takes only the names that it has
