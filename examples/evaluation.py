@@ -1,7 +1,7 @@
 """Evaluation on several ranks: every prediction on rank 0, in the dataset's order, none twice.
 
 torch's DistributedSampler gives every rank equally many samples, and repeats some to do so. Counted
-naively, those weigh double. Predictions travel with their places in the dataset instead.
+naively, those weigh double. Predictions travel with their indices in the dataset instead.
 
     unisono run -n 4 examples/evaluation.py
 """
@@ -16,7 +16,7 @@ SAMPLES, BATCH = 23, 4
 
 
 class Points(Dataset):
-    """Points of a plane, in two classes; a sample knows its own place."""
+    """Points of a plane, in two classes; a sample knows its own index."""
 
     def __init__(self) -> None:
         self.x = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(0))
@@ -38,9 +38,9 @@ def evaluate(data: Points, rank: int, size: int) -> tuple[float, int]:
     """The accuracy, on every rank, and how many samples the ranks were given together."""
     sampler = DistributedSampler(data, size, rank, shuffle=True, seed=3)
     predictions, indices = [], []
-    for x, _, places in DataLoader(data, BATCH, sampler=sampler):  # the last batch is smaller
+    for x, _, numbers in DataLoader(data, BATCH, sampler=sampler):  # the last batch is smaller
         predictions.append(predict(x))
-        indices.append(places)
+        indices.append(numbers)
     everything = gather_in_order(torch.cat(predictions), torch.cat(indices), len(data))
     accuracy = None
     if rank == 0:

@@ -1,4 +1,4 @@
-"""One step through the pipeline, one forward and one backward in turns (Narayanan et al., 2021).
+"""One step through the pipeline, one forward, one backward (Narayanan et al., 2021).
 
 A stage begins with as many forward passes as there are stages behind it, then goes backward once
 for each further pass: no stage keeps more than that many micro-batches in memory.

@@ -35,7 +35,7 @@ def all_reduce(
     """Combine `tensor` over all ranks, in place; every rank has the result, and it is returned.
 
     A structure (dicts, lists, tuples, dataclasses of tensors and numbers) is reduced leaf by leaf,
-    in one message a dtype: its tensors in place, its numbers in the structure that is returned.
+    in one message per dtype: its tensors in place, its numbers in the structure that is returned.
     With `out` the result goes there and `tensor` stays as it is.
 
     Raises TypeError on every rank for the mean of integers, and ValueError on every rank, with the

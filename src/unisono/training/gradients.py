@@ -81,7 +81,7 @@ class GradientSync:
 
     Making one is collective: parameters are compared, then those of rank `src`, and its buffers,
     are copied to all (`src=None` leaves them). After that each rank's `finish()` answers the
-    others', once a step. The first step shows in which order backward makes gradients; from then
+    others', once per step. The first step shows in which order backward makes gradients; from then
     on buckets are filled in rank 0's order.
 
     `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono
@@ -240,7 +240,7 @@ class GradientSync:
     def finish(self) -> None:
         """Wait until every rank has all ranks' gradients, combined, in `parameter.grad`.
 
-        All ranks call it once a step, one without a batch, too. Raises UnisonoError, on every rank
+        All ranks call it once per step, even without a batch. Raises UnisonoError, on every rank
         and with the gradients in place, where `unused="error"` and a parameter had none; a
         GroupError if the communication failed.
         """

@@ -45,7 +45,7 @@ class WeightUpdate:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes that this rank sent or received a second, in 1e9."""
+        """Bytes that this rank sent or received per second, in 1e9."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
@@ -179,7 +179,7 @@ class WeightReceiver(_Endpoint):
     prepare(staged)   called with the new tensors by name, before the vote; if it raises, no engine
                       changes over
     commit(staged)    called once all engines are ready: must only swap, and not fail; signals wait
-                      until it is over. By default the memory of the engine's tensors is exchanged,
+                      until it is over. By default the memory of the engine's tensors is swapped,
                       or where others hold views of it, overwritten: all of it or none, whatever
                       interrupts.
     partial           this engine takes only the names that it has

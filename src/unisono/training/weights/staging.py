@@ -1,4 +1,4 @@
-"""Where an engine receives new weights, and how they take the place of the old ones."""
+"""Where an engine receives new weights, and how they replace the old ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Staging:
         """Put the new weights into the engine's tensors, keep the old memory, and do `then`: all of
         it, or none, whatever is raised meanwhile."""
         kept = dict(self.tensors)
-        exchanges: list[Step] = []
+        swaps: list[Step] = []
         returns: list[Step] = []
         copies: list[Step] = []
         with torch.inference_mode(False):
@@ -70,14 +70,14 @@ class Staging:
                 own, new = mine[name].tensor, self.tensors[name]
                 if own.device == new.device and is_alone(own) and not own.is_inference():
                     kept[name] = own.data
-                    exchanges.append(partial(setattr, own, "data", new))
+                    swaps.append(partial(setattr, own, "data", new))
                     returns.append(partial(setattr, own, "data", kept[name]))
                 else:  # somebody looks at this memory by another name: it must change there, too
                     copies.append(partial(torch.Tensor.copy_, own.detach(), new))
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
         with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
-            do_all_or_none([*exchanges, *copies, keeping, then], returns)
+            do_all_or_none([*swaps, *copies, keeping, then], returns)
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
