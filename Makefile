@@ -42,7 +42,7 @@ test-watched: .venv/.stamp ## run the tests and examples watched; fails if the w
 
 # Everything that stands on torch. An environment of its own: build/torch-2.15.
 ON_TORCH = tests/torch_backend tests/launcher tests/watch tests/world tests/doctor/test_doctor.py \
-	tests/comm/test_implementations.py tests/training/test_weights.py \
+	tests/comm/conformance tests/comm/test_over_torch.py tests/training/test_weights.py \
 	tests/training/test_weight_faults.py
 TORCH_HOME = build/torch-$(TORCH)
 

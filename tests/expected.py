@@ -14,6 +14,7 @@ import numpy
 import torch
 
 from unisono import PremulSum
+from unisono.comm.base import Communicator
 
 INTEGERS = (
     torch.uint8,
@@ -170,12 +171,15 @@ def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
     return row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one element has any stride
 
 
+def _as_tensor(given: Any) -> torch.Tensor:
+    if isinstance(given, torch.Tensor):
+        return given
+    return torch.from_numpy(numpy.ascontiguousarray(given))
+
+
 def assert_same(actual: Any, expected: Any, what: object = "") -> None:
     """Equal in type, shape and every bit, but that one NaN is as good as another."""
-    if not isinstance(actual, torch.Tensor):
-        actual = torch.from_numpy(numpy.ascontiguousarray(actual))
-    if not isinstance(expected, torch.Tensor):
-        expected = torch.from_numpy(numpy.ascontiguousarray(expected))
+    actual, expected = _as_tensor(actual), _as_tensor(expected)
     assert actual.dtype == expected.dtype, what
     assert actual.shape == expected.shape, f"{what}: {actual.shape}, not {expected.shape}"
     if numpy.array_equal(raw(actual), raw(expected)):
@@ -193,3 +197,39 @@ def assert_same(actual: Any, expected: Any, what: object = "") -> None:
         f"{what}: {len(places)} of {len(differ)} elements differ, the first at {places[0]}: "
         f"{ours[places[0]]} and not {theirs[places[0]]}"
     )
+
+
+def assert_reduced(
+    comm: Communicator, actual: Any, expected: torch.Tensor, what: object = ""
+) -> None:
+    """The same bits, but for the order in which another library adds floats."""
+    actual, expected = _as_tensor(actual), _as_tensor(expected)
+    if comm.backend == "unisono" or comm.size < 3 or expected.dtype not in FLOATS + COMPLEXES:
+        assert_same(actual, expected, what)
+        return
+    steps = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4, torch.complex64: 1e-3}
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=steps.get(expected.dtype, 1e-10),
+        atol=1e-3,
+        equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+def movable_dtypes() -> list[torch.dtype]:
+    """Every type of torch's that can be had as a plain tensor of whole bytes."""
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    named = {str(dtype).removeprefix("torch."): dtype for dtype in found}
+    return [
+        dtype
+        for name, dtype in sorted(named.items())
+        if not name.startswith(("bits", "qint", "quint"))
+    ]
+
+
+def parts_of(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+    """One contiguous piece of its own for each count."""
+    assert tensor.numel() == sum(counts)
+    return [piece.clone() for piece in torch.split(tensor, counts)]

@@ -35,7 +35,7 @@ from unisono.watch.settings import is_wanted
 DEADLINE_S = 30.0
 
 # Ranks find test modules by their names, in whatever folder they lie.
-sys.path += sorted({str(file.parent) for file in Path(__file__).parent.glob("*/test_*.py")})
+sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
 _context = multiprocessing.get_context("forkserver")
 _preloaded = ["numpy", "torch", "unisono", "pytest", "hypothesis"]

@@ -1,0 +1,40 @@
+"""What every implementation of the Communicator promises, at every size of group.
+
+One set of tests; the fixture `comm` has each run on all implementations. A test runs on every rank
+and compares with what it computes from all ranks' inputs: bit for bit, but for the order in which
+another library adds the floats of three ranks or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from implementations import EVERY, implementation
+from ranks import connect
+from unisono.comm.base import Communicator
+from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.testing import membership
+from unisono.world.world import resolve
+
+
+@pytest.fixture(params=[implementation(*chosen) for chosen in EVERY])
+def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Communicator]:
+    """The plugin's Communicator, a native one of one rank, and one over the plugin's gloo group."""
+    if request.param == "torch":
+        with resolve(request.getfixturevalue("process_group")) as made:
+            assert isinstance(made, TorchCommunicator)
+            yield made
+    elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
+        with connect(str(shared_tmp_path / "alone"), 0, 1) as native:
+            yield native
+    else:
+        yield request.getfixturevalue("world_of_ours")
+
+
+@pytest.fixture
+def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
+    with membership.world(request.config.stash[membership.MEMBERSHIP]) as made:
+        yield made

@@ -1,0 +1,60 @@
+"""The implementations of a Communicator that tests/comm/conformance is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+import torch
+
+from ranks import attempt
+from unisono.comm.base import Communicator
+
+EVERY = [
+    ("solo", 1),
+    *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
+    *(("torch", ranks) for ranks in (1, 2, 3, 4)),
+]
+# Those of every run: three is the smallest group in which gloo may add in an order of its own,
+# eight has every power of two below it.
+QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
+# For tests of the engine's own thresholds whose expectations take long to compute.
+QUICK_HEAVY = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 4)}
+
+
+def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = QUICK) -> Any:
+    """A parameter for the fixture `comm`: this implementation with so many ranks."""
+    marks = [pytest.mark.ranks(ranks, backend="gloo" if name == "torch" else "unisono")]
+    if (name, ranks) not in quick:
+        marks.append(pytest.mark.slow)
+    return pytest.param(name, id=f"{name}-{ranks}", marks=marks)
+
+
+def ranks_from(least: int) -> list[tuple[str, int]]:
+    """The implementations with `least` ranks or more."""
+    return [(name, ranks) for name, ranks in EVERY if ranks >= least]
+
+
+EXACT = [(name, ranks) for name, ranks in EVERY if name != "torch" or ranks < 3]
+"""Those that have one order to add in."""
+
+
+def over(
+    implementations: list[tuple[str, int]], quick: Collection[tuple[str, int]] = QUICK
+) -> pytest.MarkDecorator:
+    """Run a test on these implementations, and not on every one; without `slow` on the quick."""
+    every = [implementation(*chosen, quick) for chosen in implementations]
+    return pytest.mark.parametrize("comm", every, indirect=True)
+
+
+def refused_by(call: Callable[..., Any], *args: Any) -> BaseException:
+    error = attempt(call, *args)
+    assert isinstance(error, (TypeError, ValueError)), f"{call.__name__}: {error!r}"
+    assert len(str(error).splitlines()[0]) > 10
+    return error
+
+
+def assert_usable(comm: Communicator) -> None:
+    comm.all_reduce(tensor := torch.ones(2))
+    assert tensor.tolist() == [comm.size] * 2
