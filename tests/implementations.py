@@ -19,6 +19,8 @@ EVERY = [
 # Those of every run: three is the smallest group in which gloo may add in an order of its own,
 # eight has every power of two below it.
 QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
+# For tests whose cases differ in what does not depend on the number of ranks.
+QUICK_DTYPES = QUICK - {("native", 8)}
 # For tests of the engine's own thresholds whose expectations take long to compute.
 QUICK_HEAVY = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 4)}
 

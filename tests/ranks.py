@@ -168,23 +168,30 @@ class RankPool:
     def _collect(self, ranks: int, deadline_s: float) -> list[Outcome]:
         end = time.monotonic() + deadline_s
         outcomes: dict[int, Outcome] = {}
-        waiting = {self._pipes[rank]: rank for rank in range(ranks)}
+        # A rank's sentinel tells its death also where a child of it keeps the pipe open.
+        waiting = dict(enumerate(self._pipes[:ranks]))
         while waiting:
-            ready = multiprocessing.connection.wait(list(waiting), max(0.0, end - time.monotonic()))
-            if not ready:
-                stacks = self._stacks(sorted(waiting.values()))
-                done = {rank: one.error for rank, one in outcomes.items() if one.error}
+            signs = [*waiting.values(), *(self._processes[rank].sentinel for rank in waiting)]
+            if not multiprocessing.connection.wait(signs, max(0.0, end - time.monotonic())):
+                stacks = self._stacks(sorted(waiting))
+                done = {rank: outcome.error for rank, outcome in outcomes.items() if outcome.error}
                 self._end()
                 raise RankFailed(f"not done in {deadline_s:g} s; failed: {done}\n{stacks}")
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = waiting.pop(pipe)
-                try:
-                    outcomes[rank] = pickle.loads(pipe.recv_bytes())
-                except EOFError:
-                    self._processes[rank].join(5)
-                    code = self._processes[rank].exitcode
-                    outcomes[rank] = Outcome(error=f"the process ended with {code}")
+            for rank, pipe in list(waiting.items()):
+                process = self._processes[rank]
+                ended = not process.is_alive()
+                if not pipe.poll():
+                    if not ended:
+                        continue
+                    outcomes[rank] = Outcome(error=f"the process ended with {process.exitcode}")
+                else:
+                    try:
+                        outcomes[rank] = pickle.loads(pipe.recv_bytes())
+                    except EOFError:
+                        process.join(5)
+                        text = f"the process ended with {process.exitcode}"
+                        outcomes[rank] = Outcome(error=text)
+                del waiting[rank]
         return [outcomes[rank] for rank in range(ranks)]
 
     def _stacks(self, ranks: list[int]) -> str:

@@ -133,7 +133,7 @@ def test_two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_threads_of_one_group_take_turns(comm: Communicator) -> None:
+def test_threads_of_use_a_group_take_turns(comm: Communicator) -> None:
     """All threads do the same, so that any order of turns fits any other."""
     failures: list[BaseException] = []
 
@@ -242,26 +242,27 @@ def test_a_member_that_does_not_come_is_named(comm: Communicator) -> None:
 # -- life and death ----------------------------------------------------------------------------
 
 
-def test_a_thousand_groups_leave_nothing_behind(fresh_pool: RankPool) -> None:
-    for before, after in fresh_pool.run(a_thousand_groups, 2, deadline_s=60):
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_groups_leave_nothing_behind(fresh_pool: RankPool, count: int) -> None:
+    for before, after in fresh_pool.run(make_many_groups, 2, count, deadline_s=60):
         assert after["descriptors"] == before["descriptors"]
         assert after["threads"] == before["threads"]
         assert after["mappings"] <= before["mappings"] + 8
         assert after["resident_mib"] - before["resident_mib"] < 8
 
 
-def a_thousand_groups(comm: Communicator) -> tuple[dict[str, float], dict[str, float]]:
-    def one_group(number: int) -> None:
+def make_many_groups(comm: Communicator, count: int) -> tuple[dict[str, float], dict[str, float]]:
+    def use_a_group(number: int) -> None:
         group = comm.split([number % 2, 1 - number % 2])
         assert group is not None
         with group:
             assert_sums(group, 1000 if number % 10 else 100_000)
 
     for number in range(20):
-        one_group(number)
+        use_a_group(number)
     before = belongings()
-    for number in range(1000):
-        one_group(number)
+    for number in range(count):
+        use_a_group(number)
     return before, belongings()
 
 

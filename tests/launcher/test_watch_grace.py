@@ -10,6 +10,7 @@ import pytest
 
 from user_programs import write_program
 
+SOON = {"UNISONO_WATCH_HANG_S": "1"}
 MISMATCH = """
     import os, sys, time
     import torch, torch.distributed as dist
@@ -27,7 +28,10 @@ MISMATCH = """
 @pytest.mark.provokes
 def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None:
     script = write_program(tmp_path, MISMATCH)
-    done = script.run(before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "0.5"))
+    done = script.run(
+        before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "0.5"),
+        environment=SOON,
+    )
     assert done.returncode == 1, done.stderr
     error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
     first, *rest = error.splitlines()
@@ -41,12 +45,13 @@ def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None
 def test_it_goes_on_for_as_long_as_is_asked_for(tmp_path: Path) -> None:
     script = write_program(tmp_path, MISMATCH)
     process = script.start(
-        before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "inf")
+        before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "inf"),
+        environment=SOON,
     )
     try:
         assert process.stdout is not None
         assert "ready" in process.stdout.readline()
-        time.sleep(15)
+        time.sleep(5)
         assert process.poll() is None
     finally:
         process.terminate()

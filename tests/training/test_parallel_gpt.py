@@ -157,6 +157,7 @@ def script(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_as_a_script() -> None:
     assert script("--steps", "1").startswith("step    1  loss 4.")
 

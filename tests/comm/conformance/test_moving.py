@@ -19,6 +19,7 @@ from expected import (
     reduced,
     values,
 )
+from implementations import EVERY, QUICK_DTYPES, over
 from unisono.comm.base import Communicator
 
 COUNTS = (0, 1, 2, 7, 1001)
@@ -29,6 +30,7 @@ def uneven(size: int, scale: int = 1) -> list[int]:
     return [(3 * rank % (size + 1)) * scale for rank in range(size)]
 
 
+@over(EVERY, quick=QUICK_DTYPES)
 def test_every_dtype_of_torch_is_moved(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     warnings.simplefilter("ignore")  # some types are experimental to torch
