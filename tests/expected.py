@@ -105,14 +105,14 @@ def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
     if not inputs[0].numel():
         return inputs[0].clone()
     if dtype is torch.bool:
-        return torch.from_numpy(_combine_bools([one.numpy() for one in inputs], str(op)))
+        return torch.from_numpy(_combine_bools([row.numpy() for row in inputs], str(op)))
     if dtype in COMPLEXES and op != "product":  # they add and scale like pairs of reals
-        pairs = [torch.view_as_real(one.contiguous()) for one in inputs]
+        pairs = [torch.view_as_real(row.contiguous()) for row in inputs]
         return torch.view_as_complex(reduced(pairs, op))
     if dtype in COMPLEXES:
         return reduce(_multiply_complex, inputs)
-    wide = [one.float() if dtype in _HALVES else one for one in inputs]
-    arrays = [one.numpy() for one in wide]
+    wide = [row.float() if dtype in _HALVES else row for row in inputs]
+    arrays = [row.numpy() for row in wide]
     if isinstance(op, PremulSum):
         factor = _factor(op.factor, arrays[0].dtype)
         with numpy.errstate(over="ignore"):

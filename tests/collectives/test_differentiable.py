@@ -30,8 +30,8 @@ def weighted(results: Any, rank: int) -> torch.Tensor:
     if isinstance(results, torch.Tensor):
         results = [results]
     total = torch.zeros((), dtype=torch.float64)
-    for i, one in enumerate(results):
-        total = total + (numbers(1000 + 10 * rank + i, *one.shape) * (one + one**2)).sum()
+    for i, result in enumerate(results):
+        total = total + (numbers(1000 + 10 * rank + i, *result.shape) * (result + result**2)).sum()
     return total
 
 
@@ -44,25 +44,25 @@ def check(
     """`distributed` of this rank's input against `whole`, which returns every rank's results of
     all ranks' inputs."""
 
-    def fresh(one: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            return one.clone().requires_grad_()
-        return [fresh(part) for part in one]
+    def fresh(given: Any) -> Any:
+        if isinstance(given, torch.Tensor):
+            return given.clone().requires_grad_()
+        return [fresh(part) for part in given]
 
-    def flat(one: Any) -> list[torch.Tensor]:
-        return [one] if isinstance(one, torch.Tensor) else one
+    def flat(given: Any) -> list[torch.Tensor]:
+        return [given] if isinstance(given, torch.Tensor) else given
 
-    everyone = [fresh(one) for one in inputs]
+    everyone = [fresh(row) for row in inputs]
     mine = fresh(inputs[comm.rank])
     expected = whole(everyone)
     got = distributed(mine)
-    for one, other in zip(flat(got), flat(expected[comm.rank]), strict=True):
-        torch.testing.assert_close(one, other)
+    for tensor, other in zip(flat(got), flat(expected[comm.rank]), strict=True):
+        torch.testing.assert_close(tensor, other)
     weighted(got, comm.rank).backward()
-    torch.stack([weighted(one, rank) for rank, one in enumerate(expected)]).sum().backward()
-    for one, other in zip(flat(mine), flat(everyone[comm.rank]), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-        assert torch.equal(one.detach(), other.detach())  # inputs are untouched
+    torch.stack([weighted(tensor, rank) for rank, tensor in enumerate(expected)]).sum().backward()
+    for tensor, other in zip(flat(mine), flat(everyone[comm.rank]), strict=True):
+        torch.testing.assert_close(tensor.grad, other.grad)
+        assert torch.equal(tensor.detach(), other.detach())  # inputs are untouched
 
 
 # -- primitives --------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_all_to_all(comm: Communicator) -> None:
         wide,
         differentiable.all_to_all,
         lambda all_: [
-            torch.cat([one[2 * rank : 2 * rank + 2] for one in all_]) for rank in range(size)
+            torch.cat([row[2 * rank : 2 * rank + 2] for row in all_]) for rank in range(size)
         ],
     )
 
@@ -164,7 +164,7 @@ def test_broadcast(comm: Communicator) -> None:
         comm,
         inputs,
         lambda x: differentiable.broadcast(x, src),
-        lambda all_: [all_[src] + 0 * one for one in all_],
+        lambda all_: [all_[src] + 0 * row for row in all_],
     )
 
 
@@ -192,7 +192,7 @@ def test_gradients_have_gradients(comm: Communicator) -> None:
     def twice(results: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         loss = (results**3).sum()
         first = torch.autograd.grad(loss, inputs, create_graph=True)
-        return list(torch.autograd.grad(sum((one**2).sum() for one in first), inputs))
+        return list(torch.autograd.grad(sum((tensor**2).sum() for tensor in first), inputs))
 
     everyone = [numbers(rank, 3).requires_grad_() for rank in range(comm.size)]
     mine = numbers(comm.rank, 3).requires_grad_()

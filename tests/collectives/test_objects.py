@@ -76,27 +76,27 @@ plain = st.recursive(
 )
 
 
-def assert_alike(one: Any, other: Any) -> None:
+def assert_alike(actual: Any, other: Any) -> None:
     """Equal in type and value, to the bit in tensors."""
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert bytes(one.flatten().view(torch.uint8).numpy()) == bytes(
+    assert type(actual) is type(other)
+    if isinstance(actual, torch.Tensor):
+        assert (actual.dtype, actual.shape) == (other.dtype, other.shape)
+        assert bytes(actual.flatten().view(torch.uint8).numpy()) == bytes(
             other.flatten().view(torch.uint8).numpy()
         )
-    elif isinstance(one, (numpy.ndarray, numpy.generic)):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.tobytes() == other.tobytes()
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
+    elif isinstance(actual, (numpy.ndarray, numpy.generic)):
+        assert (actual.dtype, actual.shape) == (other.dtype, other.shape)
+        assert actual.tobytes() == other.tobytes()
+    elif isinstance(actual, (list, tuple)):
+        assert len(actual) == len(other)
+        for a, b in zip(actual, other, strict=True):
             assert_alike(a, b)
-    elif isinstance(one, dict):
-        assert list(map(repr, one)) == list(map(repr, other))
-        for a, b in zip(one.values(), other.values(), strict=True):
+    elif isinstance(actual, dict):
+        assert list(map(repr, actual)) == list(map(repr, other))
+        for a, b in zip(actual.values(), other.values(), strict=True):
             assert_alike(a, b)
     else:
-        assert repr(one) == repr(other) if not isinstance(one, set) else one == other
+        assert repr(actual) == repr(other) if not isinstance(actual, set) else actual == other
 
 
 @relaxed
@@ -209,13 +209,13 @@ def test_objects_travel(comm: Communicator) -> None:
     for src in {0, comm.size - 1}:
         mine = thing(comm.rank) if comm.rank == src else object()
         assert_alike(unisono.broadcast_object(mine, src, comm), thing(src))
-    for rank, one in enumerate(unisono.all_gather_object(thing(comm.rank), comm)):
-        assert_alike(one, thing(rank))
+    for rank, received in enumerate(unisono.all_gather_object(thing(comm.rank), comm)):
+        assert_alike(received, thing(rank))
     dst = comm.size - 1
     got = unisono.gather_object(thing(comm.rank), dst, comm)
     assert (got is None) == (comm.rank != dst)
-    for rank, one in enumerate(got or []):
-        assert_alike(one, thing(rank))
+    for rank, received in enumerate(got or []):
+        assert_alike(received, thing(rank))
     assert unisono.all_gather_object(None) == [None] * comm.size
 
 

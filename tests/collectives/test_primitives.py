@@ -111,8 +111,8 @@ def test_out_takes_the_result(comm: Communicator) -> None:
         buffers = [torch.full((size,), 9.0) for _ in range(2)] if comm.rank == 0 else None
         got = unisono.gather(x, out=buffers)
         if buffers is not None:
-            assert all(one is other for one, other in zip(got, buffers, strict=True))
-            assert [one[0].item() for one in buffers] == [0, 1]
+            assert all(tensor is other for tensor, other in zip(got, buffers, strict=True))
+            assert [tensor[0].item() for tensor in buffers] == [0, 1]
     part = torch.zeros(2)
     assert unisono.reduce_scatter(torch.arange(4.0), out=part) is part
     assert part.tolist() == [4 * comm.rank, 4 * comm.rank + 2]
@@ -174,15 +174,15 @@ def test_all_gather_and_gather_take_any_shapes(comm: Communicator, async_op: boo
             mine = everyone[comm.rank]
             got = done(unisono.all_gather(mine, comm, async_op=async_op), async_op)
             assert isinstance(got, list)
-            for one, other in zip(got, everyone, strict=True):
-                assert_same(one, other, (dtype, scale))
+            for tensor, other in zip(got, everyone, strict=True):
+                assert_same(tensor, other, (dtype, scale))
             dst = comm.size - 1
             got = done(unisono.gather(mine, dst, comm, async_op=async_op), async_op)
             if comm.rank != dst:
                 assert got is None
                 continue
-            for one, other in zip(got, everyone, strict=True):
-                assert_same(one, other, (dtype, scale))
+            for tensor, other in zip(got, everyone, strict=True):
+                assert_same(tensor, other, (dtype, scale))
 
 
 @pytest.mark.ranks([2, 3])
@@ -190,13 +190,13 @@ def test_gathered_dtypes_may_differ_and_views_are_read_as_they_are_seen(comm: Co
     dtypes = (torch.int64, torch.float32, torch.complex64)
     for count in (4, 4000):
         got = unisono.all_gather(torch.ones(count, dtype=dtypes[comm.rank]))
-        assert [one.dtype for one in got] == list(dtypes[: comm.size])
-        assert all(one.shape == (count,) and (one == 1).all() for one in got)
+        assert [tensor.dtype for tensor in got] == list(dtypes[: comm.size])
+        assert all(tensor.shape == (count,) and (tensor == 1).all() for tensor in got)
         strided = torch.arange(2.0 * count).reshape(count, 2).t()[1]
-        for one in unisono.all_gather(strided):
-            assert torch.equal(one, torch.arange(1.0, 2 * count, 2))
+        for row in unisono.all_gather(strided):
+            assert torch.equal(row, torch.arange(1.0, 2 * count, 2))
         turned = torch.full((count,), 1 + 2j).conj()
-        assert all((one == 1 - 2j).all() for one in unisono.all_gather(turned))
+        assert all((row == 1 - 2j).all() for row in unisono.all_gather(turned))
 
 
 @pytest.mark.ranks(2)
@@ -241,8 +241,8 @@ def test_all_to_all_takes_any_shapes(comm: Communicator, async_op: bool) -> None
 
     mine = [part(comm.rank, to) for to in range(comm.size)]
     got = done(unisono.all_to_all(mine, comm, async_op=async_op), async_op)
-    for source, one in enumerate(got):
-        assert_same(one, part(source, comm.rank))
+    for source, tensor in enumerate(got):
+        assert_same(tensor, part(source, comm.rank))
     wide = torch.arange(comm.size) + 100 * comm.rank
     got = done(unisono.all_to_all(wide, comm, async_op=async_op), async_op)
     assert got.tolist() == [100 * source + comm.rank for source in range(comm.size)]
@@ -252,9 +252,9 @@ def test_all_to_all_takes_any_shapes(comm: Communicator, async_op: bool) -> None
 def test_arrays_come_back_as_arrays(comm: Communicator) -> None:
     array = numpy.full((2, comm.rank + 1), comm.rank, dtype=numpy.int32)
     for got in (unisono.all_gather(array), unisono.all_gather(array, async_op=True).wait()):
-        for rank, one in enumerate(got):
-            assert_same(one, numpy.full((2, rank + 1), rank, dtype=numpy.int32))
-            assert isinstance(one, numpy.ndarray)
+        for rank, tensor in enumerate(got):
+            assert_same(tensor, numpy.full((2, rank + 1), rank, dtype=numpy.int32))
+            assert isinstance(tensor, numpy.ndarray)
     ones = numpy.ones(3)
     assert unisono.all_reduce(ones) is ones
     assert ones.tolist() == [comm.size] * 3
@@ -319,8 +319,8 @@ def test_messages_around_a_ring(comm: Communicator) -> None:
         unisono.Message("send", torch.full((5000,), comm.rank), right),
         unisono.Message("recv", big := torch.zeros(5000, dtype=torch.int64), left),
     ]
-    for one in unisono.batch_isend_irecv(messages):
-        one.wait()
+    for message_work in unisono.batch_isend_irecv(messages):
+        message_work.wait()
     assert (big == left).all()
 
 
@@ -336,7 +336,7 @@ def test_the_training_loop_s_three(comm: Communicator) -> None:
     assert loss.item() == pytest.approx(losses[comm.rank])
     assert not unisono.reduce_tensor(loss.clone().requires_grad_()).requires_grad
     got = unisono.gather_tensor(loss)
-    assert got is None if comm.rank else got == [torch.tensor(one) for one in losses]
+    assert got is None if comm.rank else got == [torch.tensor(value) for value in losses]
     config = torch.tensor([1.0, 2.0, 3.0]) if comm.rank == 0 else torch.zeros(3)
     assert unisono.broadcast_tensor(config) is config
     assert config.tolist() == [1, 2, 3]

@@ -153,9 +153,9 @@ def test_the_course_s_numbers(comm: Communicator) -> None:
     exponentials = [math.exp(r) for r in ranks]
     softmax = exponentials[comm.rank] / sum(exponentials)
     assert unisono.softmax(x).tolist() == pytest.approx([softmax] * 3)
-    norms = [math.sqrt(sum(one**2 for one in column)) for column in columns]
+    norms = [math.sqrt(sum(element**2 for element in column)) for column in columns]
     assert unisono.l2_norm(x).tolist() == pytest.approx(norms)
-    normalized = [one / norm for one, norm in zip(x.tolist(), norms, strict=True)]
+    normalized = [element / norm for element, norm in zip(x.tolist(), norms, strict=True)]
     assert unisono.normalize(x).tolist() == pytest.approx(normalized)
     if comm.size == 4:
         assert unisono.weighted_sum(x, weights).tolist() == pytest.approx([3.0, 4.2, 7.2])
@@ -200,9 +200,9 @@ def test_what_has_no_fractions_or_no_such_dimension_is_refused(comm: Communicato
 def parameters(rank: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     made = []
     for i in range(rank + 1):
-        one = torch.nn.Parameter(torch.zeros(i + 2, 3, dtype=dtype))
-        one.grad = torch.full_like(one, float(i + rank - 1))
-        made.append(one)
+        parameter = torch.nn.Parameter(torch.zeros(i + 2, 3, dtype=dtype))
+        parameter.grad = torch.full_like(parameter, float(i + rank - 1))
+        made.append(parameter)
     return [*made, torch.nn.Parameter(torch.zeros(2))]  # the last one has no gradient
 
 
@@ -210,7 +210,7 @@ def parameters(rank: int, dtype: torch.dtype = torch.float32) -> list[torch.Tens
 @pytest.mark.ranks([1, 2, 3, 4])
 def test_clipping_by_the_norm_of_all_shards(comm: Communicator, order: float) -> None:
     mine = parameters(comm.rank)
-    everyone = [one for rank in range(comm.size) for one in parameters(rank)]
+    everyone = [parameter for rank in range(comm.size) for parameter in parameters(rank)]
     expected = torch.nn.utils.clip_grad_norm_(everyone, 0.5, order)
     norm = unisono.clip_grad_norm(mine, 0.5, comm, norm_type=order)
     assert norm.item() == pytest.approx(expected.item())

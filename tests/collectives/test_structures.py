@@ -92,8 +92,8 @@ def test_dicts_agree_whatever_order_they_were_filled_in(comm: Communicator) -> N
             key: ord(key) for key in keys
         }
         gathered = unisono.all_gather(mine)
-        assert all(type(one) is type(mine) for one in gathered)
-        assert all(one["a"].item() == ord("a") for one in gathered)
+        assert all(type(received) is type(mine) for received in gathered)
+        assert all(received["a"].item() == ord("a") for received in gathered)
     assert unisono.all_reduce({1: 1, "1": 2, None: 3}) == {
         1: comm.size,
         "1": 2 * comm.size,
@@ -124,16 +124,16 @@ def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -
         )
 
     def check(got: Any) -> None:
-        for rank, one in enumerate(got):
+        for rank, received in enumerate(got):
             expected = made(rank)
-            assert isinstance(one, Pair)
-            for a, b in zip(one.left, expected.left, strict=True):
+            assert isinstance(received, Pair)
+            for a, b in zip(received.left, expected.left, strict=True):
                 assert a.dtype == b.dtype
                 assert a.equal(b)
-            assert one.right["bool"].equal(expected.right["bool"])
-            assert isinstance(one.right["array"], numpy.ndarray)
-            assert one.right["array"].tolist() == list(range(rank))
-            assert one.right["n"] == 10**30 + rank
+            assert received.right["bool"].equal(expected.right["bool"])
+            assert isinstance(received.right["array"], numpy.ndarray)
+            assert received.right["array"].tolist() == list(range(rank))
+            assert received.right["n"] == 10**30 + rank
 
     got = unisono.all_gather(made(comm.rank), comm, async_op=async_op)
     check(got.wait() if async_op else got)

@@ -88,7 +88,7 @@ def test_the_bits_do_not_depend_on_cut_place_or_operation(comm: Communicator) ->
         odd[-1] += count - sum(odd)
         start = sum(odd[:rank])
         output = torch.zeros(odd[rank], dtype=dtype)
-        comm.reduce_scatter(output, [one.clone() for one in mine.split(odd)])
+        comm.reduce_scatter(output, [piece.clone() for piece in mine.split(odd)])
         assert_same(output, whole[start : start + odd[rank]], (dtype, "uneven reduce_scatter"))
 
 

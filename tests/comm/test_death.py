@@ -27,7 +27,7 @@ SLACK_S = 2.0 if is_wanted() else 0.4  # for a busy machine; who is watched asks
 @pytest.mark.parametrize("large", [False, True], ids=["before a small call", "within a large one"])
 def test_every_survivor_raises_at_once(fresh_pool: RankPool, size: int, large: bool) -> None:
     outcomes = fresh_pool.outcomes(die_in_the_middle, size, large, connected=False)
-    survivors = [one.value for one in outcomes[:-1]]
+    survivors = [outcome.value for outcome in outcomes[:-1]]
     died_at = float((Path(outcomes[0].value[3])).read_text())
     for rank, (text, peer, raised_at, _) in enumerate(survivors):
         assert peer == size - 1, text
@@ -55,7 +55,7 @@ def die_in_the_middle(rank: int, size: int, path: str, large: bool) -> tuple[str
 
 def test_groups_without_the_dead_go_on(fresh_pool: RankPool) -> None:
     outcomes = fresh_pool.outcomes(go_on_without, 4, connected=False)
-    assert [one.value for one in outcomes[:3]] == [3.0, 3.0, 3.0]
+    assert [outcome.value for outcome in outcomes[:3]] == [3.0, 3.0, 3.0]
 
 
 def go_on_without(rank: int, size: int, path: str) -> float:
@@ -140,7 +140,7 @@ def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
 
 def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
     outcomes = fresh_pool.outcomes(leave_in_order, 3, connected=False)
-    assert [one.value for one in outcomes] == ["closed", "closed", "closed"]
+    assert [outcome.value for outcome in outcomes] == ["closed", "closed", "closed"]
 
 
 def leave_in_order(rank: int, size: int, path: str) -> str:

@@ -78,7 +78,7 @@ def run_and_check(schedule: Schedule, comm: Communicator, length: int, seed: int
         wanted = {
             "reduce_scatter": reduced(all_inputs, "sum")[part],
             "scatter": all_inputs[root][part],
-            "all_to_all": torch.cat([one[part] for one in all_inputs]),
+            "all_to_all": torch.cat([row[part] for row in all_inputs]),
         }
         assert_same(output, wanted[collective], what)
     if collective not in ("all_reduce", "reduce", "broadcast"):
@@ -379,8 +379,8 @@ def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("way", [by_messages, by_engine])
 def test_a_rank_that_dies_in_the_middle(fresh_pool: RankPool, way: Callable[..., None]) -> None:
     outcomes = fresh_pool.outcomes(die_in_the_middle, 3, way, connected=False)
-    for one in outcomes[:2]:
-        assert one.value == 2
+    for outcome in outcomes[:2]:
+        assert outcome.value == 2
 
 
 def die_in_the_middle(rank: int, size: int, path: str, way: Callable[..., None]) -> int:

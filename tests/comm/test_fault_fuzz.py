@@ -60,7 +60,7 @@ def run_block(scenario_pool: ScenarioPool, block: range, record_property: Any) -
     for result in results:
         judge = Judge(result)
         if wrong := judge.complaints():
-            told = "\n".join(f"  * {one}" for one in wrong)
+            told = "\n".join(f"  * {complaint}" for complaint in wrong)
             again = f"UNISONO_FAULT_SEEDS={result.scenario.seed} pytest {__file__}"
             complaints.append(f"{result.scenario}\n{told}\n  again: {again}")
         delays_s += judge.delays_s
@@ -102,7 +102,9 @@ class Judge:
                 poisoned: set[int] = set()
                 for end in result.ends:
                     said = self.about(rank, end, poisoned)
-                    wrong += [f"rank {rank}, step {end.step}: {one} ({end})" for one in said]
+                    wrong += [
+                        f"rank {rank}, step {end.step}: {complaint} ({end})" for complaint in said
+                    ]
         return wrong
 
     def about(self, rank: int, end: StepEnd, poisoned: set[int]) -> list[str]:

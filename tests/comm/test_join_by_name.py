@@ -89,7 +89,7 @@ def _nothing_stays() -> Iterator[None]:
 
 def meeting_files() -> list[Path]:
     folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
-    return [file for one in folders for file in one.glob(f"*unisono-{os.geteuid()}-join-*")]
+    return [file for folder in folders for file in folder.glob(f"*unisono-{os.geteuid()}-join-*")]
 
 
 def ends_well(*processes: subprocess.Popen[str]) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_list_whose_tensors_share_memory_is_not_reduced(comm: Communicator) ->
     total = comm.size * (comm.size + 1) / 2
     assert row.tolist() == [total] * 6
     assert square.tolist() == [[comm.size, 1.0, comm.size]] * 3
-    assert [one.tolist() for one in many] == [[comm.size * n] * 2 for n in range(50)]
+    assert [tensor.tolist() for tensor in many] == [[comm.size * n] * 2 for n in range(50)]
 
 
 @pytest.mark.ranks(2)

@@ -501,9 +501,9 @@ def test_overlaps_are_found_exactly() -> None:
         addresses = [first + i * s + j * t for i in range(a) for j in range(b)]
         assert overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (view.stride(),)
         places.append((view, set(addresses)))
-    for one, its in places[::7]:
+    for view, its in places[::7]:
         for other, others in places[::11]:
-            assert bool(list(shared_pairs([one, other]))) == bool(its & others)
+            assert bool(list(shared_pairs([view, other]))) == bool(its & others)
 
 
 @pytest.mark.ranks(1)
@@ -524,7 +524,7 @@ def test_the_engine_finds_the_same(comm: Communicator) -> None:
     ]:
         addresses = {first + i * s + j * t for i in range(a) for j in range(b)}
         views.append(([m.as_strided((a, b), (s, t), first) for m in (floats, ints)], addresses))
-    for (one, _), its in views:
+    for (view, _), its in views:
         for (_, other), others in views[::5]:
-            found = which_overlap([one, other], 1)
-            assert found == ((0, 1) if its & others else None), (one.stride(), other.stride())
+            found = which_overlap([view, other], 1)
+            assert found == ((0, 1) if its & others else None), (view.stride(), other.stride())

@@ -114,7 +114,7 @@ def layout_gives_and_takes(
     comm: Communicator, layout: Layout, dtype: torch.dtype, op: str | PremulSum, seed: int
 ) -> None:
     count = torch.Size(layout.shape).numel()
-    bases = [one.reshape(layout.shape) for one in inputs(comm.size, dtype, count, seed)]
+    bases = [row.reshape(layout.shape) for row in inputs(comm.size, dtype, count, seed)]
     views = [layout.of(base) for base in bases]
     mine = bases[comm.rank].clone()
     comm.all_reduce(layout.of(mine), op)
@@ -189,10 +189,10 @@ def test_any_list_of_tensors_is_coalesced(
 
 def coalesce(comm: Communicator, kinds: list[tuple[torch.dtype, int]], op: str, seed: int) -> None:
     given = [inputs(comm.size, dtype, count, seed + i) for i, (dtype, count) in enumerate(kinds)]
-    tensors = [one[comm.rank].clone() for one in given]
+    tensors = [row[comm.rank].clone() for row in given]
     comm.all_reduce(tensors, op)
-    for tensor, one in zip(tensors, given, strict=True):
-        assert_same(tensor, reduced(one, op))
+    for tensor, row in zip(tensors, given, strict=True):
+        assert_same(tensor, reduced(row, op))
 
 
 @dataclass(frozen=True)

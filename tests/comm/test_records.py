@@ -71,9 +71,9 @@ def check_records(group: GroupRecords, before: float, after: float) -> None:
     waiting = [("barrier", "", 0, None, None, None, None, "waiting")]
     assert group.size == 3
     assert group.ranks[0].pid == os.getpid()
-    for rank, one in enumerate(group.ranks):
-        assert (one.rank, one.global_rank) == (rank, rank)
-        assert [shape_of(record) for record in one.records] == [
+    for rank, rank_records in enumerate(group.ranks):
+        assert (rank_records.rank, rank_records.global_rank) == (rank, rank)
+        assert [shape_of(record) for record in rank_records.records] == [
             ("barrier", "", 0, None, None, None, None, "finished"),
             ("all_reduce", "float32", 5, "max", None, None, None, "finished"),
             ("broadcast", "bfloat16", 7, None, 2, None, None, "finished"),
@@ -82,9 +82,9 @@ def check_records(group: GroupRecords, before: float, after: float) -> None:
             *messages.get(rank, []),
             *(waiting if rank else []),
         ]
-        calls = [record.call for record in one.records if record.tag is None]
+        calls = [record.call for record in rank_records.records if record.tag is None]
         assert calls == [1, 2, 3, 4, 5, 6][: len(calls)]
-        for record in one.records:
+        for record in rank_records.records:
             if record.state == "finished":
                 assert record.started_s is not None
                 assert record.ended_s is not None
@@ -139,7 +139,7 @@ def test_groups_are_told_apart(comm: Communicator) -> None:
     groups = {group.name: group for group in read_process(os.getpid())}
     assert set(groups) == {comm.name} | ({part.name} if part is not None else set())
     if part is not None:
-        assert [one.global_rank for one in groups[part.name].ranks] == [2, 0]
+        assert [records_of.global_rank for records_of in groups[part.name].ranks] == [2, 0]
     comm.barrier()
     if part is not None:
         part.close()

@@ -175,9 +175,9 @@ def test_all_sites_are_kept_on_request(comm: Communicator, monkeypatch: pytest.M
     assert group is not None
     reduce_and_tell(group)
     group.barrier()
-    (told,) = [one for one in read_process(os.getpid()) if one.name == group.name]
-    for one in told.ranks:
-        assert str(one.records[0].site).endswith(line_of(reduce_and_tell, "# kept"))
+    (told,) = [known for known in read_process(os.getpid()) if known.name == group.name]
+    for rank_records in told.ranks:
+        assert str(rank_records.records[0].site).endswith(line_of(reduce_and_tell, "# kept"))
     comm.barrier()
     group.close()
 

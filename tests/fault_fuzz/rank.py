@@ -129,8 +129,8 @@ class ScenarioRank:
             self._finish(number, part, began_s)
 
     def _wait(self, due: Callable[[int], bool]) -> None:
-        waiting = [one for one in self._under_way if due(one[0])]
-        self._under_way = [one for one in self._under_way if not due(one[0])]
+        waiting = [entry for entry in self._under_way if due(entry[0])]
+        self._under_way = [entry for entry in self._under_way if not due(entry[0])]
         for _, number, part in waiting:
             self._finish(number, part, time.monotonic())
 

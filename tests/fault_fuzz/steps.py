@@ -115,7 +115,7 @@ class RankStep:
             return group.scatter(output, wide if at_root else None, root, async_op=later)
         if step.kind == "all_to_all":
             every = [self._piece(rank, count * group.size) for rank in range(group.size)]
-            output = self._expect(torch.cat([parts_of_mine(one) for one in every]))
+            output = self._expect(torch.cat([parts_of_mine(row) for row in every]))
             return group.all_to_all(output, wide, async_op=later)
         gathered = torch.cat([self._piece(rank, count) for rank in range(group.size)])
         if step.kind == "all_gather":

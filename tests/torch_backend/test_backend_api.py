@@ -89,7 +89,7 @@ def test_parts_of_a_list_may_differ_in_size(process_group: Any) -> None:
 
     taken = [torch.zeros(peer + rank) for peer in range(size)]
     dist.all_to_all(taken, [full(rank, rank + peer) for peer in range(size)])
-    assert [one.tolist() for one in taken] == [[float(p)] * (p + rank) for p in range(size)]
+    assert [part.tolist() for part in taken] == [[float(p)] * (p + rank) for p in range(size)]
 
     given = torch.repeat_interleave(torch.arange(float(size)), torch.arange(size)) + 10 * rank
     received = torch.zeros(rank * size)
@@ -154,9 +154,9 @@ def test_many_tensors_in_one_call(process_group: Any, async_op: bool) -> None:
     if async_op:  # torch hands out the futures here
         torch.futures.wait_all([reduced, gathered])
     assert [tensor.tolist() for tensor in tensors] == [[total(size)] * n for n in (1, 0, 5)]
-    for peer, (one, other) in enumerate(outputs):
-        assert one.eq(peer).all()
-        assert other.eq(10 * peer).all()
+    for peer, (first, second) in enumerate(outputs):
+        assert first.eq(peer).all()
+        assert second.eq(10 * peer).all()
 
 
 @pytest.mark.ranks(RANKS)

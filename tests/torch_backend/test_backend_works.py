@@ -85,7 +85,7 @@ def test_every_collective_has_a_future_of_its_tensors(process_group: Any) -> Non
     assert wide.tolist() == list(range(size))
     assert taken.item() == rank
     assert reduced.item() == rank * size
-    assert [one.item() for one in others] == [rank] * size
+    assert [tensor.item() for tensor in others] == [rank] * size
     dist.barrier(async_op=True).get_future().wait()
 
 

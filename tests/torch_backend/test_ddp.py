@@ -284,7 +284,7 @@ def test_buckets_are_reduced_while_backward_runs(process_group: Any) -> None:
 def reductions() -> list[Any]:
     """The records of this rank's all_reduce calls."""
     (group,) = read_process(os.getpid())
-    (rank,) = (one for one in group.ranks if one.pid == os.getpid())
+    (rank,) = (rank_records for rank_records in group.ranks if rank_records.pid == os.getpid())
     return [record for record in rank.records if record.operation == "all_reduce"]
 
 

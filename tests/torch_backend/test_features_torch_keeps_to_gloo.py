@@ -70,7 +70,7 @@ def test_tags_of_a_batch_are_kept_apart(process_group: Any) -> None:
     messages += [dist.P2POp(dist.irecv, received[tag], left, tag=tag) for tag in (3, 1, 0, 2)]
     for work in dist.batch_isend_irecv(messages):
         work.wait()
-    assert [float(one) for one in received] == [0, 1, 2, 3]
+    assert [float(tensor) for tensor in received] == [0, 1, 2, 3]
 
 
 @pytest.mark.ranks(3)
@@ -119,11 +119,11 @@ def test_irecv_from_anybody(process_group: Any) -> None:
         dist.isend(torch.tensor([dist.get_rank()]), 0).wait()
         return
     received = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-    works = [dist.irecv(one) for one in received]
+    works = [dist.irecv(tensor) for tensor in received]
     for work in works:
         work.wait()
-    assert sorted(int(one) for one in received) == [1, 2]
-    assert [work._source_rank() for work in works] == [int(one) for one in received]
+    assert sorted(int(tensor) for tensor in received) == [1, 2]
+    assert [work._source_rank() for work in works] == [int(tensor) for tensor in received]
 
 
 # -- coalesced calls -------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_all_to_all_in_a_subgroup(process_group: Any) -> None:
     place = dist.get_rank(group)
     outputs = [torch.zeros(2), torch.zeros(3)]
     dist.all_to_all(outputs, [torch.full((2 + place,), 1.0 * place) for _ in range(2)], group)
-    assert [one.tolist() for one in outputs] == [[0.0] * 2, [1.0] * 3]
+    assert [tensor.tolist() for tensor in outputs] == [[0.0] * 2, [1.0] * 3]
     output = torch.zeros(2)
     dist.all_to_all_single(output, torch.tensor([10.0 * place, 10.0 * place + 1]), group=group)
     assert output.tolist() == [float(place), 10.0 + place]
@@ -367,7 +367,7 @@ def test_a_future_of_a_call_on_the_group(process_group: Any) -> None:
     assert doubled.wait()[0].eq(4).all()
     gathered = [torch.zeros(1) for _ in range(2)]
     process_group.allgather([gathered], [torch.tensor([1.0 + dist.get_rank()])]).wait()
-    assert [one.item() for one in gathered] == [1, 2]
+    assert [part.item() for part in gathered] == [1, 2]
     process_group.broadcast([gathered[1]]).wait()
     process_group.barrier().wait()
 
@@ -396,11 +396,11 @@ def test_every_short_form_of_a_call_on_the_group(process_group: Any) -> None:
     gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
     everybody = [[peer, -peer] for peer in range(size)]
     group.allgather(gathered, mine()).wait()
-    assert [one.tolist() for one in gathered] == everybody
-    for one in gathered:
-        one.zero_()
+    assert [part.tolist() for part in gathered] == everybody
+    for part in gathered:
+        part.zero_()
     group.gather(gathered if rank == 1 else [], mine(), 1).wait()
-    assert [one.tolist() for one in gathered] == (everybody if rank == 1 else [[0, 0]] * size)
+    assert [part.tolist() for part in gathered] == (everybody if rank == 1 else [[0, 0]] * size)
     parts = [torch.full((2,), 10 * peer) for peer in range(size)]
     assert (
         done(group.scatter(tensor := mine(), parts if rank == 1 else [], 1), tensor)
@@ -440,7 +440,9 @@ def test_a_profile_shows_the_calls(process_group: Any, kind: Any) -> None:
             dist.recv(torch.ones(7), 1)
         dist.barrier()
     events = profile.function_events if hasattr(profile, "function_events") else profile.events()
-    assert [(one.name, one.input_shapes) for one in events if one.name.startswith("unisono")] == [
+    assert [
+        (event.name, event.input_shapes) for event in events if event.name.startswith("unisono")
+    ] == [
         ("unisono:all_reduce", [[3, 4]]),
         ("unisono:all_reduce", [[5]]),
         ("unisono:isend" if dist.get_rank() else "unisono:irecv", [[7]]),

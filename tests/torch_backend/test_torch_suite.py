@@ -33,12 +33,14 @@ def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     known = run(tmp_path, "--only", "test_get_rank")
     names = ["test_get_rank", "test_get_rank_size_group", "test_get_rank_size_full_group"]
-    assert [(one["test"], one["status"]) for one in known] == [(name, "passed") for name in names]
+    assert [(result["test"], result["status"]) for result in known] == [
+        (name, "passed") for name in names
+    ]
     (path,) = tmp_path.glob("build/conformance/*/unisono-3.jsonl")
     path.write_bytes(path.read_bytes()[:-10])
     again = run(tmp_path, "--only", "test_get_rank")
     assert again[:2] == known[:2]  # kept, not run again: the seconds are the same
-    assert [one["test"] for one in again] == names
+    assert [result["test"] for result in again] == names
     assert again[2]["status"] == "passed"
 
 
@@ -46,6 +48,6 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 def test_what_needs_a_gpu_is_skipped_without_ranks(tmp_path: Path) -> None:
     known = run(tmp_path, "--only", "test_ddp_native_mixed_precision")
     assert known
-    assert {(one["status"], one["reason"], one["seconds"]) for one in known} == {
+    assert {(result["status"], result["reason"], result["seconds"]) for result in known} == {
         ("skipped", "Need at least 2 CUDA devices", 0.0)
     }

@@ -95,12 +95,12 @@ class _Rank:
     def _all_gather(self) -> None:
         given = self._given(self._row(self.rank, size_of=self.rank))
         taken = [self._empty(peer) for peer in range(self.size)]
-        self._call(dist.all_gather, [one.tensor for one in taken], given.tensor)
+        self._call(dist.all_gather, [slab.tensor for slab in taken], given.tensor)
         self._expect_from_each(taken, given)
 
     def _expect_from_each(self, taken: list[Slab], given: Slab) -> None:
-        for peer, one in enumerate(taken):
-            self._expect(one, self._row(peer, size_of=peer))
+        for peer, slab in enumerate(taken):
+            self._expect(slab, self._row(peer, size_of=peer))
         given.must_be_unchanged()
 
     def _all_gather_single(self) -> None:
@@ -113,25 +113,25 @@ class _Rank:
     def _gather(self) -> None:
         given = self._given(self._row(self.rank, size_of=self.rank))
         taken = [self._empty(peer) for peer in range(self.size)] if self.rank == self.root else []
-        self._call(dist.gather, given.tensor, [one.tensor for one in taken] or None, self.root)
+        self._call(dist.gather, given.tensor, [slab.tensor for slab in taken] or None, self.root)
         self._expect_from_each(taken, given)
 
     def _scatter(self) -> None:
         given = [self._given(self._row(self.root, part, part)) for part in range(self.size)]
         taken = self._empty(self.rank)
-        sent = [one.tensor for one in given] if self.rank == self.root else None
+        sent = [slab.tensor for slab in given] if self.rank == self.root else None
         self._call(dist.scatter, taken.tensor, sent, self.root)
         self._expect(taken, self._row(self.root, self.rank, self.rank))
-        for one in given:
-            one.must_be_unchanged()
+        for slab in given:
+            slab.must_be_unchanged()
 
     def _reduce_scatter(self) -> None:
         given = [self._given(self._row(self.rank, part, part)) for part in range(self.size)]
         taken = self._empty(self.rank)
-        self._call(dist.reduce_scatter, taken.tensor, [one.tensor for one in given], self._op)
+        self._call(dist.reduce_scatter, taken.tensor, [slab.tensor for slab in given], self._op)
         self._expect(taken, self._reduced(self.rank, self.rank))
-        for one in given:
-            one.must_be_unchanged()
+        for slab in given:
+            slab.must_be_unchanged()
 
     def _reduce_scatter_single(self) -> None:
         given = self._given(*(self._row(self.rank, part) for part in range(self.size)))
@@ -147,11 +147,13 @@ class _Rank:
             for peer in range(self.size)
         ]
         taken = [self._empty(peer + 2 * self.rank) for peer in range(self.size)]
-        self._call(dist.all_to_all, [one.tensor for one in taken], [one.tensor for one in given])
-        for peer, one in enumerate(taken):
-            self._expect(one, self._row(peer, self.rank, peer + 2 * self.rank))
-        for one in given:
-            one.must_be_unchanged()
+        self._call(
+            dist.all_to_all, [slab.tensor for slab in taken], [slab.tensor for slab in given]
+        )
+        for peer, slab in enumerate(taken):
+            self._expect(slab, self._row(peer, self.rank, peer + 2 * self.rank))
+        for slab in given:
+            slab.must_be_unchanged()
 
     def _all_to_all_single(self) -> None:
         given = self._given(*(self._row(self.rank, peer) for peer in range(self.size)))

@@ -49,7 +49,9 @@ def page(every: Sequence[Case], outcomes: dict[str, list[Outcome]], where: str) 
     """The whole page; a column for each backend."""
     lines = [_HEAD.format(where=where), _row("outcome", *outcomes, "which is to say")]
     lines.append(_row(*["---"] * (len(outcomes) + 2)))
-    counts = {backend: Counter(one.what for one in all_) for backend, all_ in outcomes.items()}
+    counts = {
+        backend: Counter(outcome.what for outcome in all_) for backend, all_ in outcomes.items()
+    }
     for what, meaning in MEANINGS.items():
         found = [str(counts[backend][what]) for backend in outcomes]
         lines.append(_row(what, *found, meaning))

@@ -36,7 +36,7 @@ def main() -> int:
         page.write(results, TORCH)
     print("\n".join(page.counts(results)))
     failed = [
-        job.name for job in jobs if "failed" in {one.status for one in job.results().values()}
+        job.name for job in jobs if "failed" in {result.status for result in job.results().values()}
     ]
     return 1 if "unisono" in " ".join(failed) else 0
 

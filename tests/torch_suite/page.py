@@ -101,7 +101,9 @@ def _wanting(results: Results) -> list[str]:
 
 def _skips(results: Results) -> list[tuple[str | int, ...]]:
     columns = [
-        Counter(_plain(one.reason, job) for one in known.values() if one.status == "skipped")
+        Counter(
+            _plain(result.reason, job) for result in known.values() if result.status == "skipped"
+        )
         for job, known in results.items()
     ]
     total: Counter[str] = sum(columns, Counter())

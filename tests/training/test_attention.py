@@ -45,14 +45,14 @@ def check_ring(comm: Communicator, lengths: list[int], causal: bool) -> None:
     (expected * weights).sum().backward()
     begin = sum(lengths[: comm.rank])
     here = slice(begin, begin + lengths[comm.rank])
-    mine = [one.detach()[:, :, here].clone().requires_grad_() for one in whole]
+    mine = [row.detach()[:, :, here].clone().requires_grad_() for row in whole]
     got = ring_attention(*mine, comm, causal=causal)
     torch.testing.assert_close(got, expected[:, :, here])
     (got * weights[:, :, here]).sum().backward()
-    for one, other in zip(mine, whole, strict=True):
-        assert one.grad is not None
+    for tensor, other in zip(mine, whole, strict=True):
+        assert tensor.grad is not None
         assert other.grad is not None
-        torch.testing.assert_close(one.grad, other.grad[:, :, here])
+        torch.testing.assert_close(tensor.grad, other.grad[:, :, here])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -77,12 +77,12 @@ def test_ring_on_gloo(process_group: Any) -> None:
 @pytest.mark.ranks(2)
 def test_ring_in_half_precision_and_with_large_scores(comm: Communicator) -> None:
     q, k, v = (numbers(seed, 8, WIDTH) for seed in (1, 2, 3))
-    mine = [one.chunk(2)[comm.rank].bfloat16() for one in (q, k, v)]
+    mine = [row.chunk(2)[comm.rank].bfloat16() for row in (q, k, v)]
     got = ring_attention(*mine)
     assert got.dtype is torch.bfloat16
-    exact = full(*(one.bfloat16().double() for one in (q, k, v)))
+    exact = full(*(row.bfloat16().double() for row in (q, k, v)))
     torch.testing.assert_close(got.double(), exact.chunk(2)[comm.rank], rtol=1e-2, atol=1e-2)
-    huge = [one.chunk(2)[comm.rank] * scale for one, scale in ((q, 1e4), (k, 1e4), (v, 1))]
+    huge = [row.chunk(2)[comm.rank] * scale for row, scale in ((q, 1e4), (k, 1e4), (v, 1))]
     expected = full(q * 1e4, k * 1e4, v).chunk(2)[comm.rank]
     torch.testing.assert_close(ring_attention(*huge), expected)
 

@@ -96,9 +96,9 @@ def learn(model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any]
     """Train; returns the parameters. Not with Adam, which makes much of gradients that would be
     zero but for rounding: a transformer has some."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    for one in inputs:
+    for batch in inputs:
         optimizer.zero_grad()
-        loss_of(model, one).backward()
+        loss_of(model, batch).backward()
         before_step()
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
@@ -116,7 +116,7 @@ def nothing() -> None:
 @pytest.mark.parametrize("bucket_bytes", [SMALL, 2**20])
 def test_as_ddp(process_group: Any, backend: str, make: Any, bucket_bytes: int) -> None:
     comm = resolve()
-    mine = [part(one, comm) for one in batches()]
+    mine = [part(batch, comm) for batch in batches()]
     theirs = make()
     wrapped = DistributedDataParallel(
         theirs, find_unused_parameters=make is Lazy, bucket_cap_mb=bucket_bytes / 2**20
@@ -128,8 +128,8 @@ def test_as_ddp(process_group: Any, backend: str, make: Any, bucket_bytes: int) 
     # A mean over a power of two is the same however it is divided, and so is a sum of two.
     exact = comm.size in ((1, 2, 4) if backend == "unisono" else (1, 2))
     close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, **close)
+    for tensor, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(tensor, other, **close)
     alone = learn(make(), batches(), nothing)
     torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-5)
 
@@ -139,7 +139,7 @@ def test_without_hooks(process_group: Any, backend: str) -> None:
     comm = resolve()
     double = batches(torch.float64)
     model = mlp(torch.float64)
-    got = learn(model, [part(one, comm) for one in double], lambda: sync_gradients(model))
+    got = learn(model, [part(batch, comm) for batch in double], lambda: sync_gradients(model))
     torch.testing.assert_close(got, learn(mlp(torch.float64), double, nothing))
 
 
@@ -184,7 +184,7 @@ def test_buckets_set_out_while_backward_runs(comm: Communicator) -> None:
     assert begun[1] > 0
     assert report.steps == 2
     assert report.buckets > begun[1]
-    assert report.bytes == sum(one.numel() * 4 for one in model.parameters())
+    assert report.bytes == sum(parameter.numel() * 4 for parameter in model.parameters())
     assert 0 <= report.hidden <= 1
     assert "hidden behind backward" in str(report)
 
@@ -212,9 +212,9 @@ def test_the_order_is_that_of_rank_0(comm: Communicator) -> None:
             x = layers[(place + comm.rank) % 4](x)
         x.sum().backward()
         sync.finish()
-        for one in layers.parameters():
-            everyone = torch.empty(3, *one.shape)
-            comm.all_gather(everyone, one.grad)
+        for parameter in layers.parameters():
+            everyone = torch.empty(3, *parameter.shape)
+            comm.all_gather(everyone, parameter.grad)
             assert all(torch.equal(everyone[0], theirs) for theirs in everyone)
     assert [bucket.slots[0].number for bucket in sync._buckets][:2] in ([6, 7], [7, 6])
 
@@ -240,7 +240,7 @@ def test_no_sync(process_group: Any, backend: str, set_to_none: bool) -> None:
                 (loss_of(model, half) * weight).backward()
         optimizer.step()
     alone = learn(mlp(torch.float64), batches(torch.float64), nothing)
-    torch.testing.assert_close([one.detach() for one in model.parameters()], alone)
+    torch.testing.assert_close([parameter.detach() for parameter in model.parameters()], alone)
 
 
 @pytest.mark.ranks(2)
@@ -342,7 +342,7 @@ def test_a_step_that_failed_on_one_rank(process_group: Any, backend: str) -> Non
 def test_attached_optimizers_wait_once(comm: Communicator) -> None:
     a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     sync = GradientSync([a, b])
-    optimizers = [sync.attach(torch.optim.SGD([one], lr=1.0)) for one in (a, b)]
+    optimizers = [sync.attach(torch.optim.SGD([parameter], lr=1.0)) for parameter in (a, b)]
     for step in range(1, 3):
         ((a + b) * comm.rank).sum().backward()
         if step == 2:
@@ -390,8 +390,8 @@ def test_ranks_that_disagree_count_as_zero(process_group: Any, backend: str, ord
     both = [lonely, shared] if order == "lonely first" else [shared, lonely]
     sync = GradientSync([*both, unused], bucket_bytes=1, unused="zero", op="sum")
     for _ in range(3):
-        for one in (shared, lonely, unused):
-            one.grad = None
+        for parameter in (shared, lonely, unused):
+            parameter.grad = None
         loss = shared.sum()
         if comm.rank == 0:
             loss = loss + 5 * lonely.sum()
@@ -437,17 +437,17 @@ def test_dtypes_keep_to_themselves(process_group: Any, backend: str) -> None:
     for bucket_bytes in (16, 2**20):
         sync = GradientSync(parameters, bucket_bytes=bucket_bytes)
         for _ in range(2):
-            for one, value in zip(parameters, wanted, strict=True):
-                one.grad = None
-                one.backward(value.clone())
+            for parameter, value in zip(parameters, wanted, strict=True):
+                parameter.grad = None
+                parameter.backward(value.clone())
             sync.finish()
-            for one, value in zip(parameters, wanted, strict=True):
-                assert one.grad is not None
-                assert one.grad.dtype is value.dtype
+            for parameter, value in zip(parameters, wanted, strict=True):
+                assert parameter.grad is not None
+                assert parameter.grad.dtype is value.dtype
                 if comm.size in (1, 2, 4):
-                    assert torch.equal(one.grad, value)
+                    assert torch.equal(parameter.grad, value)
                 else:
-                    torch.testing.assert_close(one.grad, value)
+                    torch.testing.assert_close(parameter.grad, value)
         sync.close()
 
 
@@ -467,16 +467,16 @@ def test_gradients_that_lie_in_the_same_memory(
     everything = [layer, row, column, short]
     sync = GradientSync(everything, bucket_bytes=bucket_bytes, op="sum")
     for _ in range(3):
-        for one in everything:
-            one.grad = None
+        for parameter in everything:
+            parameter.grad = None
         late = torch.cat([torch.zeros(1), short])
         parts = layer.square(), row.view(count), column.view(count), late
         ((parts[0] + parts[1] + parts[2] + parts[3]) * (comm.rank + 1)).sum().backward()
         sync.finish()
         total = comm.size * (comm.size + 1) / 2
-        for one, expected in zip(everything, (4 * total, total, total, total), strict=True):
-            assert one.grad is not None
-            assert one.grad.unique().tolist() == [expected]
+        for parameter, expected in zip(everything, (4 * total, total, total, total), strict=True):
+            assert parameter.grad is not None
+            assert parameter.grad.unique().tolist() == [expected]
 
 
 @pytest.mark.ranks([1, 3])
@@ -502,7 +502,13 @@ def test_gradients_that_are_kept_move_once(comm: Communicator) -> None:
         model.zero_grad(set_to_none=False)
         (model(torch.ones(1, 3)).sum() * (comm.rank + 1)).backward()
         sync.finish()
-        places.append([one.grad.data_ptr() for one in model.parameters() if one.grad is not None])
+        places.append(
+            [
+                parameter.grad.data_ptr()
+                for parameter in model.parameters()
+                if parameter.grad is not None
+            ]
+        )
     assert places[0] == places[1] == places[2]
     assert set(places[0]) == {view.data_ptr() for bucket in sync._buckets for view in bucket.views}
     assert len(set(places[0])) == 8
@@ -618,10 +624,10 @@ def test_reduce_many(process_group: Any, backend: str) -> None:
 
     sums = [sum(those[1:], those[0]) for those in zip(*map(made, range(comm.size)), strict=True)]
     given = made(comm.rank)
-    given = [one.clone() for one in given[:-1]] + [given[-1]]
+    given = [row.clone() for row in given[:-1]] + [given[-1]]
     work = reduce_many(given, async_op=True)
     got = work.wait()
-    assert all(one is other for one, other in zip(got, given, strict=True))
+    assert all(tensor is other for tensor, other in zip(got, given, strict=True))
     torch.testing.assert_close(got, sums)
     base = torch.full((3000,), 1.0)
     reduce_many([base[:2000], base[:2000], base[1000:]])
@@ -652,8 +658,8 @@ def test_many_parameters_take_few_calls(comm: Communicator) -> None:
         )
 
     parameters = [torch.nn.Parameter(torch.zeros(100)) for _ in range(200)]
-    for one in parameters:
-        one.grad = torch.ones(100)
+    for parameter in parameters:
+        parameter.grad = torch.ones(100)
     before = calls()
     sync_gradients(parameters, bucket_bytes=2**20)
     assert calls() == before + 1

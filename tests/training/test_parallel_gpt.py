@@ -79,9 +79,9 @@ def over(layouts: list[dict[str, int]], backend: str) -> Any:
         "layout",
         [
             pytest.param(
-                one, marks=pytest.mark.ranks(ranks_of(one), backend=backend), id=named(one)
+                layout, marks=pytest.mark.ranks(ranks_of(layout), backend=backend), id=named(layout)
             )
-            for one in layouts
+            for layout in layouts
         ],
     )
 

@@ -41,9 +41,9 @@ def batches() -> list[torch.Tensor]:
 
 
 def learn(model: Any, optimizer: Any, inputs: list[torch.Tensor], set_to_none: bool = True) -> Any:
-    for one in inputs:
+    for batch in inputs:
         optimizer.zero_grad(set_to_none)
-        model(one).square().mean().backward()
+        model(batch).square().mean().backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -62,8 +62,8 @@ def test_as_the_whole_one(process_group: Any, backend: str, make: Any, set_to_no
 
 
 def _groups(model: torch.nn.Sequential) -> list[dict[str, Any]]:
-    weights = [one for one in model.parameters() if one.dim() > 1]
-    biases = [one for one in model.parameters() if one.dim() == 1]
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    biases = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
 
 
@@ -72,8 +72,8 @@ def test_each_rank_holds_its_share_of_the_state(comm: Communicator) -> None:
     model = model_of()
     optimizer = ShardedOptimizer(model, torch.optim.Adam)
     learn(model, optimizer, batches()[:1])
-    elements = sum(one.numel() for one in model.parameters())
-    moments = [one["exp_avg"].numel() for one in optimizer.state_dict()["state"].values()]
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    moments = [state["exp_avg"].numel() for state in optimizer.state_dict()["state"].values()]
     assert moments == [-(-elements // comm.size)]
 
 
@@ -85,8 +85,8 @@ def test_dtypes_and_saved_states(comm: Communicator) -> None:
 
     def run(optimizer: Any, parameters: list[torch.nn.Parameter]) -> None:
         optimizer.zero_grad()
-        for number, one in enumerate(parameters):
-            (one**2 * (number + 1)).sum().backward()
+        for number, parameter in enumerate(parameters):
+            (parameter**2 * (number + 1)).sum().backward()
         optimizer.step()
 
     whole, parts, again = made(), made(), made()
@@ -96,8 +96,8 @@ def test_dtypes_and_saved_states(comm: Communicator) -> None:
         run(plain, whole)
         run(first, parts)
     with torch.no_grad():
-        for one, other in zip(again, parts, strict=True):
-            one.copy_(other)
+        for part, other in zip(again, parts, strict=True):
+            part.copy_(other)
     second = ShardedOptimizer(again, torch.optim.Adam, lr=0.1)
     second.load_state_dict(first.state_dict())
     run(plain, whole)
@@ -138,7 +138,7 @@ def test_weights_that_are_loaded_later(process_group: Any, backend: str) -> None
     whole, cut = model_of(), model_of()
     plain = torch.optim.SGD(whole.parameters(), lr=0.1)
     optimizer = ShardedOptimizer(cut, torch.optim.SGD, lr=0.1)
-    loaded = {name: 2 * one + 1 for name, one in whole.state_dict().items()}
+    loaded = {name: 2 * state + 1 for name, state in whole.state_dict().items()}
     whole.load_state_dict(loaded)
     cut.load_state_dict(loaded)
     batch = batches()[0]
@@ -156,8 +156,8 @@ def test_clipping_by_the_norm_of_the_mean(process_group: Any, backend: str) -> N
     mean = (comm.size + 1) / 2
     assert norm is not None
     assert norm.item() == pytest.approx(mean * 7**0.5)
-    for one in weights:
-        torch.testing.assert_close(one.detach(), torch.full(one.shape, -0.5 / 7**0.5))
+    for weight in weights:
+        torch.testing.assert_close(weight.detach(), torch.full(weight.shape, -0.5 / 7**0.5))
 
 
 @pytest.mark.ranks(2)

@@ -86,9 +86,9 @@ def outcomes_of(pool: RankPool, play: Callable[..., Any], *args: Any) -> list[An
     """What each rank reported; for one that died, None."""
     name = f"test-{uuid.uuid4()}"
     outcomes = pool.outcomes(play, 3, name, *args, connected=False)
-    for one in outcomes:
-        assert one.error is None or "ended with -9" in one.error, one.error
-    return [one.value for one in outcomes]
+    for outcome in outcomes:
+        assert outcome.error is None or "ended with -9" in outcome.error, outcome.error
+    return [outcome.value for outcome in outcomes]
 
 
 # -- death in the middle ---------------------------------------------------------------------------
@@ -100,13 +100,13 @@ def test_a_receiver_that_dies_before_the_vote_keeps_all_at_the_old_version(
 ) -> None:
     sender, dead, other = outcomes_of(fresh_pool, lose_a_receiver, where)
     assert dead is None
-    for one in (sender, other):
-        assert not one["committed"]
-        assert one["group_ended"]
-        assert list(one["failed"]) == [FIRST], one
-        assert "every engine keeps what it had; rank 1" in one["error"]
-        assert "killed by SIGKILL" in one["error"] or "has ended" in one["error"]
-        assert "Close the group and join again" in one["error"]
+    for survivor in (sender, other):
+        assert not survivor["committed"]
+        assert survivor["group_ended"]
+        assert list(survivor["failed"]) == [FIRST], survivor
+        assert "every engine keeps what it had; rank 1" in survivor["error"]
+        assert "killed by SIGKILL" in survivor["error"] or "has ended" in survivor["error"]
+        assert "Close the group and join again" in survivor["error"]
     assert (other["serves"], other["version"]) == (1, 1)
 
 
@@ -127,10 +127,10 @@ def lose_a_receiver(rank: int, _: int, __: str, name: str, where: str) -> Any:
 def test_a_sender_that_dies_in_the_middle_leaves_the_old_version(fresh_pool: RankPool) -> None:
     dead, *engines = outcomes_of(fresh_pool, lose_the_sender)
     assert dead is None
-    for one in engines:
-        assert (one["serves"], one["version"]) == (1, 1)
-        assert list(one["failed"]) == [SENDER]
-        assert one["group_ended"]
+    for engine in engines:
+        assert (engine["serves"], engine["version"]) == (1, 1)
+        assert list(engine["failed"]) == [SENDER]
+        assert engine["group_ended"]
 
 
 def lose_the_sender(rank: int, _: int, __: str, name: str) -> Any:
@@ -146,10 +146,10 @@ def test_an_engine_that_dies_after_the_decision_keeps_nobody_back(fresh_pool: Ra
     sender, dead, other = outcomes_of(fresh_pool, die_in_commit)
     assert dead is None
     assert (other["serves"], other["version"]) == (2, 2)
-    for one in (sender, other):
-        assert one["committed"]
-        assert list(one["failed"]) == [FIRST]
-        assert "the other engines serve version 2" in one["error"]
+    for survivor in (sender, other):
+        assert survivor["committed"]
+        assert list(survivor["failed"]) == [FIRST]
+        assert "the other engines serve version 2" in survivor["error"]
 
 
 def die_in_commit(rank: int, _: int, __: str, name: str) -> Any:
@@ -163,9 +163,9 @@ def test_a_death_is_told_to_those_who_had_nothing_to_do_with_the_dead(
     name = f"test-{uuid.uuid4()}"
     outcomes = fresh_pool.outcomes(lose_one_of_four, 4, name, connected=False)
     assert "ended with -9" in str(outcomes.pop(2).error)
-    for one in outcomes:
-        assert one.error is None, one.error
-        text, failed, committed, whole = one.value
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.error
+        text, failed, committed, whole = outcome.value
         assert (failed, committed, whole) == ([2], False, True), text
 
 
@@ -192,9 +192,9 @@ def test_whenever_in_the_last_rounds_a_rank_dies_the_others_agree(fresh_pool: Ra
     for turn in range(90):
         victim = turn % 3
         reports = outcomes_of(fresh_pool, die_after, victim, 0.0001 * (turn // 3))
-        engines = [one for one in reports[1:] if one is not None]
-        assert len({one["serves"] for one in engines}) == 1
-        assert all(one["serves"] == one["version"] in (1, 2) for one in engines)
+        engines = [engine for engine in reports[1:] if engine is not None]
+        assert len({engine["serves"] for engine in engines}) == 1
+        assert all(engine["serves"] == engine["version"] in (1, 2) for engine in engines)
         ended.add(engines[0]["serves"])
     assert ended == {1, 2}, "the deaths came on both sides of the decision"
 
@@ -443,7 +443,7 @@ PROGRAM = """
         receiver = WeightReceiver(comm, weights, prepare=prepare)
         while receiver.version < 3:
             receiver.update()
-            assert all(one.eq(receiver.version).all() for one in weights.values())
+            assert all(weight.eq(receiver.version).all() for weight in weights.values())
             say("serves", receiver.version)
         comm.close()
 

@@ -189,7 +189,7 @@ def update_interrupted_at(group: Communicator, line: int, ended: set[int]) -> bo
     receiver._change_over = traced  # type: ignore[method-assign]
     with contextlib.suppress(Interrupt):
         receiver.update()
-    assert {float(x) for one in weights.values() for x in one} == {receiver.version}
+    assert {float(x) for weight in weights.values() for x in weight} == {receiver.version}
     assert float(view) == receiver.version
     ended.add(receiver.version)
     receiver.close()

@@ -38,13 +38,13 @@ def stopping(comm: Communicator) -> Iterator[None]:
 
     def stop_when_it_moves() -> None:
         while not over.is_set():
-            group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+            group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
             if group.ranks[STOPPED].progress > 200:
                 os.kill(group.ranks[STOPPED].pid, signal.SIGSTOP)
                 return
 
     over = threading.Event()
-    group = next(one for one in read_process(os.getpid(), 1) if one.name == comm.name)
+    group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
     thread = threading.Thread(target=stop_when_it_moves)
     thread.start()
     try:

@@ -92,7 +92,10 @@ def test_steps_that_have_left_the_records_are_summed_up() -> None:
     after = group([2] * 20, [2] * 6 + [1] + [2] * 13, [2] * 20)
     short = replace(
         after,
-        ranks=tuple(replace(one, records=one.records[-12:]) for one in after.ranks),
+        ranks=tuple(
+            replace(rank_records, records=rank_records.records[-12:])
+            for rank_records in after.ranks
+        ),
     )
     shift = known.look(short)
     assert shift is not None

@@ -56,8 +56,8 @@ def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     faults = {fault.name: fault for fault in corpus()}
     return [
-        (faults[one["name"]], one["setup"], Outcome(tuple(one["said"]), one["ended"]))
-        for one in json.loads(done.stdout)
+        (faults[result["name"]], result["setup"], Outcome(tuple(result["said"]), result["ended"]))
+        for result in json.loads(done.stdout)
     ]
 
 
@@ -437,7 +437,7 @@ def test_a_summary_counts(comm: Communicator) -> None:
     for _ in range(7):
         comm.all_reduce(torch.ones(1000))
     comm.barrier()
-    found = {one.operation: one for one in watch.summary().calls if one.group == comm.name}
+    found = {call.operation: call for call in watch.summary().calls if call.group == comm.name}
     assert (found["all_reduce"].count, found["all_reduce"].bytes) == (7, 4000)
     assert found["all_reduce"].ranks == 3
     assert "all_reduce" in str(watch.summary())

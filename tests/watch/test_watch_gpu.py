@@ -29,7 +29,7 @@ def _watched_nccl() -> Iterator[None]:
 
 
 def records() -> list[Record]:
-    (group,) = [one for one in read_process(os.getpid()) if one.name == "world"]
+    (group,) = [known for known in read_process(os.getpid()) if known.name == "world"]
     assert group.backend == "nccl"
     return list(group.ranks[0].records)
 
@@ -73,7 +73,7 @@ def test_ddp_is_recorded() -> None:
     model(torch.ones(4, 3, device="cuda")).sum().backward()
     torch.cuda.synchronize()
     made = records()[before:]
-    assert [one.operation for one in made] == ["all_reduce"], made
+    assert [record.operation for record in made] == ["all_reduce"], made
     assert made[0].bytes == 8 * 4
 
 
@@ -95,4 +95,4 @@ def test_a_cuda_graph_is_captured_and_replayed() -> None:
     assert tensor.tolist() == [4, 4, 4, 4]
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
-    assert eventually(lambda: all(one.state == "finished" for one in records()))
+    assert eventually(lambda: all(record.state == "finished" for record in records()))

@@ -97,7 +97,7 @@ def test_any_layout_receives_its_result_and_its_neighbours_stay(
             comm.gather([output for _, output in outputs] if rank == 0 else None, view, 0)
             for r, (base, _) in enumerate(outputs if rank == 0 else []):
                 check(base, given[r], ("gather", r))
-            sent = [one.reshape(size, count)[rank] for one in wide]
+            sent = [row.reshape(size, count)[rank] for row in wide]
             pieces = [
                 laid_out(layout, dtype, piece, array)[1]
                 for piece in wide[rank].reshape(size, count)
@@ -128,7 +128,7 @@ def test_a_wide_side_may_be_strided_and_is_cut_along_its_elements(comm: Communic
         assert_reduced(comm, output, reduced(wide, "sum")[rank * count : (rank + 1) * count])
         base = torch.zeros(5, rows * size)
         comm.all_to_all(base.T, strided)
-        sent = [one[rank * count : (rank + 1) * count] for one in wide]
+        sent = [row[rank * count : (rank + 1) * count] for row in wide]
         assert_same(base.T.flatten(), torch.cat(sent))
 
 
@@ -185,31 +185,31 @@ def test_coalesced_tensors_of_mixed_dtypes_travel_together(comm: Communicator) -
         (torch.bfloat16, 2),
     ]
     given = [inputs(size, dtype, count, seed) for seed, (dtype, count) in enumerate(kinds)]
-    tensors = [one[rank].clone() for one in given]
+    tensors = [rows[rank].clone() for rows in given]
     tensors[4] = torch.zeros(70_001, 2)[:, 1].copy_(tensors[4])
     comm.all_reduce(tensors)
-    for tensor, one in zip(tensors, given, strict=True):
-        assert_reduced(comm, tensor, reduced(one, "sum"))
+    for tensor, rows in zip(tensors, given, strict=True):
+        assert_reduced(comm, tensor, reduced(rows, "sum"))
 
-    tensors = [one[rank].clone() for one in given]
+    tensors = [rows[rank].clone() for rows in given]
     comm.reduce(tuple(tensors), size - 1, "max")
-    for tensor, one in zip(tensors, given, strict=True):
-        assert_reduced(comm, tensor, reduced(one, "max") if rank == size - 1 else one[rank])
-    tensors = [one[rank].clone() for one in given]
+    for tensor, rows in zip(tensors, given, strict=True):
+        assert_reduced(comm, tensor, reduced(rows, "max") if rank == size - 1 else rows[rank])
+    tensors = [rows[rank].clone() for rows in given]
     comm.broadcast(tensors, size // 2)
-    for tensor, one in zip(tensors, given, strict=True):
-        assert_same(tensor, one[size // 2])
+    for tensor, rows in zip(tensors, given, strict=True):
+        assert_same(tensor, rows[size // 2])
 
     wides = [torch.zeros(count * size, dtype=dtype) for dtype, count in kinds]
-    comm.all_gather(wides, [one[rank] for one in given])
-    for wide, one in zip(wides, given, strict=True):
-        assert_same(wide, torch.cat(one))
+    comm.all_gather(wides, [rows[rank] for rows in given])
+    for wide, rows in zip(wides, given, strict=True):
+        assert_same(wide, torch.cat(rows))
 
     given = [inputs(size, dtype, count * size, 9) for dtype, count in kinds]
     outputs = [torch.zeros(count, dtype=dtype) for dtype, count in kinds]
-    comm.reduce_scatter(outputs, [one[rank] for one in given], "sum")
-    for (_, count), output, one in zip(kinds, outputs, given, strict=True):
-        assert_reduced(comm, output, reduced(one, "sum")[rank * count : (rank + 1) * count])
+    comm.reduce_scatter(outputs, [rows[rank] for rows in given], "sum")
+    for (_, count), output, rows in zip(kinds, outputs, given, strict=True):
+        assert_reduced(comm, output, reduced(rows, "sum")[rank * count : (rank + 1) * count])
 
 
 def test_an_empty_list_is_a_call_about_nothing(comm: Communicator) -> None:
@@ -235,7 +235,7 @@ def test_results_may_lie_where_the_inputs_were(comm: Communicator) -> None:
         given = inputs(size, torch.float32, count * size)
         wide = given[rank].clone()
         comm.all_gather(wide, wide[mine])
-        own = torch.cat([one[r * count : (r + 1) * count] for r, one in enumerate(given)])
+        own = torch.cat([row[r * count : (r + 1) * count] for r, row in enumerate(given)])
         assert_same(wide, own, ("all_gather", count))
         wide = given[rank].clone()
         parts = [wide[r * count : (r + 1) * count] for r in range(size)]
@@ -244,7 +244,7 @@ def test_results_may_lie_where_the_inputs_were(comm: Communicator) -> None:
         for output, source in ((wide, wide), (wide, wide.view(-1))):
             wide.copy_(given[rank])
             comm.all_to_all(output, source)
-            sent = torch.cat([one[mine] for one in given])
+            sent = torch.cat([row[mine] for row in given])
             assert_same(wide, sent, ("all_to_all", count))
         wide.copy_(given[rank])
         comm.all_to_all(parts, parts)
@@ -272,8 +272,8 @@ def test_conjugated_and_negated_views_are_right_or_refused(comm: Communicator) -
         lambda plain: plain.conj().imag,
         lambda plain: plain.conj()[::2],
     ):
-        given = [view_of(one.clone()) for one in inputs(comm.size, torch.complex64, 10)]
-        resolved = [one.resolve_conj().resolve_neg() for one in given]
+        given = [view_of(row.clone()) for row in inputs(comm.size, torch.complex64, 10)]
+        resolved = [row.resolve_conj().resolve_neg() for row in given]
         mine = given[comm.rank]
         output = torch.zeros(mine.numel() * comm.size, dtype=mine.dtype)
         error = attempt(comm.all_gather, output, mine)

@@ -43,10 +43,10 @@ def test_every_dtype_of_torch_is_moved(comm: Communicator) -> None:
             assert_same(tensor, given[root], (dtype, count, "broadcast"))
             wide = torch.zeros(count * size * dtype.itemsize, dtype=torch.uint8).view(dtype)
             comm.all_to_all(wide, given[rank])
-            expected = numpy.concatenate([raw(one[mine]) for one in given])
+            expected = numpy.concatenate([raw(row[mine]) for row in given])
             assert numpy.array_equal(raw(wide), expected), (dtype, count, "all_to_all")
             comm.all_gather(wide, given[rank][mine])
-            everyone = [raw(one[r * count : (r + 1) * count]) for r, one in enumerate(given)]
+            everyone = [raw(row[r * count : (r + 1) * count]) for r, row in enumerate(given)]
             assert numpy.array_equal(raw(wide), numpy.concatenate(everyone)), (dtype, "gather")
             output = torch.zeros(count * dtype.itemsize, dtype=torch.uint8).view(dtype)
             comm.scatter(output, given[rank] if rank == root else None, root)
@@ -113,7 +113,7 @@ def test_gather_and_scatter_with_every_root(comm: Communicator) -> None:
         scale = 40_001 if root == size - 1 else 1001
         for counts in (*([count] * size for count in COUNTS), uneven(size), uneven(size, scale)):
             given = inputs(size, torch.float32, sum(counts))
-            own = [parts_of(one, counts)[r] for r, one in enumerate(given)]
+            own = [parts_of(row, counts)[r] for r, row in enumerate(given)]
             at_root = rank == root
             parts = [torch.zeros(count) for count in counts] if at_root else None
             comm.gather(parts, own[rank], root)
@@ -147,10 +147,10 @@ def test_all_to_all_with_even_uneven_and_empty_parts(comm: Communicator) -> None
         wide = torch.zeros(count * size, dtype=torch.int32)
         comm.all_to_all(wide, given[rank])
         mine = slice(rank * count, (rank + 1) * count)
-        assert_same(wide, torch.cat([one[mine] for one in given]))
+        assert_same(wide, torch.cat([rows[mine] for rows in given]))
         wide.zero_()
         comm.all_to_all(list(wide.reshape(size, count)), parts_of(given[rank], [count] * size))
-        assert_same(wide, torch.cat([one[mine] for one in given]))
+        assert_same(wide, torch.cat([rows[mine] for rows in given]))
 
 
 def test_nobody_leaves_a_barrier_before_all_have_come(comm: Communicator) -> None:

@@ -132,13 +132,13 @@ def test_parts_of_sizes_around_every_threshold(comm: Communicator) -> None:
             assert_reduced(comm, output, reduced(given, "sum")[mine], ("reduce_scatter", part))
             wide = torch.zeros(part * size)
             comm.all_to_all(wide, given[rank])
-            assert_same(wide, torch.cat([one[mine] for one in given]), ("all_to_all", part))
+            assert_same(wide, torch.cat([row[mine] for row in given]), ("all_to_all", part))
             root = part % size
             comm.scatter(output, given[rank] if rank == root else None, root)
             assert_same(output, given[root][mine], ("scatter", part))
             wide = torch.zeros(part * size)
             comm.gather(wide if rank == root else None, given[rank][mine], root)
-            own = [one[r * part : (r + 1) * part] for r, one in enumerate(given)]
+            own = [row[r * part : (r + 1) * part] for r, row in enumerate(given)]
             expected = torch.cat(own) if rank == root else torch.zeros(part * size)
             assert_same(wide, expected, ("gather", part))
 
@@ -156,12 +156,12 @@ def test_large_tensors(comm: Communicator) -> None:
     mine = slice(rank * part, (rank + 1) * part)
     output = torch.zeros(part)
     comm.reduce_scatter(output, given[rank][: part * size])
-    assert_reduced(comm, output, reduced([one[mine] for one in given], "sum"))
+    assert_reduced(comm, output, reduced([row[mine] for row in given], "sum"))
     wide = torch.zeros(part * size)
     comm.all_to_all(wide, given[rank][: part * size])
-    assert_same(wide, torch.cat([one[mine] for one in given]))
+    assert_same(wide, torch.cat([row[mine] for row in given]))
     comm.all_gather(wide, given[rank][mine])
-    everyone = [one[r * part : (r + 1) * part] for r, one in enumerate(given)]
+    everyone = [row[r * part : (r + 1) * part] for r, row in enumerate(given)]
     assert_same(wide, torch.cat(everyone))
     halves = inputs(size, torch.float16, count)
     tensor = halves[rank].clone()
@@ -183,14 +183,14 @@ def test_one_nan_makes_min_and_max_nan(comm: Communicator) -> None:
     for dtype in FLOATS:
         for op in ("min", "max"):
             for count in (comm.size, 500, 20_000):
-                given = [one.clone() for one in inputs(comm.size, dtype, count)]
+                given = [row.clone() for row in inputs(comm.size, dtype, count)]
                 for rank in range(comm.size):
                     given[rank][rank :: comm.size + 3] = float("nan")
                 infinite = [torch.full((1,), (-1.0) ** r * float("inf")) for r in range(comm.size)]
                 given = [torch.cat([g, i.to(dtype)]) for g, i in zip(given, infinite, strict=True)]
                 tensor = given[comm.rank].clone()
                 comm.all_reduce(tensor, op)
-                stacked = torch.stack([one.double() for one in given])
+                stacked = torch.stack([row.double() for row in given])
                 plain = stacked.amin(0) if op == "min" else stacked.amax(0)
                 assert_same(tensor, plain.to(dtype), (dtype, op, count))
 

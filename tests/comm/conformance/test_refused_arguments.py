@@ -155,7 +155,7 @@ def test_a_coalesced_call_is_refused_as_a_whole(comm: Communicator) -> None:
     refused_by(comm.reduce_scatter, output[1], wide[1], "avg")
     assert floats.tolist() == [2, 2]
     assert whole.tolist() == [4, 6]
-    assert [one.item() for one in output] == [0, 0]
+    assert [tensor.item() for tensor in output] == [0, 0]
     assert_usable(comm)
 
 
