@@ -233,3 +233,9 @@ def parts_of(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
     """One contiguous piece of its own for each count."""
     assert tensor.numel() == sum(counts)
     return [piece.clone() for piece in torch.split(tensor, counts)]
+
+
+def doubles(seed: int, *shape: int) -> torch.Tensor:
+    """Normal random numbers, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

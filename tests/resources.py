@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TypeAlias
 
 Resources: TypeAlias = tuple[dict[str, str], int, str]
@@ -18,3 +19,11 @@ def held_resources() -> Resources:
             continue  # the folder's own
     with open(f"/proc/self/task/{os.getpid()}/children") as children:
         return descriptors, len(os.listdir("/proc/self/task")), children.read()
+
+
+def assert_given_back(before: Resources, when: str = "afterwards") -> None:
+    """Everything that was taken since `before` has been given back."""
+    end = time.monotonic() + 5
+    while (now := held_resources()) != before and time.monotonic() < end:
+        time.sleep(0.001)  # a thread that was joined may still be on its way out
+    assert now == before, f"{when} this process has\n{now}\nand not\n{before}"

@@ -53,6 +53,24 @@ def write_program(folder: Path, text: str, name: str = "program.py") -> Program:
     return Program(path)
 
 
+def read_line(process: subprocess.Popen[str]) -> str:
+    """The next line that a program prints; it must print one."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, process.stderr and process.stderr.read()
+    return line
+
+
+def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
+    """The next process ids that ranks print as "pid N"."""
+    pids: list[int] = []
+    while len(pids) < count:
+        line = read_line(process)
+        if " pid " in line:
+            pids.append(int(line.split()[-1]))
+    return pids
+
+
 def plain_environment() -> dict[str, str]:
     """The environment without what would change how programs start and speak; but programs of a
     watched test run are watched."""

@@ -13,15 +13,11 @@ import pytest
 import torch
 
 import unisono
+from expected import doubles
 from unisono import differentiable
 from unisono.comm.base import Communicator
 
 RANKS = [1, 2, 3, 4]
-
-
-def numbers(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def weighted(results: Any, rank: int) -> torch.Tensor:
@@ -31,7 +27,7 @@ def weighted(results: Any, rank: int) -> torch.Tensor:
         results = [results]
     total = torch.zeros((), dtype=torch.float64)
     for i, result in enumerate(results):
-        total = total + (numbers(1000 + 10 * rank + i, *result.shape) * (result + result**2)).sum()
+        total = total + (doubles(1000 + 10 * rank + i, *result.shape) * (result + result**2)).sum()
     return total
 
 
@@ -70,7 +66,7 @@ def check(
 
 @pytest.mark.ranks(RANKS)
 def test_all_reduce(comm: Communicator) -> None:
-    inputs = [numbers(rank, 3, 2) for rank in range(comm.size)]
+    inputs = [doubles(rank, 3, 2) for rank in range(comm.size)]
     ways: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
         "sum": lambda x: x.sum(0),
         "mean": lambda x: x.mean(0),
@@ -104,7 +100,7 @@ def test_ties_and_zeros(comm: Communicator) -> None:
 @pytest.mark.ranks(RANKS)
 def test_all_gather_of_ragged_tensors(comm: Communicator) -> None:
     for scale in (1, 300):
-        inputs = [numbers(rank, rank * scale, 2) for rank in range(comm.size)]
+        inputs = [doubles(rank, rank * scale, 2) for rank in range(comm.size)]
         check(
             comm,
             inputs,
@@ -116,8 +112,8 @@ def test_all_gather_of_ragged_tensors(comm: Communicator) -> None:
 @pytest.mark.ranks(RANKS)
 def test_reduce_scatter(comm: Communicator) -> None:
     size = comm.size
-    listed = [[numbers(9 * rank + to, to + 1) for to in range(size)] for rank in range(size)]
-    wide = [numbers(rank, 2 * size, 3) for rank in range(size)]
+    listed = [[doubles(9 * rank + to, to + 1) for to in range(size)] for rank in range(size)]
+    wide = [doubles(rank, 2 * size, 3) for rank in range(size)]
     for op, factor in (("sum", 1.0), ("mean", 1 / size), (unisono.PremulSum(2.0), 2.0)):
         check(
             comm,
@@ -138,14 +134,14 @@ def test_reduce_scatter(comm: Communicator) -> None:
 @pytest.mark.ranks(RANKS)
 def test_all_to_all(comm: Communicator) -> None:
     size = comm.size
-    listed = [[numbers(9 * rank + to, rank, to + 1) for to in range(size)] for rank in range(size)]
+    listed = [[doubles(9 * rank + to, rank, to + 1) for to in range(size)] for rank in range(size)]
     check(
         comm,
         listed,
         differentiable.all_to_all,
         lambda all_: [[parts[rank] for parts in all_] for rank in range(size)],
     )
-    wide = [numbers(rank, 2 * size, 3) for rank in range(size)]
+    wide = [doubles(rank, 2 * size, 3) for rank in range(size)]
     check(
         comm,
         wide,
@@ -159,7 +155,7 @@ def test_all_to_all(comm: Communicator) -> None:
 @pytest.mark.ranks(RANKS)
 def test_broadcast(comm: Communicator) -> None:
     src = comm.size - 1
-    inputs = [numbers(rank, 4) for rank in range(comm.size)]
+    inputs = [doubles(rank, 4) for rank in range(comm.size)]
     check(
         comm,
         inputs,
@@ -194,8 +190,8 @@ def test_gradients_have_gradients(comm: Communicator) -> None:
         first = torch.autograd.grad(loss, inputs, create_graph=True)
         return list(torch.autograd.grad(sum((tensor**2).sum() for tensor in first), inputs))
 
-    everyone = [numbers(rank, 3).requires_grad_() for rank in range(comm.size)]
-    mine = numbers(comm.rank, 3).requires_grad_()
+    everyone = [doubles(rank, 3).requires_grad_() for rank in range(comm.size)]
+    mine = doubles(comm.rank, 3).requires_grad_()
     total = sum(everyone)
     assert isinstance(total, torch.Tensor)
     expected = twice(torch.stack([total] * comm.size), everyone)[comm.rank]
@@ -246,7 +242,7 @@ def test_gradients_of_sharded_mathematics(comm: Communicator, name: str) -> None
     ours, theirs, is_spread = SHARDED[name]
     for rows in (3, 3000):
         lengths = [rank if comm.size > 1 else 4 for rank in range(comm.size)]  # one is empty
-        inputs = [numbers(rank, rows, length) for rank, length in enumerate(lengths)]
+        inputs = [doubles(rank, rows, length) for rank, length in enumerate(lengths)]
 
         def whole(everyone: list[torch.Tensor], lengths: list[int] = lengths) -> list[Any]:
             result = theirs(torch.cat(everyone, 1), 1)
@@ -259,7 +255,7 @@ def test_gradients_of_sharded_mathematics(comm: Communicator, name: str) -> None
 @pytest.mark.ranks(RANKS)
 def test_gradients_element_by_element(comm: Communicator, name: str) -> None:
     ours, theirs, is_spread = SHARDED[name]
-    inputs = [numbers(rank, 2, 3) for rank in range(comm.size)]
+    inputs = [doubles(rank, 2, 3) for rank in range(comm.size)]
 
     def whole(everyone: list[torch.Tensor]) -> list[Any]:
         result = theirs(torch.stack(everyone), 0)
@@ -269,6 +265,6 @@ def test_gradients_element_by_element(comm: Communicator, name: str) -> None:
 
 
 def test_alone_they_pass_torch_s_own_check() -> None:
-    x = numbers(0, 3, 4).requires_grad_()
+    x = doubles(0, 3, 4).requires_grad_()
     for ours, _, _ in SHARDED.values():
         assert torch.autograd.gradcheck(lambda x, ours=ours: ours(x, 1, None), (x,))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, connect
-from resources import held_resources
+from resources import assert_given_back, held_resources
 from unisono import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -104,10 +104,7 @@ def fail_and_start_anew(rank: int, size: int, path: str, fault: str) -> str:
     left = size - 1 if fault == "a death" else size
     with connect(f"{path}-anew", rank, left) as world:
         work_in(world)
-    end = time.monotonic() + 5
-    while held_resources() != before and time.monotonic() < end:
-        time.sleep(0.001)  # a thread that was joined may still be on its way out
-    assert held_resources() == before
+    assert_given_back(before)
     return "as before"
 
 

@@ -30,7 +30,7 @@ from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Connection, Deadline
 from unisono.comm.shared_memory.communicator import open_with
-from user_programs import DEADLINE_S, Program, eventually, write_program
+from user_programs import DEADLINE_S, Program, eventually, read_line, write_program
 
 PROGRAM = """
     import signal, sys
@@ -105,13 +105,6 @@ def ends_well(*processes: subprocess.Popen[str]) -> list[str]:
             process.kill()
             process.communicate()
     return outputs
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, process.stderr and process.stderr.read()
-    return line
 
 
 def test_separately_started_processes_meet_by_a_name(joiner: Program, name: str) -> None:

@@ -27,6 +27,7 @@ from unisono.comm.base import Communicator
 from unisono.comm.rendezvous import discovery, lobby
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from user_programs import eventually
 
 
 def join(
@@ -412,12 +413,6 @@ def announced_address(path: str) -> str:
     raise AssertionError("rank 0 has not announced itself")
 
 
-def await_file(path: Path, within_s: float = 8.0) -> None:
-    end = time.monotonic() + within_s
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.005)
-
-
 def noise_while_a_group_forms(rank: int, size: int, path: str, noise: str, stays: bool) -> None:
     made, formed = Path(f"{path}-made"), Path(f"{path}-formed")
     if rank == 2:  # not a member: the one who makes noise
@@ -426,11 +421,11 @@ def noise_while_a_group_forms(rank: int, size: int, path: str, noise: str, stays
             attempt(door.sendall, NOISE[noise])
             if stays:
                 made.touch()
-                await_file(formed)
+                eventually(formed.exists, 8.0)
         made.touch()
         return
     if rank == 1:
-        await_file(made)
+        eventually(made.exists, 8.0)
     join_and_work(FileAnnouncements(path), rank, 2, within_s=5.0)
     formed.touch()
 
@@ -448,7 +443,7 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
     done = Path(f"{path}-done")
     if rank < 2:
         if rank == 1:
-            await_file(done)
+            eventually(done.exists, 8.0)
         join_and_work(FileAnnouncements(path), rank, 2)
         return []
     address = announced_address(path)

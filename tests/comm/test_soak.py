@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from ranks import RankPool, connect
-from resources import held_resources
+from resources import assert_given_back, held_resources
 from unisono.comm.base import Communicator
 
 CALLS = 250_000  # of each rank; a million and more in the two tests together
@@ -34,10 +33,7 @@ def live_many_lives(rank: int, size: int, path: str, calls: int) -> int:
             live(world, life)
             if life == calls // A_LIFE // 5:
                 start_bytes = resident_bytes()
-    end = time.monotonic() + 5
-    while held_resources() != before and time.monotonic() < end:
-        time.sleep(0.001)  # a thread that was joined may still be on its way out
-    assert held_resources() == before
+    assert_given_back(before)
     return resident_bytes() - start_bytes
 
 

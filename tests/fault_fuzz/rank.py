@@ -18,7 +18,7 @@ from expected import assert_same
 from fault_fuzz.scenarios import COLLECTIVES, ENDINGS, Scenario
 from fault_fuzz.steps import RankStep
 from ranks import attempt
-from resources import Resources, held_resources
+from resources import assert_given_back, held_resources
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -66,10 +66,10 @@ class ScenarioRank:
         for group in self._groups:
             if group is not None:
                 group.close()
-        self._same(before, "after the scenario")
+        assert_given_back(before, "after the scenario")
         self.report.send(("ends", self._ends))
         self._new_world()
-        self._same(before, "after the second world")
+        assert_given_back(before, "after the second world")
         self.report.send(("well", True))
 
     def _takes_part(self, step: Any) -> bool:
@@ -205,12 +205,6 @@ class ScenarioRank:
             time.sleep(0.002)
 
     # -- afterwards ----------------------------------------------------------------------------
-
-    def _same(self, before: Resources, when: str) -> None:
-        end = time.monotonic() + 5
-        while (now := held_resources()) != before and time.monotonic() < end:
-            time.sleep(0.001)  # a thread that was joined may still be on its way out
-        assert now == before, f"{when} rank {self.rank} has\n{now}\nand not\n{before}"
 
     def _new_world(self) -> None:
         fault = self.scenario.fault

@@ -26,7 +26,7 @@ import unisono
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
-from user_programs import eventually, lives, write_program
+from user_programs import eventually, lives, read_pids, write_program
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -345,21 +345,10 @@ INTERRUPTED = """
 """
 
 
-def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
-    assert process.stdout is not None
-    pids: list[int] = []
-    while len(pids) < count:
-        line = process.stdout.readline()
-        assert line, process.communicate()
-        if " pid " in line:
-            pids.append(int(line.split()[-1]))
-    return pids
-
-
 @pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
 def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
     process = write_program(tmp_path, INTERRUPTED).start(how)
-    pids = pids_of(process, 2)
+    pids = read_pids(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)
     if how == "deaf":
@@ -375,7 +364,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
 def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
     """Neither ranks nor what they have started."""
     process = write_program(tmp_path, INTERRUPTED).start("parent")
-    pids = pids_of(process, 4)
+    pids = read_pids(process, 4)
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))

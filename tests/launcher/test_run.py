@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
-from user_programs import Program, eventually, lives, plain_environment, write_program
+from user_programs import Program, eventually, lives, plain_environment, read_pids, write_program
 
 RUN = ("-m", "unisono", "run")
 
@@ -300,7 +300,8 @@ WAITS = """
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signal.Signals) -> None:
     process = write_program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
-    pids = pids_of(process, 2)
+    pids = read_pids(process, 2)
+    time.sleep(0.1)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number
@@ -319,7 +320,8 @@ def test_a_run_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
         child.wait()
     """
     process = write_program(tmp_path, text).start(before=(*RUN, "-n", "2"))
-    pids = pids_of(process, 4)
+    pids = read_pids(process, 4)
+    time.sleep(0.1)
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
@@ -337,24 +339,13 @@ def guards_of(pid: int) -> list[str]:
     return found
 
 
-def pids_of(process: subprocess.Popen[str], count: int) -> list[int]:
-    assert process.stdout is not None
-    pids: list[int] = []
-    while len(pids) < count:
-        line = process.stdout.readline()
-        assert line, process.communicate()
-        if " pid " in line:
-            pids.append(int(line.split()[-1]))
-    time.sleep(0.1)
-    return pids
-
-
 def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     script = write_program(
         tmp_path, "import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n"
     )
     process = script.start(before=(*RUN, "-n", "1"))
-    (pid,) = pids_of(process, 1)
+    (pid,) = read_pids(process, 1)
+    time.sleep(0.1)
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(30) != 0

@@ -23,6 +23,7 @@ import ranks
 from ranks import RankPool, attempt
 from unisono.comm.shared_memory.records import read_process
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
+from user_programs import eventually
 
 ranks.preload("torch._dynamo")  # DDP imports it, which takes seconds
 WITHIN_S = 0.5  # measured: 0.03 to 0.08 s; the rest is for a busy machine
@@ -142,7 +143,7 @@ def test_backward_raises_when_a_rank_does_not_come(
     process_group.set_timeout(timedelta(seconds=0.3))
     over = shared_tmp_path / "over"
     if dist.get_rank() == 1:
-        in_the_middle(model, lambda: await_file(over))
+        in_the_middle(model, lambda: eventually(over.exists))
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="rank 1") as raised:
         loss(wrapped).backward()
@@ -150,11 +151,6 @@ def test_backward_raises_when_a_rank_does_not_come(
         assert raised.value.missing == (1,)
         assert time.monotonic() - start < 0.3 + WITHIN_S + 0.5  # half a second for rank 1's answer
         over.touch()
-
-
-def await_file(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.005)
 
 
 @pytest.mark.ranks(2)
@@ -240,7 +236,7 @@ def test_waiting_raises_when_a_rank_does_not_come(
     over = shared_tmp_path / "over"
     brief = dist.new_group(timeout=timedelta(seconds=0.2))
     if dist.get_rank() == 1:
-        await_file(over)
+        assert eventually(over.exists)
         return
     with pytest.raises(CollectiveTimeout, match="rank 1"):
         WAITS[wait](dist.all_reduce(torch.ones(1), group=brief, async_op=True))

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from expected import doubles
 from unisono.comm.base import Communicator
 from unisono.training.attention import ring_attention, tree_attention
 from unisono.world.world import resolve
 
 RANKS = [1, 2, 3, 4]
 BATCH, HEADS, WIDTH = 2, 3, 5
-
-
-def numbers(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
@@ -38,10 +34,10 @@ def lengths_of(size: int, kind: str) -> list[int]:
 
 def check_ring(comm: Communicator, lengths: list[int], causal: bool) -> None:
     length = sum(lengths)
-    whole = [numbers(seed, BATCH, HEADS, length, WIDTH).requires_grad_() for seed in (1, 2, 3)]
+    whole = [doubles(seed, BATCH, HEADS, length, WIDTH).requires_grad_() for seed in (1, 2, 3)]
     mask = torch.ones(length, length, dtype=torch.bool).tril() if causal else None
     expected = full(*whole, mask)
-    weights = numbers(4, *expected.shape)
+    weights = doubles(4, *expected.shape)
     (expected * weights).sum().backward()
     begin = sum(lengths[: comm.rank])
     here = slice(begin, begin + lengths[comm.rank])
@@ -76,7 +72,7 @@ def test_ring_on_gloo(process_group: Any) -> None:
 
 @pytest.mark.ranks(2)
 def test_ring_in_half_precision_and_with_large_scores(comm: Communicator) -> None:
-    q, k, v = (numbers(seed, 8, WIDTH) for seed in (1, 2, 3))
+    q, k, v = (doubles(seed, 8, WIDTH) for seed in (1, 2, 3))
     mine = [row.chunk(2)[comm.rank].bfloat16() for row in (q, k, v)]
     got = ring_attention(*mine)
     assert got.dtype is torch.bfloat16
@@ -107,8 +103,8 @@ def test_tree(comm: Communicator, kind: str) -> None:
     if comm.size > 2 and kind == "uneven":
         lengths[1] = 0
     length = sum(lengths)
-    q = numbers(1, BATCH, HEADS, 2, WIDTH)
-    k, v = (numbers(seed, BATCH, HEADS, length, WIDTH) for seed in (2, 3))
+    q = doubles(1, BATCH, HEADS, 2, WIDTH)
+    k, v = (doubles(seed, BATCH, HEADS, length, WIDTH) for seed in (2, 3))
     # Two new positions at the end: the first of them does not see the second.
     mask = torch.ones(2, length, dtype=torch.bool).tril(length - 2)
     begin = sum(lengths[: comm.rank])
@@ -122,7 +118,7 @@ def test_tree(comm: Communicator, kind: str) -> None:
 @pytest.mark.ranks(2, backend="gloo")
 def test_tree_on_gloo_in_float32(process_group: Any) -> None:
     comm = resolve()
-    q, k, v = (numbers(seed, 6, WIDTH).float() for seed in (1, 2, 3))
+    q, k, v = (doubles(seed, 6, WIDTH).float() for seed in (1, 2, 3))
     got = tree_attention(q, k.chunk(2)[comm.rank], v.chunk(2)[comm.rank])
     torch.testing.assert_close(got, full(q, k, v))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
 from unisono.world.world import resolve
-from user_programs import DEADLINE_S, write_program
+from user_programs import DEADLINE_S, read_line, write_program
 
 SENDER, FIRST, SECOND = 0, 1, 2
 BUCKET_BYTES = 4000
@@ -469,10 +468,3 @@ def test_an_engine_that_restarts_meets_the_trainer_again(tmp_path: Path) -> None
         for process in started:
             process.kill()
             process.communicate()
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, process.stderr and process.stderr.read()
-    return line

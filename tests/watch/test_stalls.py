@@ -16,17 +16,8 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.errors import CollectiveTimeout
-from unisono.watch.settings import is_wanted
 
 STOPPED = 1
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    if is_wanted():
-        watch.start()
 
 
 @contextlib.contextmanager

@@ -11,8 +11,6 @@ import torch
 from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
-from unisono.watch import steps
-from unisono.watch.settings import is_wanted
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually
 
@@ -33,15 +31,6 @@ RECORD = Record(
     ended_s=0.0,
     site="train.py:8 in step",
 )
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    steps.are_counted = steps.are_marked = False
-    if is_wanted():
-        watch.start()
 
 
 def group(*ranks: list[int]) -> GroupRecords:

@@ -14,18 +14,9 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.record_follower import RecordFollower
-from unisono.watch.settings import is_wanted
 from user_programs import write_program
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    if is_wanted():
-        watch.start()
 
 
 def events(path: Path) -> list[dict[str, Any]]:

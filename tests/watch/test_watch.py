@@ -28,21 +28,12 @@ from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import is_wanted
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
 from user_programs import eventually, write_program
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
-
-
-@pytest.fixture(autouse=True)
-def _afterwards_as_before() -> object:
-    yield
-    watch.stop()
-    if is_wanted():
-        watch.start()
 
 
 # -- the corpus ----------------------------------------------------------------------------------

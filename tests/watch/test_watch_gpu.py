@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from unisono import watch
 from unisono.comm.shared_memory.records import Record, read_process
+from user_programs import eventually
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"
@@ -32,13 +33,6 @@ def records() -> list[Record]:
     (group,) = [known for known in read_process(os.getpid()) if known.name == "world"]
     assert group.backend == "nccl"
     return list(group.ranks[0].records)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
 
 
 def keep_busy(seconds: float) -> None:

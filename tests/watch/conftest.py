@@ -1,0 +1,20 @@
+"""Every test of the watch leaves it as the run of the tests wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from unisono import watch
+from unisono.watch import steps
+from unisono.watch.settings import is_wanted
+
+
+@pytest.fixture(autouse=True)
+def _afterwards_as_before() -> Iterator[None]:
+    yield
+    watch.stop()
+    steps.are_counted = steps.are_marked = False
+    if is_wanted():
+        watch.start()
