@@ -1,1 +1,11 @@
-"""How processes meet and come to share a segment: lobby.py."""
+"""How processes meet and come to share a segment.
+
+lobby.py           a process's door: the first member of a new group receives the others there
+membership.py      what a rank brings to the meeting, and what it has afterwards
+announcements.py   where ranks that do not know each other announce themselves
+discovery.py       finding rank 0 by its announcement, and judging the others'
+by_parent.py       where the children of one process meet
+by_name.py         where processes that were started separately meet
+unix_socket.py     one connection between two processes of this user
+waiting.py         how long ranks wait for each other, and what they say meanwhile
+"""

@@ -1,1 +1,11 @@
-"""Ranks of one host over shared memory: communicator.py is its Communicator."""
+"""Ranks of one machine over shared memory.
+
+communicator.py          the Communicator
+exceptions.py            from the status of a call or a message to its exception
+failures.py              from the way a group ended to the exception that its ranks raise
+error_texts.py           what these say; message_error_texts.py: the same for messages
+records.py               what every call left behind, read from another process
+record_follower.py       every record once, as they come
+segment_listeners.py     who is told of each new segment
+ledger.py                records of a group whose calls another library carries out
+"""
