@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 import pytest
+
 from user_programs import lives
 
 pytest_plugins = ["pytester"]
