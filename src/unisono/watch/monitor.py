@@ -128,7 +128,7 @@ class Monitor:
         keep_sites(True)
 
     def end_trace(self) -> None:
-        """Write the trace. A rank that does not keeps its records open for the one that does."""
+        """Write the trace. Other ranks hold the records open for the one that writes."""
         trace, self._trace = self._trace, None
         if trace is None:
             return
