@@ -1,8 +1,11 @@
 """unisono: collective communication for PyTorch on one machine.
 
 errors.py         every exception that a user can catch
+wording.py        ranks as sentences name them
+processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 requirements.py   what may not be installed, said in one sentence
+torch_import.py   tells whoever asked that torch has been imported
 environment.py    which rank of how many this process is, as launchers say
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
 comm/             the Communicator, which moves data, and its implementations
@@ -14,10 +17,10 @@ collectives/      the primitives as plain functions (docs/collectives.md)
 training/         what training programs do with them (docs/training.md, docs/weights.md)
 launcher/         starts ranks (docs/launching.md)
 testing/          tests on several ranks; pytest_plugin.py is what pytest loads (docs/testing.md)
-bench/            how fast the collectives are (docs/benchmarking.md)
+bench/            how fast the collectives are (docs/bench.md)
 doctor/           what is wrong with a machine or a program (docs/doctor.md)
 demo/             unisono demo
-cli.py            the command `unisono`
+cli.py            the command `unisono`; misuse.py: its exception for what cannot be met
 
 Public names come from their modules when they are first asked for: the pytest plugin makes every
 pytest run import this package, and it should cost next to nothing. `_HOMES` lists each of them

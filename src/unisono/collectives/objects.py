@@ -15,6 +15,7 @@ from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.refusals import check_rank
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
 from unisono.comm.base import Communicator
+from unisono.wording import name_ranks
 from unisono.world.world import resolve
 
 _FINE, _WRONG_TYPE, _WRONG_VALUE = range(3)
@@ -89,7 +90,7 @@ def _encode_all(
     if len(set(allowing)) > 1:
         ranks = [rank for rank, allows in enumerate(allowing) if allows]
         raise ValueError(
-            f"only ranks {ranks} of group {comm.name} pass allow_pickle=True: pass it on "
-            "every rank or on none"
+            f"allow_pickle=True comes only from {name_ranks(ranks)} of group {comm.name}: pass it "
+            "on every rank or on none"
         )
     return data, list(lengths)
