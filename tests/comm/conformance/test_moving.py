@@ -67,6 +67,7 @@ def test_broadcast_and_reduce_from_and_to_every_root(comm: Communicator) -> None
             assert_reduced(comm, tensor, left)
 
 
+@over([*EVERY, ("torch", 8)])
 def test_all_gather_into_a_tensor_a_list_or_uneven_parts(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for count in COUNTS:
@@ -107,6 +108,7 @@ def check_reduce_scatter(comm: Communicator, counts: list[int]) -> None:
     assert_reduced(comm, output, parts_of(reduced(given, "avg"), counts)[comm.rank], counts)
 
 
+@over([*EVERY, ("torch", 8)])
 def test_gather_and_scatter_with_every_root(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for root in range(size):
@@ -131,6 +133,7 @@ def test_gather_and_scatter_with_every_root(comm: Communicator) -> None:
                 assert_same(output, parts_of(given[root], counts)[rank])
 
 
+@over([*EVERY, ("torch", 8)])
 def test_all_to_all_with_even_uneven_and_empty_parts(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for scale in (0, 1, 5, 60, 2001, 30_001):
