@@ -331,7 +331,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0
 static PyModuleDef module_definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "unisono._native",
-    .m_doc = "The engine. Use unisono.comm.shared_memory.engine.",
+    .m_doc = "The engine. Use unisono.comm.engine.",
     .m_methods = module_methods,
     .m_slots = module_slots,
 };

@@ -1,6 +1,18 @@
 """The Communicator and its implementations: what moves data.
 
-Read from below: base (the interface), engine (the C library), rendezvous/ (how ranks meet), then
-the implementations solo, shared_memory/ and over_torch/, and join, which makes groups by a name.
-execute runs schedules on any of them; arguments holds the rules that all of them refuse by.
+From the bottom up, as the imports go (pyproject.toml):
+
+    base                  the interface
+    engine                the C library, the only module that touches it
+    rendezvous/           how processes meet and come to share a segment
+    overlaps, arguments   what no implementation accepts, said in the same words by all
+    mismatches            which ranks called something else than the others
+    flat, arithmetic      tensors and arrays as rows of elements, and what is computed with them
+    work                  works that are over already, or several in one
+    compiled_schedules    what one rank has to do in a schedule
+    workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
+    solo                  one rank, alone
+    shared_memory/        ranks of one machine
+    over_torch/           process groups of torch
+    join                  groups of processes that were started separately
 """

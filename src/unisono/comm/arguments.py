@@ -59,7 +59,7 @@ def describe_meaningless(name: str, dtype: str) -> str:
     """The reason for refusing a reduction of this dtype, and what to do instead."""
     remedy = ""
     if name == "avg":
-        remedy = ": pass a floating tensor (x.float()), or sum and divide"
+        remedy = ': pass a floating tensor (x.float()), or use op="sum" and divide'
     elif name in ("band", "bor", "bxor"):
         remedy = ": it combines bits, which only integers and bools have"
     return f"{name} has no meaning for {dtype}{remedy}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from sys import _getframe as _caller
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unisono import variables
 from unisono.comm.arguments import (
@@ -52,21 +52,16 @@ if TYPE_CHECKING:
 _REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 _PREMUL_SUM = len(REDUCTIONS)
 _REDUCTION_NUMBERS |= {"mean": _REDUCTION_NUMBERS["avg"], TRUNCATED_AVG: _PREMUL_SUM + 1}
+_Call = tuple[Operation, int, int, float, bytes | None]
+"""What the engine is told of a call, its tensors aside: operation, root, reduction, factor and
+compiled schedule. A plain tuple: to make a named one takes longer than the engine's whole call."""
 
-
-class _Call(NamedTuple):
-    """What the engine is told of a call, its tensors aside."""
-
-    operation: Operation
-    root: int = 0
-    reduction: int = 0
-    factor: float = 1.0
-    schedule: bytes | None = None
-
-
-# Calls that are always the same are made once: to make one takes a tenth of a small call.
-_ALL_GATHER, _ALL_TO_ALL = _Call(Operation.ALL_GATHER), _Call(Operation.ALL_TO_ALL)
-_BARRIER = _Call(Operation.BARRIER)
+# Looking a member up in its enumeration takes longer than a global.
+_ALL_REDUCE, _REDUCE, _BROADCAST = Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST
+_GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operation.REDUCE_SCATTER
+_BARRIER: _Call = (Operation.BARRIER, 0, 0, 1.0, None)
+_ALL_GATHER: _Call = (Operation.ALL_GATHER, 0, 0, 1.0, None)
+_ALL_TO_ALL: _Call = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
 _dtype_of = attrgetter("dtype")
 _T = TypeVar("_T")
 for _kind in work_types():
@@ -102,7 +97,6 @@ class SharedMemoryCommunicator(Communicator):
         self._exceptions = GroupExceptions(membership, name, global_ranks)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
-        self._broadcasts = [_Call(Operation.BROADCAST, root) for root in range(self.size)]
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -249,11 +243,12 @@ class SharedMemoryCommunicator(Communicator):
                 return None
             if status != Status.ASK_AGAIN:
                 self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
-        reduction, factor = self._reduction(Operation.ALL_REDUCE, op, tensor)
+        reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
-        call = _Call(Operation.ALL_REDUCE, mark, reduction, factor, schedule)
-        return self._run_in_place(call, tensor, async_op)
+        return self._run_in_place(
+            (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
+        )
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
@@ -276,14 +271,15 @@ class SharedMemoryCommunicator(Communicator):
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        self._check_root(Operation.REDUCE, root)
-        call = _Call(Operation.REDUCE, root, *self._reduction(Operation.REDUCE, op, tensor))
-        return self._run_in_place(call, tensor, async_op)
+        if type(root) is not int or not 0 <= root < self.size:
+            self._check_root(_REDUCE, root)
+        reduction, factor = self._reduction(_REDUCE, op, tensor)
+        return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         if type(root) is not int or not 0 <= root < self.size:
-            self._check_root(Operation.BROADCAST, root)
-        return self._run_in_place(self._broadcasts[root], tensor, async_op)
+            self._check_root(_BROADCAST, root)
+        return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         if type(input) in _LISTS:
@@ -293,8 +289,8 @@ class SharedMemoryCommunicator(Communicator):
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        operation = Operation.REDUCE_SCATTER
-        call = _Call(operation, 0, *self._reduction(operation, op, output))
+        reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
+        call = (_REDUCE_SCATTER, 0, reduction, factor, None)
         if type(output) in _LISTS:
             return self._run_lists(call, output, input, async_op)
         return self._run(call, output, input, async_op)
@@ -302,14 +298,24 @@ class SharedMemoryCommunicator(Communicator):
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_wide_side(Operation.GATHER, root, output, "output")
-        return self._run(_Call(Operation.GATHER, root), output, input, async_op)
+        if (
+            type(root) is not int
+            or (self.rank == root) is (output is None)
+            or not 0 <= root < self.size
+        ):
+            self._check_wide_side(_GATHER, root, output, "output")
+        return self._run((_GATHER, root, 0, 1.0, None), output, input, async_op)
 
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
-        self._check_wide_side(Operation.SCATTER, root, input, "input")
-        return self._run(_Call(Operation.SCATTER, root), output, input, async_op)
+        if (
+            type(root) is not int
+            or (self.rank == root) is (input is None)
+            or not 0 <= root < self.size
+        ):
+            self._check_wide_side(_SCATTER, root, input, "input")
+        return self._run((_SCATTER, root, 0, 1.0, None), output, input, async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
         return self._run(_ALL_TO_ALL, output, input, async_op)
@@ -384,10 +390,11 @@ class SharedMemoryCommunicator(Communicator):
 
     def _run_lists(self, call: _Call, outputs: Any, inputs: Any, async_op: bool) -> Work | None:
         """A coalesced call: one for each dtype."""
-        self._checked(call.operation, check_coalesced, outputs, inputs)
+        operation = call[0]
+        self._checked(operation, check_coalesced, outputs, inputs)
         return join_works(
             self._run(call, alike_outputs, alike_inputs, async_op, True)
-            for alike_outputs, alike_inputs in self._by_dtype(call.operation, outputs, inputs)
+            for alike_outputs, alike_inputs in self._by_dtype(operation, outputs, inputs)
         )
 
     def _by_dtype(
