@@ -92,10 +92,10 @@ def launched_rank() -> RankInfo | None:
 
     Raises UnisonoError where an mpirun does not say which rank this is.
     """
-    place = read_rank_info()
+    info = read_rank_info()
     # A batch script of Slurm has srun's variables, too, and is not a rank.
-    if place is not None and place.launcher != "srun":
-        return place
+    if info is not None and info.launcher != "srun":
+        return info
     if "PMIX_RANK" in os.environ:
         raise UnisonoError("this mpirun does not tell its ranks which of how many they are")
     return None
@@ -103,8 +103,8 @@ def launched_rank() -> RankInfo | None:
 
 def meeting_of_launched_ranks() -> Meeting:
     """The meeting of ranks that torchrun, `unisono run` or mpirun has started."""
-    place = launched_rank()
-    if place is not None and place.launcher != "mpirun" and master_is_known():
+    info = launched_rank()
+    if info is not None and info.launcher != "mpirun" and master_is_known():
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(iter(rendezvous("env://")))

@@ -60,9 +60,9 @@ def start_ranks(settings: BenchSettings, listener: Listener, others: Callable[[s
 
 
 def _rank(folder: str, settings: BenchSettings) -> None:
-    place = read_rank_info()
-    assert place is not None
-    run_rank_in_folder(place.rank, place.size, folder, settings)
+    info = read_rank_info()
+    assert info is not None
+    run_rank_in_folder(info.rank, info.size, folder, settings)
 
 
 def _lines_to(listener: Listener, others: Callable[[str], None]) -> Callable[[str], None]:

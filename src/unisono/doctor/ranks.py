@@ -79,9 +79,9 @@ def _run(backend: str, folder: str) -> SelfTest | str:
     import torch
     import torch.distributed as dist
 
-    place = read_rank_info()
-    assert place is not None
-    rank, size = place.rank, place.size
+    info = read_rank_info()
+    assert info is not None
+    rank, size = info.rank, info.size
     if backend == "nccl":
         torch.cuda.set_device(rank)
     store = dist.FileStore(os.path.join(folder, backend), size)  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.comm.arguments import describe_meaningless
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.comm.rendezvous.membership import Membership
@@ -94,6 +93,9 @@ class GroupExceptions:
         """The exception for a call whose status is not OK."""
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
+            # Imported here: it needs NumPy, which a launcher of ranks does not.
+            from unisono.comm.arguments import describe_meaningless
+
             name = dtype if isinstance(dtype, str) else error_texts.dtype_name(dtype)
             why = describe_meaningless(REDUCTION_NAMES[reduction], name)
             return TypeError(f"{what} on group {self._name}: {why}")
