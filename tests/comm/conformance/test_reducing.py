@@ -42,7 +42,7 @@ def test_all_reduce_does_every_dtype_and_op_that_has_a_meaning(comm: Communicato
         for op in (*OPS, PremulSum(-3), PremulSum(0.3)):
             if not meaningful(dtype, op):
                 continue
-            for count in COUNTS if comm.backend == "unisono" else (0, 37):
+            for count in COUNTS if comm.backend == "unisono" or comm.size < 3 else (0, 37):
                 given = inputs(comm.size, dtype, count)
                 tensor = given[comm.rank].clone()
                 comm.all_reduce(tensor, op)
