@@ -90,7 +90,7 @@ def test_a_mesh_is_a_value() -> None:
         ({"dp": 0}, "axis dp has 0 ranks"),
         ({"dp": 2.0}, "axis dp has 2.0 ranks"),
         ({"dp": True}, "axis dp has True ranks"),
-        ({"d p": 2}, "'d p' is no name"),
+        ({"d p": 2}, "'d p' cannot name an axis"),
     ],
 )
 def test_sizes_that_make_no_sense(sizes: dict[str, int], sentence: str) -> None:

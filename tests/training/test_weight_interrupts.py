@@ -127,21 +127,27 @@ def interrupting() -> Iterator[None]:
 
 def test_signals_aimed_at_the_exchange_of_800_tensors(interrupting: None) -> None:
     engine = Engine(800)
-    mine = engine.stage()
-    begin_s = time.perf_counter()
-    engine.change_over(mine)
-    took_s = time.perf_counter() - begin_s
+    took_s = min(time_change_over(engine) for _ in range(5))
     interrupted = 0
-    for turn in range(40):
+    for turn in range(1000):
         mine = engine.stage()
         try:
-            signal.setitimer(signal.ITIMER_REAL, took_s * (turn + 1) / 30)
+            signal.setitimer(signal.ITIMER_REAL, took_s * (turn % 30 + 1) / 30)
             engine.change_over(mine)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             interrupted += 1
         engine.check()
-    assert interrupted > 10
+        if interrupted == 20:
+            return
+    pytest.fail(f"only {interrupted} signals came during an exchange")
+
+
+def time_change_over(engine: Engine) -> float:
+    mine = engine.stage()
+    begin_s = time.perf_counter()
+    engine.change_over(mine)
+    return time.perf_counter() - begin_s
 
 
 # -- a whole update --------------------------------------------------------------------------------

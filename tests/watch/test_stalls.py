@@ -55,6 +55,9 @@ def all_reduce_until_it_fails(comm: Communicator) -> CollectiveTimeout:
             return error
 
 
+CALL_LINE = all_reduce_until_it_fails.__code__.co_firstlineno + 4
+
+
 @pytest.mark.ranks(3)
 @pytest.mark.provokes
 def test_the_exception_names_the_rank_that_stopped_moving(comm: Communicator) -> None:
@@ -70,7 +73,7 @@ def test_the_exception_names_the_rank_that_stopped_moving(comm: Communicator) ->
     if comm.rank != 2:  # when that one looks, it may have been let go already
         state = "is this one" if comm.rank == STOPPED else "is stopped and did not answer"
         assert f") {state}; the call is at " in second
-    assert second.endswith(f"{Path(__file__).name}:62 in all_reduce_until_it_fails")
+    assert second.endswith(f"{Path(__file__).name}:{CALL_LINE} in all_reduce_until_it_fails")
 
 
 @pytest.mark.ranks(3)
@@ -85,6 +88,6 @@ def test_the_watch_names_it_too(comm: Communicator) -> None:
         seen = watch.reports()[0]
         assert seen.kind == "stalled"
         assert seen.culprits == (STOPPED,)
-        assert seen.site.endswith(f"{Path(__file__).name}:62")
+        assert seen.site.endswith(f"{Path(__file__).name}:{CALL_LINE}")
         assert seen.verdict.endswith("and stopped moving data: it is stopped")
         assert error.report.culprits == (STOPPED,)

@@ -24,12 +24,13 @@ _logger = logging.getLogger("unisono")
 
 
 class Trace:
-    """Follows groups and collects their records. What a group has called before it is followed
-    does not count, unless `from_the_start`."""
+    """Follows groups and collects their records. What was over before the trace began does not
+    count, unless `from_the_start`."""
 
     def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
         self._path = Path(path).absolute()
         self._from_the_start = from_the_start
+        self._begin_s = time.monotonic()
         self._records: dict[Key, Record] = {}
         self._before: set[Key] = set()
         self._groups: dict[tuple[int, int], GroupRecords] = {}
@@ -73,7 +74,7 @@ class Trace:
                 found = follower.read(to_the_end or left)
                 for rank, record in found:
                     key = segment, rank, record.number
-                    if key not in self._before:
+                    if key not in self._before and not self._is_from_before(record):
                         self._records[key] = record
                 if found or segment not in self._groups:
                     self._groups[segment] = follower.group()
@@ -82,6 +83,11 @@ class Trace:
                 if left:
                     follower.close()
                     del self._followers[segment]
+
+    def _is_from_before(self, record: Record) -> bool:
+        """Of groups without us, which are found late."""
+        over = record.ended_s is not None and record.ended_s < self._begin_s
+        return over and not self._from_the_start
 
     def settle(self, within_s: float) -> None:
         """Read on until the calls that we have come out of are over on the other ranks, too."""
