@@ -3,8 +3,7 @@
 torch records calls on their way through its dispatcher to a backend, and looks at that backend when
 a group is made. Ours are carried out before that way begins. So a group has a stand-in for such a
 backend, and where TORCH_FR_BUFFER_SIZE asks for recording, every call takes the long way: the
-dispatcher, torch's hooks, the stand-in, and back into the group. That is a long way,
-which nobody pays who did not ask.
+dispatcher, torch's hooks, the stand-in, and back into the group. Whoever does not ask does not pay.
 """
 
 from __future__ import annotations
