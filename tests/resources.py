@@ -1,10 +1,13 @@
-"""What a process holds that groups must give back."""
+"""What a process or a meeting holds that must be given back."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TypeAlias
+
+from unisono.comm.rendezvous.by_name import file_of
 
 Resources: TypeAlias = tuple[dict[str, str], int, str]
 
@@ -27,3 +30,9 @@ def assert_given_back(before: Resources, when: str = "afterwards") -> None:
     while (now := held_resources()) != before and time.monotonic() < end:
         time.sleep(0.001)  # a thread that was joined may still be on its way out
     assert now == before, f"{when} this process has\n{now}\nand not\n{before}"
+
+
+def meeting_files(name: str) -> list[Path]:
+    """The files through which processes meet by `name`."""
+    folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
+    return [file for folder in folders for file in folder.glob(f"*{file_of(name)}*")]

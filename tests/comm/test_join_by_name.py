@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import in_a_fork
+from resources import meeting_files
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.rendezvous import by_name, discovery
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
@@ -82,14 +82,9 @@ def joiner(tmp_path: Path) -> Program:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
+def _nothing_stays(name: str) -> Iterator[None]:
     yield
-    assert not meeting_files()
-
-
-def meeting_files() -> list[Path]:
-    folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
-    return [file for folder in folders for file in folder.glob(f"*unisono-{os.geteuid()}-join-*")]
+    assert not meeting_files(name)
 
 
 def ends_well(*processes: subprocess.Popen[str]) -> list[str]:
@@ -185,8 +180,7 @@ def test_who_does_not_come_is_named(name: str) -> None:
 def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     joiner: Program, name: str
 ) -> None:
-    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    announcements = _FolderAnnouncements(f"unisono-{os.geteuid()}-join-{short}")
+    announcements = _FolderAnnouncements(by_name.file_of(name))
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
     assert start_time(os.getpid()) != "1"
@@ -229,8 +223,7 @@ def test_any_other_text_is_a_name(joiner: Program, name: str) -> None:
 
 def path_of(name: str) -> Path:
     """Where those meet who have no folder of their own."""
-    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    return Path(f"/tmp/unisono-{os.geteuid()}-join-{short}")
+    return Path("/tmp", by_name.file_of(name))
 
 
 @pytest.fixture
@@ -347,20 +340,20 @@ def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -
     """By a rank that waits for it, or by the next rank 0 of any name."""
     for other in ("", "-other"):
         with joiner.start("meet", name, "0", "2") as leader:
-            assert eventually(lambda: bool(meeting_files()))
+            assert eventually(lambda: bool(meeting_files(name)))
             leader.send_signal(signal.SIGKILL)
-        assert meeting_files()
+        assert meeting_files(name)
         rank = 0 if other else 1
         with pytest.raises(RendezvousError, match=r"did not come within 0\.3 s"):
             Communicator.join(name + other, rank, 2, join_timeout_s=0.3)
-        assert not meeting_files()
+        assert not meeting_files(name)
 
 
 def test_a_word_that_is_taken_away_by_mistake_comes_back(joiner: Program, name: str) -> None:
     with joiner.start("meet", name, "0", "2") as leader:
-        assert eventually(lambda: bool(meeting_files()))
-        meeting_files()[0].unlink()
-        assert eventually(lambda: bool(meeting_files()))
+        assert eventually(lambda: bool(meeting_files(name)))
+        meeting_files(name)[0].unlink()
+        assert eventually(lambda: bool(meeting_files(name)))
         ends_well(leader, joiner.start("meet", name, "1", "2"))
 
 

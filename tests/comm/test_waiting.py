@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import RankPool, attempt
+from resources import meeting_files
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
@@ -126,7 +127,7 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, wai
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)
     assert "KeyboardInterrupt" in err
-    assert not list(Path("/tmp").glob("*unisono-*-join-*"))
+    assert not meeting_files(name)
 
 
 def eventually_listens(pid: int) -> bool:

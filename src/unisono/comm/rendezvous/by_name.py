@@ -26,14 +26,19 @@ def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]
     if store is not None:
         yield StoreAnnouncements(store, f"unisono/join/{name}")
         return
-    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    meeting = f"unisono-{os.geteuid()}-join-{short}"
+    meeting = file_of(name)
     complaint = (
         f"another process joins {name!r} as rank {rank} at this moment: every rank is one process, "
         "and two jobs at once need two names"
     )
     with claim_name(f"{meeting}-{rank}", complaint):
         yield _FolderAnnouncements(meeting)
+
+
+def file_of(name: str) -> str:
+    """The name of the file through which those who know `name` find each other."""
+    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"unisono-{os.geteuid()}-join-{short}"
 
 
 class _FolderAnnouncements:
