@@ -89,32 +89,14 @@ class Backend(ABC):
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         """What is timed, one call per root. Raises Unsupported."""
-        make = getattr(self, case.collective.name)
+        if case.collective.pairwise:
+            return [self._ping_pong_or_stream(case, buffers)]
         roots = case.roots if case.collective.rooted else (0,)
-        return [make(case, buffers, root) for root in roots]
+        return [self.call(case, buffers, root) for root in roots]
 
     @abstractmethod
-    def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def reduce_scatter(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def broadcast(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def reduce(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def gather(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def scatter(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def all_to_all(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def barrier(self, case: Case, buffers: Buffers, root: int) -> Call: ...
-    @abstractmethod
-    def gradients(self, case: Case, buffers: Buffers, root: int) -> Call: ...
+    def call(self, case: Case, buffers: Buffers, root: int) -> Call:
+        """The collective of the case, once. Raises Unsupported."""
 
     @abstractmethod
     def start_send(self, tensor: Any, peer: int) -> Any:
@@ -124,57 +106,47 @@ class Backend(ABC):
     def start_recv(self, tensor: Any, peer: int) -> Any:
         """Begin to receive; the handle is for `wait_for`."""
 
-    @abstractmethod
     def wait_for(self, handles: Sequence[Any]) -> None:
         """Return once all of them are over."""
+        for handle in handles:
+            handle.wait()
 
     def native(self, tensor: torch.Tensor) -> Any:
         """The tensor in the form that the backend's calls take."""
         return tensor
 
-    def ping_pong(self, case: Case, buffers: Buffers, root: int) -> Call:
-        """There and back: the even rank begins."""
+    def _ping_pong_or_stream(self, case: Case, buffers: Buffers) -> Call:
+        """A message there and back; or many one way, all under way at once, then one element back.
+        The even rank begins."""
         peer = neighbour(self.rank, self.size)
         if peer is None:
             return _nothing
         output, input = self.native(buffers.output), self.native(buffers.input)
         send, recv, wait = self.start_send, self.start_recv, self.wait_for
-        if self.rank % 2:
-
-            def answer() -> None:
-                wait([recv(output, peer)])
-                wait([send(input, peer)])
-
-            return answer
+        is_even = self.rank % 2 == 0
 
         def ask() -> None:
             wait([send(input, peer)])
             wait([recv(output, peer)])
 
-        return ask
+        def answer() -> None:
+            wait([recv(output, peer)])
+            wait([send(input, peer)])
 
-    def stream(self, case: Case, buffers: Buffers, root: int) -> Call:
-        """Messages one way, all under way at once, then one element back."""
-        peer = neighbour(self.rank, self.size)
-        if peer is None:
-            return _nothing
+        if case.collective.name == "ping_pong":
+            return ask if is_even else answer
         messages = range(case.collective.messages(case.size_bytes))
-        output, input = self.native(buffers.output), self.native(buffers.input)
         reply = self.native(buffers.output.new_zeros(1))
-        send, recv, wait = self.start_send, self.start_recv, self.wait_for
-        if self.rank % 2:
-
-            def take() -> None:
-                wait([recv(output, peer) for _ in messages])
-                wait([send(reply, peer)])
-
-            return take
 
         def give() -> None:
             wait([send(input, peer) for _ in messages])
             wait([recv(reply, peer)])
 
-        return give
+        def take() -> None:
+            wait([recv(output, peer) for _ in messages])
+            wait([send(reply, peer)])
+
+        return give if is_even else take
 
     def synchronise(self) -> None:  # noqa: B027 - most have no device
         """Return once the device has done all that was asked of it."""

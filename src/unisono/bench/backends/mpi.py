@@ -31,76 +31,53 @@ class Mpi(Backend):
             raise Unsupported(f"MPI has no {str(tensor.dtype).removeprefix('torch.')}")
         return tensor.numpy()
 
+    def call(self, case: Case, buffers: Buffers, root: int) -> Call:
+        world, here = self.world, self.mpi.IN_PLACE
+        if not case.collective.sized:
+            return partial(world.Barrier)
+        is_in_place, is_root = case.placement == "in", self.rank == root
+        output, input = self.native(buffers.output), self.native(buffers.input)
+        given = here if is_in_place else input
+        op = self._op(case) if case.collective.reduces else None
+        match case.collective.name:
+            case "all_reduce":
+                return partial(world.Allreduce, given, output, op)
+            case "all_reduce_async":
+                start = world.Iallreduce
+                return lambda: start(here, output, op).Wait()
+            case "gradients":
+                arrays = [self.native(tensor) for tensor in buffers.gradients()]
+                return partial(self._reduce_together, arrays, op)
+            case "reduce":
+                sides = (given, output) if is_root else (input, None)
+                return partial(world.Reduce, *sides, op, root)
+            case "reduce_scatter" if is_in_place:
+                raise Unsupported("MPI leaves an in-place result at the front of the buffer")
+            case "reduce_scatter":
+                return partial(world.Reduce_scatter_block, input, output, op)
+            case "broadcast":
+                return after_copy(case, buffers, partial(world.Bcast, output, root), is_root)
+            case "gather":
+                sides = (given, output) if is_root else (input, None)
+                return partial(world.Gather, *sides, root)
+            case "scatter" if is_root:
+                return partial(world.Scatter, input, here if is_in_place else output, root)
+            case "scatter":
+                return partial(world.Scatter, None, output, root)
+            case "all_gather":
+                return partial(world.Allgather, given, output)
+            case _:  # all_to_all
+                return partial(world.Alltoall, given, output)
+
     def _op(self, case: Case) -> Any:
         if case.op not in _OPS:
             raise Unsupported(f"MPI has no {case.op}")
         return getattr(self.mpi, _OPS[case.op])
 
-    def _sides(self, case: Case, buffers: Buffers) -> tuple[Any, Any]:
-        """(output, input), where the input may be MPI's constant for "it is in the output"."""
-        output = self.native(buffers.output)
-        return output, self.mpi.IN_PLACE if case.placement == "in" else self.native(buffers.input)
-
-    def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, input = self._sides(case, buffers)
-        return partial(self.world.Allreduce, input, output, self._op(case))
-
-    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, op = self.native(buffers.output), self._op(case)
-        start, here = self.world.Iallreduce, self.mpi.IN_PLACE
-        return lambda: start(here, output, op).Wait()
-
-    def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, input = self._sides(case, buffers)
-        return partial(self.world.Allgather, input, output)
-
-    def reduce_scatter(self, case: Case, buffers: Buffers, root: int) -> Call:
-        if case.placement == "in":
-            raise Unsupported("MPI leaves an in-place result at the front of the buffer")
-        output, input = self._sides(case, buffers)
-        return partial(self.world.Reduce_scatter_block, input, output, self._op(case))
-
-    def broadcast(self, case: Case, buffers: Buffers, root: int) -> Call:
-        call = partial(self.world.Bcast, self.native(buffers.output), root)
-        return after_copy(case, buffers, call, self.rank == root)
-
-    def reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, input = self._sides(case, buffers)
-        if self.rank != root:
-            input, output = self.native(buffers.input), None
-        return partial(self.world.Reduce, input, output, self._op(case), root)
-
-    def gather(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, input = self._sides(case, buffers)
-        if self.rank != root:
-            input, output = self.native(buffers.input), None
-        return partial(self.world.Gather, input, output, root)
-
-    def scatter(self, case: Case, buffers: Buffers, root: int) -> Call:
-        input: Any = self.native(buffers.input)
-        output: Any = self.native(buffers.output)
-        if self.rank != root:
-            input = None
-        elif case.placement == "in":
-            output = self.mpi.IN_PLACE
-        return partial(self.world.Scatter, input, output, root)
-
-    def all_to_all(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output, input = self._sides(case, buffers)
-        return partial(self.world.Alltoall, input, output)
-
-    def barrier(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return partial(self.world.Barrier)
-
-    def gradients(self, case: Case, buffers: Buffers, root: int) -> Call:
+    def _reduce_together(self, arrays: list[Any], op: Any) -> None:
         """Every tensor's all_reduce is begun, then all are waited for."""
-        arrays, op = [self.native(tensor) for tensor in buffers.gradients()], self._op(case)
-        start, here, wait = self.world.Iallreduce, self.mpi.IN_PLACE, self.mpi.Request.Waitall
-
-        def reduce_all() -> None:
-            wait([start(here, array, op) for array in arrays])
-
-        return reduce_all
+        start, here = self.world.Iallreduce, self.mpi.IN_PLACE
+        self.mpi.Request.Waitall([start(here, array, op) for array in arrays])
 
     def start_send(self, tensor: Any, peer: int) -> Any:
         return self.world.Isend(tensor, peer)

@@ -37,64 +37,42 @@ class Direct(Backend):
             raise Unsupported(f"{method} has no choice of algorithms")
         return partial(call, *arguments, **more, algorithm=self.algorithm)
 
-    def all_reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return after_copy(case, buffers, self._bound("all_reduce", buffers.output, case.op))
+    def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
+        if case.collective.pairwise and self.algorithm is not None:
+            raise Unsupported("messages have no choice of algorithms")
+        return super().calls(case, buffers)
 
-    def all_reduce_async(self, case: Case, buffers: Buffers, root: int) -> Call:
-        start = self._bound("all_reduce", buffers.output, case.op, async_op=True)
-        return lambda: start().wait()  # type: ignore[attr-defined]
-
-    def all_gather(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return self._bound("all_gather", buffers.output, buffers.input)
-
-    def reduce_scatter(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return self._bound("reduce_scatter", buffers.output, buffers.input, case.op)
-
-    def broadcast(self, case: Case, buffers: Buffers, root: int) -> Call:
-        call = self._bound("broadcast", buffers.output, root)
-        return after_copy(case, buffers, call, self.rank == root)
-
-    def reduce(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return after_copy(case, buffers, self._bound("reduce", buffers.output, root, case.op))
-
-    def gather(self, case: Case, buffers: Buffers, root: int) -> Call:
-        output = buffers.output if self.rank == root else None
-        return self._bound("gather", output, buffers.input, root)
-
-    def scatter(self, case: Case, buffers: Buffers, root: int) -> Call:
-        input = buffers.input if self.rank == root else None
-        return self._bound("scatter", buffers.output, input, root)
-
-    def all_to_all(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return self._bound("all_to_all", buffers.output, buffers.input)
-
-    def barrier(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return self._bound("barrier")
-
-    def gradients(self, case: Case, buffers: Buffers, root: int) -> Call:
-        return self._bound("all_reduce", buffers.gradients(), case.op)
+    def call(self, case: Case, buffers: Buffers, root: int) -> Call:
+        output, input, op = buffers.output, buffers.input, case.op
+        is_root = self.rank == root
+        match case.collective.name:
+            case "all_reduce":
+                return after_copy(case, buffers, self._bound("all_reduce", output, op))
+            case "all_reduce_async":
+                start = self._bound("all_reduce", output, op, async_op=True)
+                return lambda: start().wait()  # type: ignore[attr-defined]
+            case "gradients":
+                return self._bound("all_reduce", buffers.gradients(), op)
+            case "reduce":
+                return after_copy(case, buffers, self._bound("reduce", output, root, op))
+            case "reduce_scatter":
+                return self._bound("reduce_scatter", output, input, op)
+            case "broadcast":
+                return after_copy(case, buffers, self._bound("broadcast", output, root), is_root)
+            case "gather":
+                return self._bound("gather", output if is_root else None, input, root)
+            case "scatter":
+                return self._bound("scatter", output, input if is_root else None, root)
+            case "barrier":
+                return self._bound("barrier")
+            case name:  # all_gather, all_to_all
+                return self._bound(name, output, input)
 
     def start_send(self, tensor: Any, peer: int) -> Any:
         return self.comm.isend(tensor, peer)
 
     def start_recv(self, tensor: Any, peer: int) -> Any:
         return self.comm.irecv(tensor, peer)
-
-    def wait_for(self, handles: Sequence[Any]) -> None:
-        for handle in handles:
-            handle.wait()
-
-    def ping_pong(self, case: Case, buffers: Buffers, root: int) -> Call:
-        self._refuse_algorithm()
-        return super().ping_pong(case, buffers, root)
-
-    def stream(self, case: Case, buffers: Buffers, root: int) -> Call:
-        self._refuse_algorithm()
-        return super().stream(case, buffers, root)
-
-    def _refuse_algorithm(self) -> None:
-        if self.algorithm is not None:
-            raise Unsupported("messages have no choice of algorithms")
 
     def close(self) -> None:
         self.comm.close()
