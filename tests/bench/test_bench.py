@@ -22,7 +22,7 @@ from unisono.bench.backends import Backend, Case
 from unisono.bench.backends.ours import Direct
 from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.collectives import COLLECTIVES
-from unisono.bench.control import OneMachine
+from unisono.bench.control import Control
 from unisono.bench.measure import Measurer
 from unisono.bench.meeting import FolderMeeting
 from unisono.bench.results import read
@@ -47,7 +47,7 @@ def cases(ranks: int, sizes: tuple[int, ...], **more: Any) -> list[Case]:
 def measurer(comm: Communicator, *backends: Backend) -> Measurer:
     control = comm.split(range(comm.size), "control")
     assert control is not None
-    return Measurer(OneMachine(control), backends, budget_s=0.01)
+    return Measurer(Control(control), backends, budget_s=0.01)
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

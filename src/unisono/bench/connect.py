@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from unisono.bench.backends.base import Backend
-from unisono.bench.control import Control, OneMachine, OverTorch
+from unisono.bench.control import Control
 from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
@@ -56,23 +56,22 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     """Connect everything that was asked for, in the same order on every rank."""
     import torch
 
+    from unisono.comm.over_torch.communicator import TorchCommunicator
+
     torch.set_num_threads(1)
     one_machine = len(set(meeting.hosts())) == 1
     if one_machine:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     closers: list[Callable[[], object]] = []
     world: Communicator | None = None
-    control: Control
     reason = f"the ranks are on {len(set(meeting.hosts()))} machines, and it works on one"
     if one_machine:
         try:
             world = _communicator(meeting)
         except EngineUnavailable as error:
             reason = str(error)
-    if world is not None:
-        control = OneMachine(world)
-    else:
-        control = OverTorch(_default_group(meeting, closers), one_machine)
+    channel = world or TorchCommunicator(_default_group(meeting, closers))
+    control = Control(channel, same_clock=one_machine)
     connected = Connected(control, [], [], closers)
     for name in settings.backends:
         try:
