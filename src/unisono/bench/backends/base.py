@@ -118,10 +118,10 @@ class Backend(ABC):
     def _ping_pong_or_stream(self, case: Case, buffers: Buffers) -> Call:
         """A message there and back; or many one way, all under way at once, then one element back.
         The even rank begins."""
+        output, input = self.native(buffers.output), self.native(buffers.input)
         peer = neighbour(self.rank, self.size)
         if peer is None:
             return _nothing
-        output, input = self.native(buffers.output), self.native(buffers.input)
         send, recv, wait = self.start_send, self.start_recv, self.wait_for
         is_even = self.rank % 2 == 0
 
