@@ -21,8 +21,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -33,10 +32,9 @@ _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSU][0-9]{1,10}")
+_MANY: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"e"}
 _DEEPEST = 200
 """How deep structures may be nested; one that contains itself is deeper."""
-
-Out = bytearray
 
 
 def encode(value: Any, allow_pickle: bool = False) -> bytearray:
@@ -69,123 +67,71 @@ def decode(data: bytes | bytearray | memoryview, allow_pickle: bool = False) -> 
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _put(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
+def _put(out: bytearray, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
     if len(path) > _DEEPEST:
         raise ValueError(f"a value is nested deeper than {_DEEPEST}, or contains itself")
-    put = _WRITERS.get(type(value))
-    if put is not None:
-        put(out, value, path, allow_pickle)
+    kind = type(value)
+    if kind is str:
+        _put_bytes(out, b"s", value.encode("utf-8", "surrogatepass"))
+    elif kind is int:
+        _put_bytes(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    elif kind is float:
+        out += b"f" + _FLOAT.pack(value)
+    elif kind in _MANY:
+        out += _MANY[kind] + _LENGTH.pack(len(value))
+        for index, member in enumerate(value):
+            _put(out, member, (*path, f"[{index}]"), allow_pickle)
+    elif kind is dict:
+        out += b"d" + _LENGTH.pack(len(value))
+        for key, member in value.items():
+            below = (*path, f"[{key!r}]")
+            _put(out, key, below, allow_pickle)
+            _put(out, member, below, allow_pickle)
+    elif value is None or kind is bool:
+        out += b"N" if value is None else b"T" if value else b"F"
+    elif kind is torch.Tensor:
+        if value.layout is not torch.strided or value.is_quantized:
+            _refuse(value, path, "not dense")
+        name = str(value.dtype).removeprefix("torch.")
+        _put_elements(out, b"x", name, flat_bytes(value).cpu().numpy(), tuple(value.shape))
+    elif kind is bytes:
+        _put_bytes(out, b"b", value)
+    elif kind is complex:
+        out += b"c" + _COMPLEX.pack(value.real, value.imag)
+    elif kind is numpy.ndarray and value.dtype.kind in "biufcSU":
+        _put_elements(out, b"a", value.dtype.str, value, value.shape)
     elif isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
-        _put_elements(out, b"n", value.dtype.str, numpy.asarray(value))
+        _put_elements(out, b"n", value.dtype.str, numpy.asarray(value), ())
     elif allow_pickle:
         _put_bytes(out, b"p", pickle.dumps(value))
     else:
-        _refuse(value, path)
+        is_array = kind is numpy.ndarray
+        _refuse(value, path, f"an array of {value.dtype}" if is_array else "not plain data")
 
 
-def _refuse(value: Any, path: tuple[str, ...], why: str = "not plain data") -> None:
+def _refuse(value: Any, path: tuple[str, ...], why: str) -> NoReturn:
     kind = type(value)
+    where = f"{''.join(path)}: " if path else ""
     raise TypeError(
-        f"{_where(path)}{kind.__module__}.{kind.__qualname__} is {why}: pass allow_pickle=True on "
+        f"{where}{kind.__module__}.{kind.__qualname__} is {why}: pass allow_pickle=True on "
         "every rank, if you trust them all, or convert it"
     )
 
 
-def _where(path: tuple[str, ...]) -> str:
-    return f"{''.join(path)}: " if path else ""
-
-
-def _put_constant(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
-    out += b"N" if value is None else b"T" if value else b"F"
-
-
-def _put_int(out: Out, value: int, path: tuple[str, ...], allow_pickle: bool) -> None:
-    _put_bytes(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-
-
-def _put_float(out: Out, value: float, path: tuple[str, ...], allow_pickle: bool) -> None:
-    out += b"f" + _FLOAT.pack(value)
-
-
-def _put_complex(out: Out, value: complex, path: tuple[str, ...], allow_pickle: bool) -> None:
-    out += b"c" + _COMPLEX.pack(value.real, value.imag)
-
-
-def _put_str(out: Out, value: str, path: tuple[str, ...], allow_pickle: bool) -> None:
-    _put_bytes(out, b"s", value.encode("utf-8", "surrogatepass"))
-
-
-def _put_binary(out: Out, value: bytes, path: tuple[str, ...], allow_pickle: bool) -> None:
-    _put_bytes(out, b"b", value)
-
-
-def _put_bytes(out: Out, tag: bytes, data: bytes) -> None:
+def _put_bytes(out: bytearray, tag: bytes, data: bytes) -> None:
     out += tag
     out += _LENGTH.pack(len(data))
     out += data
 
 
-def _put_many(tag: bytes) -> Callable[..., None]:
-    def put(out: Out, values: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
-        out += tag
-        out += _LENGTH.pack(len(values))
-        for index, value in enumerate(values):
-            _put(out, value, (*path, f"[{index}]"), allow_pickle)
-
-    return put
-
-
-def _put_dict(out: Out, values: dict[Any, Any], path: tuple[str, ...], allow_pickle: bool) -> None:
-    out += b"d"
-    out += _LENGTH.pack(len(values))
-    for key, value in values.items():
-        below = (*path, f"[{key!r}]")
-        _put(out, key, below, allow_pickle)
-        _put(out, value, below, allow_pickle)
-
-
-def _put_tensor(out: Out, value: torch.Tensor, path: tuple[str, ...], allow_pickle: bool) -> None:
-    if value.layout is not torch.strided or value.is_quantized:
-        _refuse(value, path, "not dense")
-    name = str(value.dtype).removeprefix("torch.")
-    _put_elements(out, b"x", name, flat_bytes(value).cpu().numpy(), tuple(value.shape))
-
-
-def _put_array(out: Out, value: Any, path: tuple[str, ...], allow_pickle: bool) -> None:
-    if value.dtype.kind in "biufcSU" and not value.dtype.hasobject:
-        _put_elements(out, b"a", value.dtype.str, value)
-    elif allow_pickle:
-        _put_bytes(out, b"p", pickle.dumps(value))
-    else:
-        _refuse(value, path, f"an array of {value.dtype}")
-
-
 def _put_elements(
-    out: Out, tag: bytes, dtype: str, array: Any, shape: tuple[int, ...] | None = None
+    out: bytearray, tag: bytes, dtype: str, array: Any, shape: tuple[int, ...]
 ) -> None:
-    shape = array.shape if shape is None else shape
     _put_bytes(out, tag, dtype.encode())
     out += _LENGTH.pack(len(shape))
     for length in shape:
         out += _LENGTH.pack(length)
     out += numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
-
-
-_WRITERS: dict[type, Callable[..., None]] = {
-    type(None): _put_constant,
-    bool: _put_constant,
-    int: _put_int,
-    float: _put_float,
-    complex: _put_complex,
-    str: _put_str,
-    bytes: _put_binary,
-    list: _put_many(b"l"),
-    tuple: _put_many(b"t"),
-    set: _put_many(b"e"),
-    dict: _put_dict,
-    torch.Tensor: _put_tensor,
-    numpy.ndarray: _put_array,
-}
 
 
 # -- reading -------------------------------------------------------------------------------------

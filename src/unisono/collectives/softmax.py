@@ -30,17 +30,19 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch
 
     With `dim=None` the sum is over the ranks, element by element.
     """
-    comm = resolve(group)
-    shard, axis = shard_of(comm, "softmax", x, dim)
-    result: torch.Tensor = _Softmax.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
-    return result.squeeze(0) if dim is None else result
+    return _softmax("softmax", x, dim, group)
 
 
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact."""
+    return _softmax("log_softmax", x, dim, group)
+
+
+def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Any) -> torch.Tensor:
     comm = resolve(group)
-    shard, axis = shard_of(comm, "log_softmax", x, dim)
-    result: torch.Tensor = _LogSoftmax.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    shard, axis = shard_of(comm, operation, x, dim)
+    is_log = operation == "log_softmax"
+    result: torch.Tensor = _Softmax.apply(shard, axis, comm, is_log)  # type: ignore[no-untyped-call]
     return result.squeeze(0) if dim is None else result
 
 
@@ -82,13 +84,18 @@ def _finite(maximum: torch.Tensor) -> torch.Tensor:
 
 
 class _Softmax(torch.autograd.Function):
+    """softmax, or its logarithm."""
+
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+    def forward(
+        ctx: Any, given: torch.Tensor, dim: int, comm: Communicator, is_log: bool
+    ) -> torch.Tensor:
         x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
         # In one process +inf gives NaN everywhere along dim; so it does here.
-        y = torch.exp(x - shift) / total.masked_fill(total.isposinf(), torch.nan)
-        ctx.dim, ctx.comm = dim, comm
+        total = total.masked_fill(total.isposinf(), torch.nan)
+        y = (x - shift) - total.log() if is_log else torch.exp(x - shift) / total
+        ctx.dim, ctx.comm, ctx.is_log = dim, comm, is_log
         result = y.to(given.dtype)
         ctx.save_for_backward(result)
         return result
@@ -97,29 +104,10 @@ class _Softmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         y, g = widen(ctx.saved_tensors[0]), widen(gradient)
-        weighted = (y * g).sum(ctx.dim, keepdim=True)
-        ctx.comm.all_reduce(weighted)
-        return (y * (g - weighted)).to(gradient.dtype), None, None
-
-
-class _LogSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
-        x = widen(given)
-        shift, total = _maximum_and_sum(comm, x, dim)
-        y = (x - shift) - total.masked_fill(total.isposinf(), torch.nan).log()
-        ctx.dim, ctx.comm = dim, comm
-        result = y.to(given.dtype)
-        ctx.save_for_backward(result)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        y, g = widen(ctx.saved_tensors[0]), widen(gradient)
-        total = g.sum(ctx.dim, keepdim=True)
+        total = (g if ctx.is_log else y * g).sum(ctx.dim, keepdim=True)
         ctx.comm.all_reduce(total)
-        return (g - y.exp() * total).to(gradient.dtype), None, None
+        slope = g - y.exp() * total if ctx.is_log else y * (g - total)
+        return slope.to(gradient.dtype), None, None, None
 
 
 class _LogSumExp(torch.autograd.Function):
