@@ -1,4 +1,4 @@
-"""Ranks as a sentence names them; every text about several ranks goes through here."""
+"""Ranks, and numbers of things, as sentences name them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def list_ranks(ranks: Iterable[int]) -> str:
     if len(spans) > _MOST_SPANS:
         texts.append(f"{sum(map(len, spans[_MOST_SPANS:]))} more")
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
+def name_number(number: int, thing: str) -> str:
+    """ "1 step", "1,024 steps"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def plural(text: str) -> str:

@@ -111,13 +111,9 @@ def test_the_published_scale() -> None:
     ring = [ring_latency_s(24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
     tree = [tree_latency_s(24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
     # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them
-    assert ring == pytest.approx(
-        [
-            (6.6 + 40_960 * 0.6 + 8190 * 2.7) / 1e3,
-            (14.0 + 40_960 * 1.9 + 8190 * 4.0) / 1e3,
-            (8.4 + 40_960 * 3.4 + 8190 * 14.0) / 1e3,
-        ]
-    )
+    hops_us = [(6.6, 0.6, 2.7), (14.0, 1.9, 4.0), (8.4, 3.4, 14.0)]
+    expected = [(call + 40_960 * near + 8190 * far) / 1e3 for call, near, far in hops_us]
+    assert ring == pytest.approx(expected)
     assert [round(value) for value in ring] == [47, 111, 254]
     assert [round(value, 2) for value in tree] == [0.13, 0.23, 0.38]
 
@@ -256,7 +252,7 @@ def test_what_is_not_there_cannot_be_slow() -> None:
 # --- large ---------------------------------------------------------------------------------
 
 
-def test_rounds_that_repeat_need_not_be_played(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_repeat_need_not_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The short cut for long rings gives what simulating every step gives."""
     module = sys.modules["unisono.plan.simulate"]
     for name, ranks, late in (("ring", 96, {}), ("ring_2d", 96, {}), ("ring", 96, {7: 1e-4})):
@@ -392,17 +388,10 @@ def test_missing_files_and_keys(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    texts = ("0", "8", "64K", "64k", "1.5M", "1G", "2 GiB", "1KB")
-    assert [parse_size(text) for text in texts] == [
-        0,
-        8,
-        65_536,
-        65_536,
-        1_572_864,
-        1 << 30,
-        2 << 30,
-        1024,
-    ]
+    sizes = {"0": 0, "8": 8, "64K": 65_536, "64k": 65_536, "1.5M": 1_572_864}
+    sizes |= {"1G": 1 << 30, "2 GiB": 2 << 30, "1KB": 1024}
+    for text, size in sizes.items():
+        assert parse_size(text) == size
     for wrong in ("64Q", "", "K", "-8", "8:", "1e3"):
         with pytest.raises(ValueError, match="is not a size: sizes are written like 8, 64K"):
             parse_size(wrong)
@@ -413,17 +402,8 @@ def test_sizes() -> None:
     for wrong in ("64:8", "0:8"):
         with pytest.raises(ValueError, match="is not a range of sizes"):
             parse_sizes(wrong)
-    assert [format_size(size) for size in (0, 8, 1536, 64 << 20, 1 << 30)] == [
-        "0",
-        "8",
-        "1.5K",
-        "64M",
-        "1G",
-    ]
-    assert [format_seconds(s) for s in (0, 5e-9, 1.5e-6, 2.5e-3, 12)] == [
-        "0 s",
-        "5 ns",
-        "1.5 us",
-        "2.5 ms",
-        "12 s",
-    ]
+    for size, text in {0: "0", 8: "8", 1536: "1.5K", 64 << 20: "64M", 1 << 30: "1G"}.items():
+        assert format_size(size) == text
+    seconds = {0: "0 s", 5e-9: "5 ns", 1.5e-6: "1.5 us", 2.5e-3: "2.5 ms", 12: "12 s"}
+    for number, text in seconds.items():
+        assert format_seconds(number) == text

@@ -11,6 +11,7 @@ from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import simulate
 from unisono.plan.sizes import format_seconds
 from unisono.plan.topology import Topology
+from unisono.wording import name_number
 
 # Into how many pieces the pipelined algorithms are cut, to find out how many are best.
 PIECES = (1, 8, 64)
@@ -117,7 +118,7 @@ def explain(ranking: Ranking) -> str:
     if cause == "latency":
         why = (
             f"{name} is latency-bound: {share:.0%} of its time goes away without latency and "
-            f"overhead, which {_many(best.schedule.rounds, 'step')} cost"
+            f"overhead, which {name_number(best.schedule.rounds, 'step')} cost"
         )
     else:
         kind = "bandwidth" if "bandwidth" in cause else "computing"
@@ -177,7 +178,3 @@ def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
         f"MB through its busiest {'card' if kind == 'node' else 'port'}": most / 1e6,
         "steps": schedule.rounds,
     }
-
-
-def _many(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unisono.misuse import Misuse
+from unisono.wording import name_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,10 +176,9 @@ def _sweep(
 
 
 def _where(collective: str, ranks: int, topology: Topology, size: str = "") -> str:
-    nodes = topology.nodes(ranks)
     of = f" of {size}" if size else ""
-    on_nodes = "1 node" if nodes == 1 else f"{nodes:,} nodes"
-    return f"{collective}{of} on {ranks:,} rank{'s' * (ranks > 1)}, {on_nodes}, {topology.name}"
+    nodes = name_number(topology.nodes(ranks), "node")
+    return f"{collective}{of} on {name_number(ranks, 'rank')}, {nodes}, {topology.name}"
 
 
 def _table(console: Console, ranks: int, collective: str | None, nodes: int | None) -> None:
@@ -208,7 +208,7 @@ def _table(console: Console, ranks: int, collective: str | None, nodes: int | No
             ),
         )
         before = entry.collective
-    console.print(f"{ranks:,} rank{'s' * (ranks > 1)}, computed from the schedules")
+    console.print(f"{name_number(ranks, 'rank')}, computed from the schedules")
     console.print(table)
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "

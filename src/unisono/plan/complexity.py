@@ -52,16 +52,8 @@ def cost(algorithm: Algorithm, ranks: int, **options: int) -> Cost:
             Topology.flat(0.0, math.inf, reduce_bytes_per_s=1.0),
         )
     )
-    return Cost(
-        algorithm,
-        ranks,
-        schedule.rounds,
-        float(sent.max()),
-        float(sent.sum()),
-        alpha,
-        beta,
-        gamma,
-    )
+    most, total = float(sent.max()), float(sent.sum())
+    return Cost(algorithm, ranks, schedule.rounds, most, total, alpha, beta, gamma)
 
 
 def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cost]:

@@ -25,10 +25,10 @@ def table_rows(schedule: Schedule) -> list[list[str]]:
     for step in schedule.steps:
         cells: list[list[str]] = [[] for _ in range(schedule.ranks)]
         for transfer in step:
-            cells[transfer.source].append(f">{transfer.destination} {_chunk_name(transfer)}")
+            cells[transfer.source].append(f">{transfer.destination} {transfer.chunk_name}")
         for transfer in step:
             sign = "+" if transfer.action == "reduce" else ""
-            cells[transfer.destination].append(f"{sign}<{transfer.source} {_chunk_name(transfer)}")
+            cells[transfer.destination].append(f"{sign}<{transfer.source} {transfer.chunk_name}")
         rows.append(["\n".join(cell) for cell in cells])
     return rows
 
@@ -107,7 +107,7 @@ def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> 
     dash = transfer.action == "copy"
     start, end = _x(transfer.source), _x(transfer.destination)
     top, bottom = y + 5, y + _ROW - 5
-    label = _chunk_name(transfer) if labelled else ""
+    label = transfer.chunk_name if labelled else ""
     ends = {transfer.source, transfer.destination}
     if schedule.ranks > 3 and ends == {0, schedule.ranks - 1}:
         # Around the corner: out at one side of the picture and in at the other.
@@ -161,11 +161,6 @@ def _depth(tree: Tree, rank: int) -> int:
 
 def _x(rank: int) -> float:
     return _MARGIN + 10 + _COLUMN * rank
-
-
-def _chunk_name(transfer: Transfer) -> str:
-    last = transfer.chunk + transfer.count - 1
-    return f"c{transfer.chunk}" if transfer.count == 1 else f"c{transfer.chunk}-{last}"
 
 
 def _colour(chunk: int, chunks: int) -> str:

@@ -15,6 +15,8 @@ from math import gcd, isqrt, log, prod
 import numpy as np
 import numpy.typing as npt
 
+from unisono.wording import name_number
+
 Ranks = npt.NDArray[np.int64]
 
 _SUGGESTIONS = 3
@@ -134,7 +136,7 @@ class Mesh:
             raise ValueError(f"a world has at least one rank, not {world_size}")
         fitting = "; ".join(_product(self.axes, shape) for shape in self._nearest(world_size))
         raise ValueError(
-            f"{self} = {_count(self.size, 'rank')}, but the world has {world_size:,}. "
+            f"{self} = {name_number(self.size, 'rank')}, but the world has {world_size:,}. "
             f"What fits: {fitting}"
         )
 
@@ -191,8 +193,8 @@ class Mesh:
             raise ValueError(f"a node has at least one rank, not {ranks_per_node}")
         nodes = -(-self.size // ranks_per_node)
         lines = [
-            f"{_count(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; "
-            f"{_count(nodes, 'node')} of {_count(ranks_per_node, 'rank')}"
+            f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; "
+            f"{name_number(nodes, 'node')} of {name_number(ranks_per_node, 'rank')}"
         ]
         asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
         head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
@@ -248,10 +250,6 @@ class Mesh:
 
 def _product(axes: Sequence[str], shape: Sequence[int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("s" if number != 1 else "")
 
 
 def _divisors(number: int) -> list[int]:

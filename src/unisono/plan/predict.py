@@ -45,7 +45,7 @@ class CostModel:
         return self.latency_s + size_bytes * self.cost_s_per_byte(size_bytes)
 
     def bandwidths(self) -> list[tuple[int, float]]:
-        """(size, bytes a second without the latency) for each regime that the fit knows."""
+        """(size, bytes per second without the latency) for each regime that the fit knows."""
         pairs = zip(self.sizes_bytes, self.costs_s_per_byte, strict=True)
         return [(size, 1 / cost) for size, cost in pairs if cost > 0]
 

@@ -132,30 +132,18 @@ def _apply(
         for chunk in range(first, first + count):
             sent = mine.get(chunk)
             if sent is None:
-                raise _error(
-                    f"rank {source} sends chunk {chunk} to rank {destination} before it has it",
-                    source,
-                    chunk,
-                    number,
-                )
+                what = f"rank {source} sends chunk {chunk} to rank {destination} before it has it"
+                raise _error(what, source, chunk, number)
             target = destination, chunk
             earlier = arriving.get(target)
             if earlier is not None and not (reduces and earlier[1]):
-                raise _error(
-                    f"rank {destination} gets chunk {chunk} twice, and one of them overwrites it",
-                    destination,
-                    chunk,
-                    number,
-                )
+                what = f"rank {destination} gets chunk {chunk} twice, and one of them overwrites it"
+                raise _error(what, destination, chunk, number)
             if reduces:
                 had = theirs.get(chunk) if earlier is None else earlier[0]
                 if had is None:
-                    raise _error(
-                        f"rank {destination} adds to chunk {chunk} before it has it",
-                        destination,
-                        chunk,
-                        number,
-                    )
+                    what = f"rank {destination} adds to chunk {chunk} before it has it"
+                    raise _error(what, destination, chunk, number)
                 twice = had[1] | sent[1] | (had[0] & sent[0])
                 if twice and not (had[1] or sent[1]):
                     doubled[target] = number

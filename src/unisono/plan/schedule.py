@@ -25,6 +25,8 @@ from typing import Any, Literal, cast, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unisono.wording import name_number
+
 Action = Literal["copy", "reduce"]
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -50,7 +52,13 @@ class Transfer:
 
     def __str__(self) -> str:
         arrow = "+>" if self.action == "reduce" else "->"
-        return f"{self.source} {arrow} {self.destination} {_chunks(self.chunk, self.count)}"
+        return f"{self.source} {arrow} {self.destination} {self.chunk_name}"
+
+    @property
+    def chunk_name(self) -> str:
+        """ "c3", or "c3-5" of several chunks."""
+        last = self.chunk + self.count - 1
+        return f"c{self.chunk}" if self.count == 1 else f"c{self.chunk}-{last}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,7 +343,7 @@ class Schedule:
             sends: dict[int, list[str]] = {}
             receives: dict[int, list[str]] = {}
             for transfer in step:
-                what = _chunks(transfer.chunk, transfer.count)
+                what = transfer.chunk_name
                 verb = "recv+reduce" if transfer.action == "reduce" else "recv"
                 to, source = transfer.destination, transfer.source
                 sends.setdefault(source, []).append(f"send {what} -> {to}")
@@ -350,8 +358,8 @@ class Schedule:
         """The schedule in one line."""
         root = f", root {self.root}" if self.collective in ROOTED else ""
         return (
-            f"{self.collective} by {self.algorithm}: {_many(self.ranks, 'rank')}, "
-            f"{_many(self.chunks, 'chunk')}, {_many(self.rounds, 'step')}{root}"
+            f"{self.collective} by {self.algorithm}: {name_number(self.ranks, 'rank')}, "
+            f"{name_number(self.chunks, 'chunk')}, {name_number(self.rounds, 'step')}{root}"
         )
 
     def to_json(self) -> str:
@@ -446,11 +454,3 @@ def _phase(part: dict[str, Any]) -> Phase:
     )
     keys = ("times", "shift", "within", "turn")
     return Phase(step, *(cast(int, part[key]) for key in keys))
-
-
-def _chunks(chunk: int, count: int) -> str:
-    return f"c{chunk}" if count == 1 else f"c{chunk}-{chunk + count - 1}"
-
-
-def _many(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -94,7 +94,7 @@ def simulate(
     slow_links: Mapping[str, float] | None = None,
     late_s: Mapping[int, float] | None = None,
 ) -> Timeline:
-    """Play `schedule` through on `topology`, with a tensor of `total_bytes`.
+    """Simulate `schedule` on `topology`, with a tensor of `total_bytes`.
 
     `slow_ranks` maps ranks to how many times longer their overhead and their adding take;
     `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they

@@ -3,7 +3,7 @@
 Importing this package registers them all; `unisono.plan.catalog` lists them.
 """
 
-from unisono.plan.algorithms import (
+from unisono.plan.algorithms import (  # noqa: F401 - an import registers
     binomial,
     bruck,
     chain,
@@ -17,18 +17,3 @@ from unisono.plan.algorithms import (
     ring_2d,
     scatter_gather,
 )
-
-__all__ = [
-    "binomial",
-    "bruck",
-    "chain",
-    "direct",
-    "dissemination",
-    "double_tree",
-    "hierarchical",
-    "pairwise",
-    "recursive",
-    "ring",
-    "ring_2d",
-    "scatter_gather",
-]

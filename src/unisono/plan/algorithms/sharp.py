@@ -18,7 +18,7 @@ from unisono.plan.topology import Topology
 
 
 def all_reduce_s(ranks: int, total_bytes: float, topology: Topology, ports: int = 40) -> float:
-    """Seconds for an all_reduce with one tensor a node in the network, `ports` ports a switch.
+    """Seconds for an all_reduce with one tensor per node in the network, `ports` ports per switch.
 
     Inside a node the ranks first reduce and scatter and at last gather, straight to each other;
     the cards then carry the node's tensor once out and once in. Raises ValueError for no ranks.
