@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import TypeAlias
 
 import numpy
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ STABLE = 0.01
 QUEUED_SHARE = 0.1
 """A sample is disturbed if a rank wanted to run and had no core for this share of it."""
 
-OVER_RANKS = ("max", "mean", "min")
+
+_Turns: TypeAlias = "dict[str, list[NDArray[numpy.float64]]]"
 
 
 @dataclass
@@ -62,19 +64,16 @@ class _Contestant:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all ranks; shape (ranks, samples)."""
+    """Samples of all ranks; the shape of each part is (ranks, samples)."""
 
     begin_s: NDArray[numpy.float64]
     end_s: NDArray[numpy.float64]
     queued_s: NDArray[numpy.float64]
 
     @classmethod
-    def concatenated(cls, several: Sequence[_Samples]) -> _Samples:
-        return cls(
-            numpy.concatenate([samples.begin_s for samples in several], axis=1),
-            numpy.concatenate([samples.end_s for samples in several], axis=1),
-            numpy.concatenate([samples.queued_s for samples in several], axis=1),
-        )
+    def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
+        """From what `_turn` returned, one turn after the other."""
+        return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
     def took_s(self, over: str) -> NDArray[numpy.float64]:
         """Each sample's time: that of the slowest rank, or another view over the ranks."""
@@ -207,7 +206,7 @@ class Measurer:
     # -- while it runs -------------------------------------------------------------------------
 
     def _time(self, case: Case, contestants: Sequence[_Contestant]) -> dict[str, _Samples]:
-        taken: dict[str, list[_Samples]] = {contestant.name: [] for contestant in contestants}
+        taken: _Turns = {contestant.name: [] for contestant in contestants}
         order = list(contestants)
         shuffler = random.Random(case.size_bytes)  # the same order on every rank
         end_s = time.perf_counter() + self.budget_s
@@ -226,18 +225,17 @@ class Measurer:
                     break
         finally:
             gc.enable()
-        return {name: _Samples.concatenated(several) for name, several in taken.items()}
+        return {name: _Samples.of(turns) for name, turns in taken.items()}
 
-    def _turn(self, contestant: _Contestant) -> _Samples:
-        """One contestant's samples of a block, from all ranks."""
+    def _turn(self, contestant: _Contestant) -> NDArray[numpy.float64]:
+        """One contestant's samples of a block, from all ranks: (ranks, samples, 3)."""
         contestant.calls[0]()  # brings the backend's own memory back into the caches
         contestant.synchronise()
         mine = numpy.array(
             [self._sample(contestant, contestant.batch) for _ in range(contestant.repeat)]
         )
         self.control.meet()
-        everyone = self.control.gather(mine.reshape(-1)).reshape(self.control.size, -1, 3)
-        return _Samples(everyone[:, :, 0], everyone[:, :, 1], everyone[:, :, 2])
+        return self.control.gather(mine.reshape(-1)).reshape(self.control.size, -1, 3)
 
     def _sample(self, contestant: _Contestant, batch: int) -> tuple[float, float, float]:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
@@ -251,10 +249,10 @@ class Measurer:
         end_s = time.perf_counter()
         return begin_s, end_s, self._clock.queued_s() - queued_before_s
 
-    def _stable(self, taken: dict[str, list[_Samples]]) -> bool:
+    def _stable(self, taken: _Turns) -> bool:
         return all(
-            summarise(_Samples.concatenated(several).took_s(self.over)).uncertainty < STABLE
-            for several in taken.values()
+            summarise(_Samples.of(turns).took_s(self.over)).uncertainty < STABLE
+            for turns in taken.values()
         )
 
     # -- afterwards ----------------------------------------------------------------------------
