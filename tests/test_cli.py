@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import click
 from click.testing import CliRunner
 
 from unisono.cli import COMMANDS, main
+from user_programs import run_python
 
 
 def test_the_table_says_what_the_commands_say() -> None:
@@ -28,10 +26,8 @@ def test_the_table_says_what_the_commands_say() -> None:
 
 
 def test_help_imports_neither_torch_nor_numpy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines() == ["[]", "[]"]
+    done = run_python("-c", PROBE)
+    assert done.stdout.splitlines() == ["[]", "[]"], done.stderr
 
 
 PROBE = """

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import unisono
+from user_programs import run_python
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -114,7 +115,7 @@ def test_a_failing_check_ends_the_program_with_a_sentence(tmp_path: Path) -> Non
     text = (FOLDER / "identity.py").read_text()
     broken = tmp_path / "broken.py"
     broken.write_text(text.replace("expected = [", "expected = [-1] + [", 1))
-    ended = subprocess.run([sys.executable, str(broken)], capture_output=True, text=True)
+    ended = run_python(broken)
     assert ended.returncode == 1
     assert ended.stderr.endswith("AssertionError: all_reduce gave tensor([0.]), not [-1, 0.0]\n")
 

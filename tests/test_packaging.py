@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import email
-import importlib.util
 import re
+import runpy
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +19,8 @@ import unisono
 ROOT = Path(__file__).parent.parent
 
 
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(name: str) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(ROOT / f"tools/{name}.py")))
 
 
 checks = tool("check_packages")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 import unisono
+from user_programs import run_python
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_stub_is_what_the_table_says() -> None:
-    spec = importlib.util.spec_from_file_location("write_stub", ROOT / "tools/write_stub.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.STUB.read_text() == module.stub_text(), "run python tools/write_stub.py"
-    named = [line.split()[-1] for line in module.stub_text().splitlines() if " as " in line]
+    tool = runpy.run_path(str(ROOT / "tools/write_stub.py"))
+    text = tool["stub_text"]()
+    assert tool["STUB"].read_text() == text, "run python tools/write_stub.py"
+    named = [line.split()[-1] for line in text.splitlines() if " as " in line]
     assert sorted(named) == unisono.__all__
 
 
@@ -36,10 +34,8 @@ def test_every_public_name_is_there_once() -> None:
 
 def test_to_import_it_imports_neither_torch_nor_numpy() -> None:
     program = "import sys, unisono; print({'torch', 'numpy'} & {*sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "set()\n"
+    done = run_python("-c", program)
+    assert done.stdout == "set()\n", done.stderr
 
 
 PROGRAM = """
@@ -75,15 +71,9 @@ def test_a_users_program_has_types(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(
         "[mypy]\nstrict = true\n[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
     )
+    mypy = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--follow-imports=silent",
-            "--no-error-summary",
-            "program.py",
-        ],
+        [*mypy, "program.py"],
         capture_output=True,
         text=True,
         timeout=120,

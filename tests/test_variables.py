@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from unisono import variables
 from unisono.errors import UnisonoError
-from user_programs import plain_environment, write_program
+from user_programs import run_python, write_program
 
 BAD = {
     "UNISONO_RANK": "first",
@@ -33,16 +31,6 @@ BAD = {
 }
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=plain_environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_a_text_that_means_nothing_is_one_sentence_with_name_and_text() -> None:
     free = {"UNISONO_ALGO"}  # a program may register any name
     assert {variable.name for variable in variables.ALL} == BAD.keys() | free
@@ -50,10 +38,10 @@ def test_a_text_that_means_nothing_is_one_sentence_with_name_and_text() -> None:
         if variable.name not in free:
             with pytest.raises(UnisonoError) as caught:
                 variable.read(BAD)
-            told = str(caught.value)
-            assert told.startswith(f"{variable.name} must be ")
-            assert told.endswith(f"not {BAD[variable.name]!r}")
-            assert "\n" not in told
+            text = str(caught.value)
+            assert text.startswith(f"{variable.name} must be ")
+            assert text.endswith(f"not {BAD[variable.name]!r}")
+            assert "\n" not in text
 
 
 def test_what_texts_mean() -> None:
@@ -73,10 +61,10 @@ def test_what_texts_mean() -> None:
 
 def test_no_variable_ends_import_torch() -> None:
     code = "import torch, unisono; print('here, watched:', unisono.watch.is_on())"
-    done = run(code, **BAD | {"UNISONO_WATCH": "1"})
+    done = run_python("-c", code, environment=BAD | {"UNISONO_WATCH": "1"})
     assert done.stdout == "here, watched: True\n", done.stderr
-    told = done.stderr.splitlines()
-    assert [line.split()[0] for line in told] == [  # those that are read here
+    lines = done.stderr.splitlines()
+    assert [line.split()[0] for line in lines] == [  # those that are read here
         "UNISONO_BACKEND",
         "UNISONO_CHECK_SHAPES",
         "UNISONO_WATCH_HANG_S",
@@ -85,23 +73,25 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_FOLDER",
         "UNISONO_TRACE",
     ]
-    assert all(line.endswith(": it is left out of account") for line in told)
+    assert all(line.endswith(": it is left out of account") for line in lines)
 
 
 def test_a_backend_that_torch_does_not_know_is_a_warning_and_an_error_where_it_is_used() -> None:
     code = "import torch, unisono; print(unisono.watch.is_on()); unisono.init()"
-    done = run(code, UNISONO_BACKEND="glooo", UNISONO_WATCH="loud")
+    environment = {"UNISONO_BACKEND": "glooo", "UNISONO_WATCH": "loud"}
+    done = run_python("-c", code, environment=environment)
     assert done.stdout == "False\n"
     assert done.returncode == 1
-    told = done.stderr.splitlines()
-    assert told[0].startswith("UNISONO_BACKEND=glooo has no effect: torch has no backend glooo")
-    assert told[0].endswith("did you mean gloo?")
-    assert told[1].startswith("UNISONO_WATCH must be 0 or 1, not 'loud'")
-    assert told[-1].startswith("unisono.errors.UnisonoError: torch has no backend glooo")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("UNISONO_BACKEND=glooo has no effect: torch has no backend glooo")
+    assert lines[0].endswith("did you mean gloo?")
+    assert lines[1].startswith("UNISONO_WATCH must be 0 or 1, not 'loud'")
+    assert lines[-1].startswith("unisono.errors.UnisonoError: torch has no backend glooo")
 
 
 def test_who_starts_the_watch_gets_an_error() -> None:
-    done = run("import unisono; unisono.watch.start()", UNISONO_WATCH_HANG_S="abc")
+    code = "import unisono; unisono.watch.start()"
+    done = run_python("-c", code, environment={"UNISONO_WATCH_HANG_S": "abc"})
     assert done.stderr.splitlines()[-1] == (
         "unisono.errors.UnisonoError: UNISONO_WATCH_HANG_S must be a number of seconds above 0, "
         "not 'abc'"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from user_programs import plain_environment
+from user_programs import run_python
 
 WITHOUT = """
 import sys
@@ -31,13 +29,7 @@ SENTENCE = "needs torch, which is not installed: run `pip install torch`"
 def no_torch(tmp_path: Path) -> dict[str, str]:
     """An environment whose interpreters find everything but torch, and their children, too."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    return plain_environment() | {"PYTHONPATH": str(tmp_path)}
-
-
-def run(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *args], env=environment, capture_output=True, text=True, timeout=60
-    )
+    return {"PYTHONPATH": str(tmp_path)}
 
 
 def test_functions_say_what_they_need(no_torch: dict[str, str]) -> None:
@@ -60,7 +52,7 @@ attempt(lambda: unisono.init("nccl"))
 attempt(lambda: unisono.init(with_torch=True))
 attempt(training)
 """
-    done = run(no_torch, "-c", code)
+    done = run_python("-c", code, environment=no_torch)
     assert done.returncode == 0, done.stderr
     named = [line.partition(" needs torch")[0] for line in done.stdout.splitlines()]
     assert named == [
@@ -87,9 +79,9 @@ def work():
     return array.tolist()
 print(unisono.launch(work, 2), "torch" in sys.modules)
 """
-    done = run(no_torch, "-c", code)
+    done = run_python("-c", code, environment=no_torch)
     assert done.stdout == "[[1.0, 1.0], [1.0, 1.0]] False\n", done.stderr
-    planned = run(no_torch, "-m", "unisono", "plan", "all_reduce", "-n", "4")
+    planned = run_python("-m", "unisono", "plan", "all_reduce", "-n", "4", environment=no_torch)
     assert planned.returncode == 0, planned.stderr
 
 
@@ -102,14 +94,14 @@ print(unisono.launch(work, 2), "torch" in sys.modules)
     ],
 )
 def test_commands_say_what_they_need(command: list[str], no_torch: dict[str, str]) -> None:
-    done = run(no_torch, "-m", "unisono", *command)
+    done = run_python("-m", "unisono", *command, environment=no_torch)
     assert done.returncode != 0
     assert SENTENCE in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_doctor_reports_it(no_torch: dict[str, str]) -> None:
-    done = run(no_torch, "-m", "unisono", "doctor", "--backends", "unisono")
+    done = run_python("-m", "unisono", "doctor", "--backends", "unisono", environment=no_torch)
     assert done.returncode == 1
     assert done.stderr == ""
     assert "Run `pip install torch`." in done.stdout

@@ -55,6 +55,19 @@ def write_program(folder: Path, text: str, name: str = "program.py") -> Program:
     return Program(path)
 
 
+def run_python(
+    *args: str | Path, environment: dict[str, str] | None = None, timeout_s: float = DEADLINE_S
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter to its end."""
+    return subprocess.run(
+        [sys.executable, *args],
+        env=plain_environment() | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
 def read_line(process: subprocess.Popen[str]) -> str:
     """The next line that a program prints; it must print one."""
     assert process.stdout is not None

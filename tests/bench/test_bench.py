@@ -31,9 +31,9 @@ from unisono.bench.settings import BenchSettings
 from unisono.bench.start import find_mpirun
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from user_programs import plain_environment
+from user_programs import plain_environment, run_python
 
-BENCH = (sys.executable, "-m", "unisono", "bench")
+BENCH = ("-m", "unisono", "bench")
 DEADLINE_S = 120
 
 
@@ -188,9 +188,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     command += ["--backends", "unisono,gloo,nccl,mpi", "--budget", "0.05"]
     command += ["--json", str(json_path), "--csv", str(csv_path)]
     command += ["--plot", str(plot_path), "--html", str(html_path)]
-    done = subprocess.run(
-        command, env=plain_environment(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = run_python(*command, timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     run = read(json_path)
     assert run.finished
@@ -262,7 +260,7 @@ def test_ctrl_c_saves_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     command = [*BENCH, "barrier", "all_reduce", "-n", "2", "--sizes", "8", "--backends", "unisono"]
     process = subprocess.Popen(
-        [*command, "--budget", "0.5", "--step", "2", "--json", str(path)],
+        [sys.executable, *command, "--budget", "0.5", "--step", "2", "--json", str(path)],
         env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -286,15 +284,9 @@ def test_ctrl_c_saves_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_under_torchrun_rank_0_prints() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "unisono", "bench", "barrier"]
-    done = subprocess.run(
-        [*command, "--budget", "0.05", "--backends", "unisono,unisono-torch,gloo"],
-        env=plain_environment() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *BENCH]
+    command += ["barrier", "--budget", "0.05", "--backends", "unisono,unisono-torch,gloo"]
+    done = run_python(*command, environment={"OMP_NUM_THREADS": "1"}, timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("barrier, 2 ranks") == 1
     for backend in ("unisono", "unisono-torch", "gloo"):
@@ -311,13 +303,8 @@ def test_every_collective_of_mpi_is_right_or_left_out(
 ) -> None:
     path = tmp_path / "run.json"
     command = [*BENCH, "all", "-n", "3", "--sizes", "8,4100", "--place", "both", "--dtype", dtype]
-    done = subprocess.run(
-        [*command, "--backends", "mpi", "--budget", "0.01", "--json", str(path)],
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    command += ["--backends", "mpi", "--budget", "0.01", "--json", str(path)]
+    done = run_python(*command, timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {row.collective for row in read(path).rows} == measured
 

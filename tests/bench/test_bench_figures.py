@@ -14,12 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.bench import html
-from unisono.bench.collectives import (
-    COLLECTIVES,
-    bandwidths,
-    gradient_counts,
-    item_bytes,
-)
+from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, item_bytes
 from unisono.bench.compare import compare
 from unisono.bench.results import Row, Run, Skipped, from_json, to_json
 from unisono.bench.settings import BenchSettings
@@ -71,20 +66,11 @@ def run(*rows: Row) -> Run:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_bandwidths_are_those_of_nccl_tests(ranks: int) -> None:
     # nccl-tests, doc/PERFORMANCE.md: busbw = algbw * factor
-    factors = {
-        "all_reduce": 2 * (ranks - 1) / ranks,
-        "reduce_scatter": (ranks - 1) / ranks,
-        "all_gather": (ranks - 1) / ranks,
-        "gather": (ranks - 1) / ranks,
-        "scatter": (ranks - 1) / ranks,
-        "all_to_all": (ranks - 1) / ranks,
-        "broadcast": 1.0,
-        "reduce": 1.0,
-        "ping_pong": 1.0,
-        "stream": 1.0,
-        "all_reduce_async": 2 * (ranks - 1) / ranks,
-        "gradients": 2 * (ranks - 1) / ranks,
-    }
+    moved_once = ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
+    factors = dict.fromkeys(moved_once, (ranks - 1) / ranks)
+    moved_twice = ("all_reduce", "all_reduce_async", "gradients")
+    factors |= dict.fromkeys(moved_twice, 2 * (ranks - 1) / ranks)
+    factors |= dict.fromkeys(("broadcast", "reduce", "ping_pong", "stream"), 1.0)
     assert set(factors) == set(COLLECTIVES) - {"barrier"}
     for name, factor in factors.items():
         algbw, busbw = bandwidths(COLLECTIVES[name], 4_000_000_000, 2.0, ranks)
@@ -207,7 +193,7 @@ def test_markdown_has_backends_side_by_side() -> None:
     assert "| all_reduce | 4 KiB | 10.0 | - | 2.00 | - |" in text
 
 
-def test_the_report_stands_alone() -> None:
+def test_the_page_stands_alone() -> None:
     rows = [
         row(name, size, wrong=int(size == 64)) for name in ("unisono", "gloo") for size in (8, 64)
     ]
@@ -295,7 +281,7 @@ def test_memory_is_counted_for_the_largest_row() -> None:
     assert what == "all_gather of 1MB"
 
 
-def test_places() -> None:
+def test_placements() -> None:
     def placements(name: str, asked: str) -> tuple[str, ...]:
         settings = BenchSettings(2, (name,), (8,), ("unisono",), placement=asked)
         return settings.placements(COLLECTIVES[name])

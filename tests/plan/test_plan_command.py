@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from unisono.plan.chart import crossovers, save_chart, text_chart
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import table_rows, to_svg, trees
 from unisono.plan.topology import PRESETS
+from user_programs import run_python
 
 
 def plan(*arguments: object) -> Result:
@@ -171,12 +170,12 @@ def test_planning_needs_neither_torch_nor_the_engine() -> None:
         "main(['plan', 'all_reduce', '-n', '4'], standalone_mode=False); "
         "assert not {'torch', 'unisono._native', 'matplotlib'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_example_runs() -> None:
-    program = Path(__file__).resolve().parents[2] / "examples" / "own_algorithm.py"
-    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True)
+    done = run_python(Path(__file__).resolve().parents[2] / "examples" / "own_algorithm.py")
     assert "all_reduce by star: 4 ranks, 1 chunk, 2 steps" in done.stdout
     assert "without rank 3: chunk 0 of rank 0 lacks what rank 3 contributed (step 0)" in done.stdout
     assert "star " in done.stdout
