@@ -159,11 +159,8 @@ def measure(
     )
     cases = settings.cases()
     if not cases:
-        raise Misuse(
-            f"no collective that was asked for works {place} of place"
-            if place == "out"
-            else "no collective that was asked for works in place"
-        )
+        where = "in place" if place == "in" else "out of place"
+        raise Misuse(f"no collective that was asked for works {where}")
     seconds = budget_s if budget_s is not None else usual_budget_s(len(cases))
     settings = replace(settings, budget_s=seconds)
     is_first = launched is None or launched.rank == 0

@@ -26,7 +26,7 @@ from unisono.launcher import launch
 from unisono.requirements import require_torch
 
 GRACE_S = 5.0
-"""How long mpirun has to end its ranks, once told to, before it is killed."""
+"""How long mpirun has to end its ranks, once asked to, before it is killed."""
 
 
 def run(settings: BenchSettings, listener: Listener, others: Callable[[str], None]) -> None:

@@ -182,7 +182,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, ...]:
         ctx.comm = comm
-        return tuple(ragged.all_gather(comm, tensor.detach()))
+        return tuple(ragged.gather(comm, tensor.detach(), None))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

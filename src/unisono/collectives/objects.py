@@ -12,6 +12,7 @@ from typing import Any
 
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.integers import all_gather_integers, device_of
+from unisono.collectives.ragged import gather_rows
 from unisono.collectives.refusals import check_rank
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
 from unisono.comm.base import Communicator
@@ -42,12 +43,7 @@ def broadcast_object(
 
 def all_gather_object(obj: Any, group: Any = None, *, allow_pickle: bool = False) -> list[Any]:
     """A list of every rank's object, in rank order, on every rank. Raises as `broadcast_object`."""
-    comm = resolve(group)
-    data, lengths = _encode_all(comm, obj, allow_pickle)
-    device = device_of(comm)
-    received = [tensor_from_bytes(bytearray(length), device) for length in lengths]
-    comm.all_gather(received, tensor_from_bytes(data, device))
-    return [decode(bytes_of(row), allow_pickle) for row in received]
+    return _gather(resolve(group), obj, None, allow_pickle) or []
 
 
 def gather_object(
@@ -57,11 +53,15 @@ def gather_object(
     `broadcast_object`."""
     comm = resolve(group)
     check_rank(comm, "gather", dst)
+    return _gather(comm, obj, dst, allow_pickle)
+
+
+def _gather(comm: Communicator, obj: Any, dst: int | None, allow_pickle: bool) -> list[Any] | None:
     data, lengths = _encode_all(comm, obj, allow_pickle)
     device, received = device_of(comm), None
-    if comm.rank == dst:
+    if dst is None or comm.rank == dst:
         received = [tensor_from_bytes(bytearray(length), device) for length in lengths]
-    comm.gather(received, tensor_from_bytes(data, device), dst)
+    gather_rows(comm, received, tensor_from_bytes(data, device), dst)
     return None if received is None else [decode(bytes_of(row), allow_pickle) for row in received]
 
 

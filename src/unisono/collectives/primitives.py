@@ -102,8 +102,9 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
         _check_tensor(comm, "all_gather", tensor)
         return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
     if not _is_tensor(tensor):
-        return structures.all_gather(comm, tensor, async_op)
-    result = ragged.all_gather(comm, as_dense_tensor(comm, "all_gather", tensor), async_op)
+        return structures.gather(comm, tensor, None, async_op)
+    dense = as_dense_tensor(comm, "all_gather", tensor)
+    result = ragged.gather(comm, dense, None, async_op=async_op)
     return _in_given_type(tensor, result)
 
 

@@ -16,7 +16,7 @@ import torch
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.results import result_or_work
 from unisono.collectives.tensor_bytes import flat_bytes
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Work
 
 _SHORT_DIMS = 8
 _MOST_DIMS = 64
@@ -46,39 +46,36 @@ class TensorSpec(NamedTuple):
         return self.empty(tensor.device)
 
 
-def all_gather(comm: Communicator, tensor: torch.Tensor, async_op: bool = False) -> Any:
-    """Every rank's tensor, in rank order, whatever its shape and dtype."""
-    specs = _all_gather_specs(comm, tensor)
-    outputs = [spec.empty_beside(tensor) for spec in specs]
-    if _have_one_dtype(specs):
-        work = comm.all_gather(outputs, tensor, async_op=async_op)
-    else:
-        parts = [flat_bytes(output) for output in outputs]
-        work = comm.all_gather(parts, flat_bytes(tensor), async_op=async_op)
-    return result_or_work(work, async_op, outputs)
-
-
 def gather(
     comm: Communicator,
     tensor: torch.Tensor,
-    dst: int,
+    dst: int | None,
     out: Sequence[torch.Tensor] | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Every rank's tensor, in rank order, on rank `dst`, in `out` where it is given; None
-    elsewhere."""
+    """Every rank's tensor, in rank order, whatever its shape and dtype: on rank `dst`, in `out`
+    where it is given, and None elsewhere; with None for `dst` on every rank."""
     specs = _all_gather_specs(comm, tensor)
     outputs = None
     if comm.rank == dst and out is not None:
         outputs = [_check_fits(comm, "gather", *pair) for pair in zip(specs, out, strict=True)]
-    elif comm.rank == dst:
+    elif dst is None or comm.rank == dst:
         outputs = [spec.empty_beside(tensor) for spec in specs]
-    if _have_one_dtype(specs):
-        work = comm.gather(outputs, tensor, dst, async_op=async_op)
-    else:
+    parts, mine = outputs, tensor
+    if any(spec.dtype_number != specs[0].dtype_number for spec in specs):
         parts = None if outputs is None else [flat_bytes(output) for output in outputs]
-        work = comm.gather(parts, flat_bytes(tensor), dst, async_op=async_op)
+        mine = flat_bytes(tensor)
+    work = gather_rows(comm, parts, mine, dst, async_op)
     return result_or_work(work, async_op, outputs)
+
+
+def gather_rows(
+    comm: Communicator, parts: Any, mine: torch.Tensor, dst: int | None, async_op: bool = False
+) -> Work | None:
+    """The Communicator's gather to rank `dst`, or, without one, its all_gather."""
+    if dst is None:
+        return comm.all_gather(parts, mine, async_op=async_op)
+    return comm.gather(parts, mine, dst, async_op=async_op)
 
 
 def scatter(
@@ -119,10 +116,6 @@ def _all_gather_specs(comm: Communicator, tensor: torch.Tensor) -> list[TensorSp
         long = (number, len(shape), *shape, *_PADDING[len(shape) :])
         specs = all_gather_integers(comm, long, tensor.device)
     return [_unpack_spec(integers) for integers in specs]
-
-
-def _have_one_dtype(specs: list[TensorSpec]) -> bool:
-    return all(spec.dtype_number == specs[0].dtype_number for spec in specs)
 
 
 def _pack_long_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:

@@ -57,16 +57,6 @@ def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> A
     )
 
 
-def all_gather(comm: Communicator, structure: Any, async_op: bool) -> Any:
-    """Every rank's structure."""
-    return _gather_structures(comm, "all_gather", structure, None, async_op)
-
-
-def gather(comm: Communicator, structure: Any, dst: int, async_op: bool) -> Any:
-    """Every rank's structure, on rank `dst`."""
-    return _gather_structures(comm, "gather", structure, dst, async_op)
-
-
 # -- in place ------------------------------------------------------------------------------------
 
 
@@ -148,17 +138,19 @@ def _call_in_place(
 # -- gathering -----------------------------------------------------------------------------------
 
 
-def _gather_structures(
-    comm: Communicator, operation: str, structure: Any, dst: int | None, async_op: bool
-) -> Any:
-    """Two messages: what everybody has, then all tensors of a rank as one row of bytes."""
+def gather(comm: Communicator, structure: Any, dst: int | None, async_op: bool) -> Any:
+    """Every rank's structure, on rank `dst` or, with None, on every rank.
+
+    Two messages: what everybody has, then all tensors of a rank as one row of bytes.
+    """
+    operation = "all_gather" if dst is None else "gather"
     tree = _take_apart(comm, operation, structure)
     tensors = [as_dense_tensor(comm, operation, leaf) for leaf in tree.tensors]
     device = tensors[0].device if tensors else torch.device(device_of(comm))
     shapes = [[dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
     skeleton = description(tree, shapes=False)
     mine = tensor_from_bytes(encode([skeleton, shapes, tree.numbers]), device)
-    everyone = [decode(bytes_of(theirs)) for theirs in ragged.all_gather(comm, mine)]
+    everyone = [decode(bytes_of(theirs)) for theirs in ragged.gather(comm, mine, None)]
     skeletons = [skeleton for skeleton, _, _ in everyone]
     if any(skeleton != skeletons[0] for skeleton in skeletons):
         raise _difference_error(comm, operation, skeletons)
@@ -167,12 +159,8 @@ def _gather_structures(
     work, rows = None, None
     if dst is None or comm.rank == dst:
         rows = [torch.empty(length, dtype=torch.uint8, device=device) for length in lengths]
-    if not any(lengths):
-        pass
-    elif dst is None:
-        work = comm.all_gather(rows or [], row, async_op=async_op)
-    else:
-        work = comm.gather(rows, row, dst, async_op=async_op)
+    if any(lengths):
+        work = ragged.gather_rows(comm, rows, row, dst, async_op)
 
     def finish() -> Any:
         if rows is None:
