@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from two_backends import TwoBackends
+
 import unisono
 from unisono.bench.session import Event
 from unisono.bench.settings import BenchSettings
@@ -61,34 +63,12 @@ class Row:
         return self.median_us["gloo"] / self.median_us["unisono"]
 
 
-class Rank:
-    """One rank: both backends side by side, and what is measured on them."""
+class Rank(TwoBackends):
+    """One rank, and what is measured on it."""
 
     def __init__(self, folder: str, turns: int) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from unisono.torch_backend import autoload
-
-        autoload.register()  # for a source tree that is not installed
-        torch.set_num_threads(1)
-        self.rank = int(os.environ["UNISONO_RANK"])
-        self.size = int(os.environ["UNISONO_SIZE"])
+        super().__init__(folder)
         self.folder, self.turns = folder, turns
-        store = dist.FileStore(os.path.join(folder, "store"), self.size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
-        self.groups = {
-            "gloo": dist.group.WORLD,
-            "unisono": dist.new_group(backend="unisono"),
-        }
-        self.comm = self.groups["unisono"].comm
-
-    def slowest(self, value: float) -> float:
-        import torch
-
-        tensor = torch.tensor([value], dtype=torch.float64)
-        self.comm.all_reduce(tensor, "max")
-        return float(tensor)
 
     def measure(self, what: str, nbytes: int, ways: dict[str, Callable[[], Any]]) -> Row:
         """Each way's median, in turns; every rank returns the same figures."""

@@ -6,10 +6,9 @@
 
 step: a step whose time is mostly communication (25 million parameters, a tiny batch), by
 GradientSync on unisono, by DDP on unisono and by DDP on gloo. many: 1,000 gradients of 10 KB, by
-GradientSync in buckets, none
-of it hidden, and by one all_reduce each, on unisono and on gloo. All ways run in the
-same processes and take turns in an order shuffled anew; a turn counts with the slowest rank's
-time; figures are medians.
+GradientSync in buckets, none of it hidden, and by one all_reduce each, on unisono and on gloo. All
+ways run in the same processes and take turns in an order shuffled anew; a turn counts with the
+slowest rank's time; figures are medians.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from two_backends import TwoBackends
+
 import unisono
 
 PARTS = ("step", "many")
@@ -45,33 +46,12 @@ class Row:
     note: str = ""
 
 
-class Rank:
-    """One rank, with both backends side by side."""
+class Rank(TwoBackends):
+    """One rank, and what is measured on it."""
 
     def __init__(self, folder: str, turns: int) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from unisono.torch_backend import autoload
-
-        autoload.register()  # for a source tree that is not installed
-        torch.set_num_threads(1)
-        rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
-        store = dist.FileStore(os.path.join(folder, "store"), size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        super().__init__(folder)
         self.turns = turns
-        self.groups: dict[str, Any] = {
-            "gloo": dist.group.WORLD,
-            "unisono": dist.new_group(backend="unisono"),
-        }
-        self.comm = self.groups["unisono"].comm
-
-    def slowest(self, value: float) -> float:
-        import torch
-
-        tensor = torch.tensor([value], dtype=torch.float64)
-        self.comm.all_reduce(tensor, "max")
-        return float(tensor)
 
     def measure(self, part: str, ways: dict[str, Callable[[], Any]]) -> Row:
         """Each way's median, in turns; every rank returns the same figures."""

@@ -55,10 +55,10 @@ def main() -> None:
     try:
         save(state, folder / "no such folder" / "model.pt")
     except (OSError, RuntimeError) as error:  # rank 0 its own, the others UnisonoError
-        told = str(error)
+        message = str(error)
     else:
         raise AssertionError(f"rank {comm.rank} believes in a checkpoint that is not there")
-    assert "no such folder" in told, f"rank {comm.rank} was told: {told}"
+    assert "no such folder" in message, f"rank {comm.rank} was told: {message}"
     unisono.barrier()  # all have read; the group is as good as before
     if comm.rank == 0:
         print(f"{comm.size} ranks loaded what rank 0 saved, and heard of it when it could not")

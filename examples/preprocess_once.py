@@ -46,9 +46,9 @@ def main() -> None:
     makers = [path.name for path in folder.glob("made by *")]
     assert makers == ["made by rank 0"], f"the cache was {makers}"
 
-    told = what_a_failure_looks_like(comm.rank)
-    assert "the corpus is damaged" in told, f"rank {comm.rank} was told: {told}"
-    everyone = unisono.gather_object(told)  # the group is as good as before
+    message = what_a_failure_looks_like(comm.rank)
+    assert "the corpus is damaged" in message, f"rank {comm.rank} was told: {message}"
+    everyone = unisono.gather_object(message)  # the group is as good as before
     if comm.rank == 0:
         assert everyone is not None
         print(f"made once, read by {comm.size} ranks: {words}")

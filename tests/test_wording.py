@@ -22,8 +22,8 @@ def test_ranks_are_named_as_a_sentence_does(ranks: list[int], text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("one", "several"),
+    ("singular", "several"),
     [("was killed by SIGKILL", "were killed by SIGKILL"), ("raised", "raised")],
 )
-def test_what_one_rank_did_is_said_of_several(one: str, several: str) -> None:
-    assert plural(one) == several
+def test_what_one_rank_did_is_said_of_several(singular: str, several: str) -> None:
+    assert plural(singular) == several

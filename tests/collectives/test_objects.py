@@ -134,7 +134,7 @@ def test_any_bytes_are_refused_or_are_data(raw: bytes) -> None:
         decode(raw)
 
 
-def word(number: int) -> bytes:
+def length(number: int) -> bytes:
     return struct.pack("<Q", number)
 
 
@@ -143,26 +143,26 @@ def word(number: int) -> bytes:
     [
         b"",
         b"z",
-        b"l" + word(2**60),
-        b"b" + word(2**63),
-        b"i" + word(2**64 - 1),
-        b"d" + word(1) + b"l" + word(0) + b"N",  # a list is no key
-        b"e" + word(1) + b"d" + word(0),
-        b"s" + word(1) + b"\xff",
-        b"x" + word(7) + b"float32" + word(2) + word(2**40) + word(2**40),
-        b"x" + word(7) + b"float32" + word(2) + word(0) + word(2**62),
-        b"x" + word(4) + b"load" + word(0),  # an attribute of torch, but no dtype
-        b"a" + word(1) + b"O" + word(0) + bytes(8),
-        b"a" + word(3) + b"i4," + word(0) + bytes(8),
-        b"a" + word(4) + b"i4,(" + word(0) + bytes(8),  # NumPy parses it, as Python
-        b"n" + word(4) + b"f4,)" + word(0) + bytes(8),
-        b"a" + word(2) + b"i3" + word(0) + bytes(8),
-        b"l" + word(1) + (b"l" + word(1)) * 5000 + b"N",
+        b"l" + length(2**60),
+        b"b" + length(2**63),
+        b"i" + length(2**64 - 1),
+        b"d" + length(1) + b"l" + length(0) + b"N",  # a list cannot be a key
+        b"e" + length(1) + b"d" + length(0),
+        b"s" + length(1) + b"\xff",
+        b"x" + length(7) + b"float32" + length(2) + length(2**40) + length(2**40),
+        b"x" + length(7) + b"float32" + length(2) + length(0) + length(2**62),
+        b"x" + length(4) + b"load" + length(0),  # an attribute of torch, but not a dtype
+        b"a" + length(1) + b"O" + length(0) + bytes(8),
+        b"a" + length(3) + b"i4," + length(0) + bytes(8),
+        b"a" + length(4) + b"i4,(" + length(0) + bytes(8),  # NumPy parses it, as Python
+        b"n" + length(4) + b"f4,)" + length(0) + bytes(8),
+        b"a" + length(2) + b"i3" + length(0) + bytes(8),
+        b"l" + length(1) + (b"l" + length(1)) * 5000 + b"N",
     ],
     ids=lambda raw: repr(raw[:12]),
 )
 def test_lies_about_lengths_and_types_are_refused(raw: bytes) -> None:
-    if raw.endswith(word(0) + word(2**62)):  # empty, in spite of its size
+    if raw.endswith(length(0) + length(2**62)):  # empty, in spite of its size
         with contextlib.suppress(ValueError):
             assert decode(raw).numel() == 0
         return
@@ -170,7 +170,7 @@ def test_lies_about_lengths_and_types_are_refused(raw: bytes) -> None:
         decode(raw)
 
 
-def test_what_is_no_plain_data_is_named() -> None:
+def test_what_is_not_plain_data_is_named() -> None:
     class Own(dict):  # type: ignore[type-arg]
         pass
 

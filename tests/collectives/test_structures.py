@@ -117,7 +117,7 @@ def test_broadcast_fills_every_leaf(comm: Communicator, async_op: bool) -> None:
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.ranks(RANKS)
 def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -> None:
-    def made(rank: int) -> Any:
+    def ragged_pair(rank: int) -> Any:
         return Pair(
             [torch.full((rank, 2), rank), torch.full((300 * rank,), 0.5, dtype=torch.bfloat16)],
             {"bool": torch.ones(rank) > 0, "array": numpy.arange(rank), "n": 10**30 + rank},
@@ -125,7 +125,7 @@ def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -
 
     def check(got: Any) -> None:
         for rank, received in enumerate(got):
-            expected = made(rank)
+            expected = ragged_pair(rank)
             assert isinstance(received, Pair)
             for a, b in zip(received.left, expected.left, strict=True):
                 assert a.dtype == b.dtype
@@ -135,9 +135,9 @@ def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -
             assert received.right["array"].tolist() == list(range(rank))
             assert received.right["n"] == 10**30 + rank
 
-    got = unisono.all_gather(made(comm.rank), comm, async_op=async_op)
+    got = unisono.all_gather(ragged_pair(comm.rank), comm, async_op=async_op)
     check(got.wait() if async_op else got)
-    got = unisono.gather(made(comm.rank), comm.size - 1, comm, async_op=async_op)
+    got = unisono.gather(ragged_pair(comm.rank), comm.size - 1, comm, async_op=async_op)
     got = got.wait() if async_op else got
     if comm.rank == comm.size - 1:
         check(got)
@@ -146,7 +146,7 @@ def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -
 
 
 def differing(rank: int) -> dict[str, tuple[Any, str]]:
-    """Structures of which the last rank's differs, and what they are told."""
+    """Structures of which the last rank's differs, and what the error says."""
     last = rank == 2
     two = torch.ones(2)
     return {

@@ -219,9 +219,9 @@ def test_what_is_sent_is_received(entry: Algorithm) -> None:
 def test_pieces_add_steps_and_no_bytes() -> None:
     for name, collective in (("double_tree", "all_reduce"), ("chain", "broadcast")):
         entry = find(collective, name)
-        one, nine = entry.schedule(8, pieces=1), entry.schedule(8, pieces=9)
-        assert nine.rounds == one.rounds + 8
-        assert nine.bytes_sent(3, 90.0) == pytest.approx(one.bytes_sent(3, 90.0))
+        whole, cut = entry.schedule(8, pieces=1), entry.schedule(8, pieces=9)
+        assert cut.rounds == whole.rounds + 8
+        assert cut.bytes_sent(3, 90.0) == pytest.approx(whole.bytes_sent(3, 90.0))
 
 
 def test_hierarchical_sends_little_between_nodes() -> None:

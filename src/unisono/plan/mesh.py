@@ -29,7 +29,7 @@ class Mesh:
     """Ranks 0, 1, ... laid out along named axes, the last axis fastest.
 
     A mesh is a value: it never changes, and two with the same axes, sizes and order are equal.
-    Raises ValueError for no axes, sizes below one and names that are no identifiers.
+    Raises ValueError for no axes, sizes below one and names that are not identifiers.
     """
 
     axes: tuple[str, ...]
