@@ -7,12 +7,14 @@ type, rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, reduce
 from typing import Any
 
 import numpy
 import torch
 
+import unisono
 from unisono import PremulSum
 from unisono.comm.base import Communicator
 
@@ -239,3 +241,18 @@ def doubles(seed: int, *shape: int) -> torch.Tensor:
     """Normal random numbers, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+Function = Callable[..., torch.Tensor]
+# Functions of sharded tensors, and torch's of whole ones.
+SPREAD: dict[str, tuple[Function, Function]] = {  # results have the shape of the shard
+    "softmax": (unisono.softmax, torch.softmax),
+    "log_softmax": (unisono.log_softmax, torch.log_softmax),
+    "normalize": (unisono.normalize, lambda x, d: torch.nn.functional.normalize(x, dim=d)),
+}
+REDUCED: dict[str, tuple[Function, Function]] = {  # dim is gone from the results
+    "logsumexp": (unisono.logsumexp, torch.logsumexp),
+    "l2_norm": (unisono.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
+    "mean": (unisono.mean, torch.mean),
+    "variance": (unisono.variance, torch.var),
+}

@@ -63,7 +63,7 @@ def run(*rows: Row) -> Run:
 # -- nccl-tests' formulas ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_bandwidths_are_those_of_nccl_tests(ranks: int) -> None:
     # nccl-tests, doc/PERFORMANCE.md: busbw = algbw * factor
     moved_once = ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
@@ -77,12 +77,6 @@ def test_bandwidths_are_those_of_nccl_tests(ranks: int) -> None:
         assert algbw == pytest.approx(2.0)  # GB = 1e9
         assert busbw == pytest.approx(2.0 * factor)
     assert bandwidths(COLLECTIVES["barrier"], 0, 1.0, ranks) == (0.0, 0.0)
-
-
-def test_the_seeds_effective_bandwidth_is_busbw() -> None:
-    size, ranks, seconds = 400_000_000, 4, 0.25
-    _, busbw = bandwidths(COLLECTIVES["all_reduce"], size, seconds, ranks)
-    assert busbw == pytest.approx(size * 2 * (ranks - 1) / (ranks * seconds) / 1e9)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import unisono
-from expected import doubles
+from expected import REDUCED, SPREAD, doubles
 from unisono import differentiable
 from unisono.comm.base import Communicator
 
@@ -212,17 +212,10 @@ def test_without_gradients_they_are_plain(comm: Communicator) -> None:
 
 # -- mathematics -------------------------------------------------------------------------------
 
+# ours, torch's, and whether a rank's result is its part of the whole one
 SHARDED: dict[str, tuple[Callable[..., Any], Callable[..., Any], bool]] = {
-    "softmax": (unisono.softmax, torch.softmax, True),
-    "log_softmax": (unisono.log_softmax, torch.log_softmax, True),
-    "normalize": (
-        unisono.normalize,
-        lambda x, d: x / torch.linalg.vector_norm(x, dim=d, keepdim=True),
-        True,
-    ),
-    "logsumexp": (unisono.logsumexp, torch.logsumexp, False),
-    "l2_norm": (unisono.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d), False),
-    "mean": (unisono.mean, torch.mean, False),
+    **{name: (*functions, True) for name, functions in SPREAD.items()},
+    **{name: (*functions, False) for name, functions in REDUCED.items()},
     "variance": (
         lambda x, d, g: unisono.variance(x, d, g, correction=0),
         lambda x, d: torch.var(x, d, correction=0),

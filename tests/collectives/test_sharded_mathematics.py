@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import unisono
+from expected import REDUCED, SPREAD
 from unisono.comm.base import Communicator
 
 RANKS = [1, 2, 3, 4, 8]
@@ -33,18 +33,6 @@ def whole_tensor(dtype: torch.dtype, rows: int = 4, columns: int = 21) -> torch.
     return (torch.randn(rows, columns, generator=generator, dtype=torch.float64) * 4).to(dtype)
 
 
-Function = Callable[..., torch.Tensor]
-SPREAD: dict[str, tuple[Function, Function]] = {  # results have the shape of the shard
-    "softmax": (unisono.softmax, torch.softmax),
-    "log_softmax": (unisono.log_softmax, torch.log_softmax),
-    "normalize": (unisono.normalize, lambda x, d: torch.nn.functional.normalize(x, dim=d)),
-}
-REDUCED: dict[str, tuple[Function, Function]] = {  # dim is gone from the results
-    "logsumexp": (unisono.logsumexp, torch.logsumexp),
-    "l2_norm": (unisono.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
-    "mean": (unisono.mean, torch.mean),
-    "variance": (unisono.variance, torch.var),
-}
 TOLERANCES = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,

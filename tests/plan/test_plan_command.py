@@ -117,25 +117,23 @@ def test_the_table() -> None:
         ("show chain --pieces 0", "at least one piece, not 0"),
         ("show binomial --root 9", "root 9 is not among 8 ranks"),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
+        (
+            "all_reduce --topology bad.toml",
+            "of topology 'bad' must be more than 0, not -5",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(
     arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    bad = "node_size = 2\ninside_latency_s = 0\ninside_bytes_per_s = -5e9\n"
+    Path("bad.toml").write_text(bad)
     result = plan(*arguments.split())
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_a_bad_topology_file_gets_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text("node_size = 2\ninside_latency_s = 0\ninside_bytes_per_s = -5e9\n")
-    result = plan("all_reduce", "--topology", path)
-    assert result.exit_code == 2
-    assert "inside_bytes_per_s of topology 'bad' must be more than 0, not -5" in result.stderr
 
 
 @pytest.mark.parametrize("entry", catalog(), ids=lambda e: f"{e.collective}-{e.name}")

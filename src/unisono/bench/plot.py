@@ -101,16 +101,10 @@ def _draw_expected(
     """The model's line: through the rows it was fitted to, and where it expected the others."""
     if not any(row.expected_us for row in rows):
         return
+    sizes = [row.size_bytes for row in rows]
     expected = [value(row, row.expected_us or row.time_us.p50) for row in rows]
-    axis.plot(
-        [row.size_bytes for row in rows],
-        expected,
-        "--",
-        color=colour,
-        label=f"{rows[0].backend}, expected",
-        linewidth=1,
-        alpha=0.8,
-    )
+    label = f"{rows[0].backend}, expected"
+    axis.plot(sizes, expected, "--", color=colour, label=label, linewidth=1, alpha=0.8)
 
 
 def _label_sizes(axis: Any, sizes: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ PLAIN_WIDTH = 150
 
 
 class Show:
-    """Takes in the events of a run, keeps it, and shows it."""
+    """Adds up the events of a run, and shows it."""
 
     def __init__(self, console: Console) -> None:
         if not console.is_terminal:

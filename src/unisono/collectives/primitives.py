@@ -21,7 +21,7 @@ import torch
 from unisono.collectives import ragged, structures
 from unisono.collectives.integers import device_of
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, check_rank, refuse_type
+from unisono.collectives.refusals import as_dense_tensor, check_out, check_rank, refuse_type
 from unisono.collectives.results import ResultWork, result_or_work
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world.world import resolve
@@ -251,12 +251,7 @@ def _copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any
     """`out`, with the elements of `tensor`."""
     if type(out) is not type(tensor) and not _is_tensor(out):
         refuse_type(comm, operation, f"out is {type(out).__name__}, not a tensor or an array")
-    if out.dtype != tensor.dtype or tuple(out.shape) != tuple(tensor.shape):
-        comm.refuse(
-            operation,
-            f"out is {out.dtype} of shape {tuple(out.shape)}, and the tensor {tensor.dtype} of "
-            f"{tuple(tensor.shape)}",
-        )
+    check_out(comm, operation, out, tensor.dtype, tensor.shape)
     if isinstance(out, _Tensor):
         out.detach().copy_(tensor.detach())
     else:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.collectives.integers import all_gather_integers
+from unisono.collectives.refusals import check_out
 from unisono.collectives.results import result_or_work
 from unisono.collectives.tensor_bytes import flat_bytes
 from unisono.comm.base import Communicator, Work
@@ -58,7 +59,9 @@ def gather(
     specs = _all_gather_specs(comm, tensor)
     outputs = None
     if comm.rank == dst and out is not None:
-        outputs = [_check_fits(comm, "gather", *pair) for pair in zip(specs, out, strict=True)]
+        outputs = list(out)
+        for spec, buffer in zip(specs, outputs, strict=True):
+            check_out(comm, "gather", buffer, spec.dtype, spec.shape)
     elif dst is None or comm.rank == dst:
         outputs = [spec.empty_beside(tensor) for spec in specs]
     parts, mine = outputs, tensor
@@ -90,8 +93,11 @@ def scatter(
     mine = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=device)
     comm.scatter(mine, None if tensors is None else _pack_long_specs(tensors, device), src)
     spec = _unpack_spec(mine.tolist())
-    output = spec.empty(device) if out is None else _check_fits(comm, "scatter", spec, out)
-    return result_or_work(comm.scatter(output, tensors, src, async_op=async_op), async_op, output)
+    if out is None:
+        out = spec.empty(device)
+    else:
+        check_out(comm, "scatter", out, spec.dtype, spec.shape)
+    return result_or_work(comm.scatter(out, tensors, src, async_op=async_op), async_op, out)
 
 
 def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bool = False) -> Any:
@@ -124,17 +130,6 @@ def _pack_long_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tens
         shape = tensor.shape
         rows.append([_dtype_numbers()[tensor.dtype], len(shape), *shape, *_PADDING[len(shape) :]])
     return torch.tensor(rows, dtype=torch.int64, device=device)
-
-
-def _check_fits(
-    comm: Communicator, operation: str, spec: TensorSpec, out: torch.Tensor
-) -> torch.Tensor:
-    if out.dtype != spec.dtype or tuple(out.shape) != spec.shape:
-        comm.refuse(
-            operation,
-            f"out is {out.dtype} of shape {tuple(out.shape)} for {spec.dtype} of {spec.shape}",
-        )
-    return out
 
 
 def _unpack_spec(integers: Sequence[int]) -> TensorSpec:

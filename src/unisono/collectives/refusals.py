@@ -23,6 +23,13 @@ def check_rank(comm: Communicator, operation: str, rank: Any) -> None:
         comm.refuse(operation, f"rank {rank!r} is not a rank of a group of {comm.size}")
 
 
+def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
+    """Refuse an `out` of another dtype or shape than the result has."""
+    if out.dtype != dtype or tuple(out.shape) != tuple(shape):
+        given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
+        comm.refuse(operation, f"out is {given}, and the result {wanted}")
+
+
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
     """A tensor, or an array as a tensor of the same memory. Refuses what has no plain memory."""
     if not isinstance(tensor, torch.Tensor):

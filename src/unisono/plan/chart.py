@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from unisono.plan.choose import Ranking
 from unisono.plan.sizes import format_seconds, format_size
 
@@ -40,12 +42,11 @@ def text_chart(sizes: Sequence[int], times: Series, width: int = 72, height: int
     """Both axes logarithmic; each algorithm is a letter, `*` where several meet."""
     low = math.log(min(min(values) for values in times.values()))
     high = math.log(max(max(values) for values in times.values()))
-    first, last = math.log(sizes[0]), math.log(sizes[-1])
+    log_sizes = np.log(sizes)
+    columns = np.linspace(log_sizes[0], log_sizes[-1], width)
     grid = [[" "] * width for _ in range(height)]
     for mark, values in zip(_MARKS, times.values(), strict=False):
-        for x in range(width):
-            log_size = first + (last - first) * x / (width - 1)
-            log_time = _between(log_size, sizes, values)
+        for x, log_time in enumerate(np.interp(columns, log_sizes, np.log(values))):
             y = round((high - log_time) / ((high - low) or 1.0) * (height - 1))
             grid[y][x] = mark if grid[y][x] in (" ", mark) else "*"
     lines = []
@@ -89,13 +90,3 @@ def save_chart(
         axes.legend()
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, dpi=120, metadata=metadata)
-
-
-def _between(log_size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """The logarithm of the time, on a line between the two nearest sizes."""
-    for index in range(len(sizes) - 1):
-        left, right = math.log(sizes[index]), math.log(sizes[index + 1])
-        if log_size <= right + 1e-9:
-            share = (log_size - left) / ((right - left) or 1.0)
-            return math.log(values[index]) * (1 - share) + math.log(values[index + 1]) * share
-    return math.log(values[-1])

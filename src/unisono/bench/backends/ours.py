@@ -14,11 +14,6 @@ ENGINES_OWN = "direct"
 """The name of what the engine does where nobody chooses."""
 
 
-def knows_algorithms() -> bool:
-    """Whether the Communicator lets its caller choose an algorithm."""
-    return "algorithm" in inspect.signature(Communicator.all_reduce).parameters
-
-
 class Direct(Backend):
     """The methods of a Communicator, by an algorithm of the caller's choice or the engine's own."""
 
