@@ -85,9 +85,10 @@ class Stage(torch.nn.Module):
         self.is_first, self.is_last = manager.pp_is_first_stage, manager.pp_is_last_stage
         self.shift = manager.cp_rank * config.positions // manager.cp_world_size
         if self.is_first:
-            words = whole("words", config.vocabulary, config.width, like=like)
-            places = whole("places", config.positions, config.width, like=like)
-            self.words, self.places = torch.nn.Parameter(words), torch.nn.Parameter(places)
+            characters = whole("characters", config.vocabulary, config.width, like=like)
+            positions = whole("positions", config.positions, config.width, like=like)
+            self.characters = torch.nn.Parameter(characters)
+            self.positions = torch.nn.Parameter(positions)
         count = config.layers // manager.pp_world_size
         mine = range(manager.pp_rank * count, (manager.pp_rank + 1) * count)
         self.blocks = torch.nn.Sequential(
@@ -102,7 +103,7 @@ class Stage(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """From characters, or the previous stage's result, to this stage's."""
         if self.is_first:
-            places = self.places[self.shift : self.shift + x.shape[1]]
-            x = functional.embedding(x, self.words) + places
+            positions = self.positions[self.shift : self.shift + x.shape[1]]
+            x = functional.embedding(x, self.characters) + positions
         x = self.blocks(x)
         return functional.linear(self.norm(x), self.head) if self.is_last else x

@@ -27,8 +27,8 @@ make conformance SUITE="--backend unisono --ranks 3 --only all_to_all"
 make conformance SUITE="--part 2/5"     # the second of five parts
 ```
 
-Results lie in build/conformance, a line a test, and beside them a log of what the ranks wrote. They
-are not forgotten when unisono changes: use `--again`.
+Results lie in build/conformance, a line per test, and beside them a log of what the ranks wrote.
+They are not forgotten when unisono changes: use `--again`.
 
 How it is run, where that differs from torch's own way:
 
