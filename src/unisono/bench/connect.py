@@ -56,8 +56,6 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     """Connect everything that was asked for, in the same order on every rank."""
     import torch
 
-    from unisono.comm.over_torch.communicator import TorchCommunicator
-
     torch.set_num_threads(1)
     one_machine = len(set(meeting.hosts())) == 1
     if one_machine:
@@ -70,7 +68,11 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
             world = _communicator(meeting)
         except EngineUnavailable as error:
             reason = str(error)
-    channel = world or TorchCommunicator(_default_group(meeting, closers))
+    channel = world
+    if channel is None:
+        from unisono.comm.over_torch.communicator import TorchCommunicator
+
+        channel = TorchCommunicator(_default_group(meeting, closers))
     control = Control(channel, same_clock=one_machine)
     connected = Connected(control, [], [], closers)
     for name in settings.backends:
