@@ -12,7 +12,6 @@ from torch_names import all_gather_single, reduce_scatter_single
 from unisono.errors import CollectiveMismatch, UnisonoError
 
 RANKS = [1, 2, 3, 4]
-# torch 2.13 renamed these two.
 
 
 @pytest.mark.ranks(RANKS)

@@ -108,7 +108,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._completer = CollectiveCompleter(comm.name)
         self._message_completer = MessageCompleter(comm)
-        self.stand_in: Any = None  # recorder.py
+        self.stand_in: Any = None  # flight_recorder.py
 
     # -- identity --------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class GradientSync:
     ) -> None:
         self._comm = resolve(group)
         self._op = check_options(BUCKET_BYTES if bucket_bytes is None else bucket_bytes, unused, op)
-        self._completedlap, self._unused = overlap, unused
+        self._overlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._slots = slots_of(model)
@@ -199,7 +199,7 @@ class GradientSync:
             return
         bucket.arrived[index] = True
         bucket.waiting_for -= 1
-        if self._completedlap:
+        if self._overlap:
             self._note_completed()
             while len(self._reductions) < len(self._buckets) and self._next_is_full():
                 self._begin_next()

@@ -81,7 +81,7 @@ class Staging:
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
-    """Run all these steps. Where one raises, run `returns` and raise: the state is the old tensor.
+    """Run all these steps. Where one raises, run `returns`, which restore the old state, and raise.
 
     A signal's handler, which may raise what it likes (Ctrl-C does), runs between two instructions
     of Python. So there are none: the steps are functions in C, one call in C runs them all, and
