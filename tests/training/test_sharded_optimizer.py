@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
 
+from ranks import attempt
 from unisono import UnisonoError
 from unisono.comm.base import Communicator
 from unisono.training import ShardedOptimizer
@@ -144,6 +147,37 @@ def test_weights_that_are_loaded_later(process_group: Any, backend: str) -> None
     batch = batches()[0]
     expected = learn(whole, plain, [batch])
     torch.testing.assert_close(learn(cut, optimizer, [batch.chunk(comm.size)[comm.rank]]), expected)
+
+
+class Interrupted(torch.optim.SGD):
+    """Ctrl-C comes on rank 1 in its second step, once the parameters have changed."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps += 1
+        if self.steps == 2 and resolve().rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@on_both
+def test_ctrl_c_in_an_update_waits_until_all_ranks_have_it(
+    process_group: Any, backend: str
+) -> None:
+    comm = resolve()
+    whole, cut = model_of(), model_of()
+    expected = learn(whole, torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9), batches())
+    optimizer = ShardedOptimizer(cut, Interrupted, lr=0.1, momentum=0.9)
+    mine = [batch.chunk(comm.size)[comm.rank] for batch in batches()]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupted = [attempt(learn, cut, optimizer, [batch]) for batch in mine]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    kinds = [type(error) for error in interrupted if error is not None]
+    assert kinds == ([KeyboardInterrupt] if comm.rank == 1 else [])
+    torch.testing.assert_close([parameter.detach() for parameter in cut.parameters()], expected)
 
 
 @on_both

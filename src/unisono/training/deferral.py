@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+_SIGNALS = signal.valid_signals()  # asking for them takes longer than all the rest
+
 
 class _Deferring:
     """A handler in place of another. The first signal waits; whoever insists and sends a second is
@@ -29,14 +31,14 @@ class _Deferring:
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
     """A block in which a signal with a handler in Python (Ctrl-C has one) does not interrupt; its
-    handler is called at the end, and what that raises is raised there. Only the
-    main thread is interrupted by signals, so in others there is nothing to do."""
+    handler is called at the end, and what that raises is raised there. Only the main thread is
+    interrupted by signals, so in others there is nothing to do."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     deferring: dict[signal.Signals, _Deferring] = {}
     try:
-        for number in signal.valid_signals():
+        for number in _SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
                 deferring[number] = _Deferring(handler)

@@ -8,7 +8,7 @@ and of the optimizer's state each rank holds one part in `size`. Known as ZeRO, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives.norms import clip_grad_norm
 from unisono.collectives.refusals import refuse_type
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Work
 from unisono.training.buckets import (
     Missing,
     Slot,
@@ -27,6 +27,7 @@ from unisono.training.buckets import (
     slots_of,
 )
 from unisono.training.coalescing import group_alike
+from unisono.training.deferral import defer_signals
 from unisono.world.world import resolve
 
 
@@ -130,6 +131,7 @@ class ShardedOptimizer:
 
         Raises UnisonoError, on every rank and before anything has changed, where `unused="error"`
         and a parameter had no gradient; ValueError if a parameter lies in other memory now.
+        Ctrl-C waits for the end of an update that has begun; a second Ctrl-C does not.
         """
         works = []
         for row in self._rows:
@@ -139,22 +141,19 @@ class ShardedOptimizer:
                 self._comm.all_reduce(row.absent, async_op=True),
                 self._comm.reduce_scatter(row.share.grad, row.gradients, "avg", async_op=True),
             ]
-        for work in works:
-            if work is not None:
-                work.wait()
+        _wait_for(works)
         if self._unused == "error":
             check_used(self._missing(), self._comm)
         norm = None
         if max_norm is not None:
             norm = clip_grad_norm([row.share for row in self._rows], max_norm, self._comm)
-        self.inner.step()
-        gathered = [
-            self._comm.all_gather(row.whole, row.share.detach(), async_op=True)
-            for row in self._rows
-        ]
-        for work in gathered:
-            if work is not None:
-                work.wait()
+        with defer_signals():  # a share that is updated here must come to all ranks
+            self.inner.step()
+            gathers = [
+                self._comm.all_gather(row.whole, row.share.detach(), async_op=True)
+                for row in self._rows
+            ]
+            _wait_for(gathers)
         return norm
 
     def _missing(self) -> list[Missing]:
@@ -181,6 +180,12 @@ class ShardedOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned on the same rank of a group of the same size."""
         self.inner.load_state_dict(state)
+
+
+def _wait_for(works: Iterable[Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
