@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -302,6 +303,32 @@ def test_a_commit_that_fails_is_told_to_all(comm: Communicator) -> None:
     assert caught.value.committed
     assert comm.rank == SENDER or party.version == (0 if comm.rank == FIRST else 1)
     assert serves(weights, 0 if comm.rank == FIRST else 1)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("where", ["", "prepare", "commit"])
+def test_what_an_update_needed_goes_with_the_last_reference(comm: Communicator, where: str) -> None:
+    """Without a close, and without the garbage collector: the exception holds nobody."""
+
+    def fail(staged: Any) -> None:
+        raise KeyError(where)
+
+    def update() -> None:
+        options: Any = {where: fail} if where and comm.rank == FIRST else {}
+        kind: Any = WeightSender if comm.rank == SENDER else WeightReceiver
+        kind(comm, weights_of(1), **options).update()
+
+    def groups() -> set[int]:
+        return {id(group) for group in gc.get_objects() if issubclass(type(group), Communicator)}
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = groups()
+        assert (attempt(update) is None) == (not where)
+        assert groups() == before
+    finally:
+        gc.enable()
 
 
 class FlipsABit(FinishedWork):

@@ -162,9 +162,9 @@ class WeightSender(_Endpoint):
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
-            protocol.begin(plan, None)
+            protocol.begin(plan)
             protocol.groups.move(plan, lambda unit: mine[unit.name].part(unit.box), self._progress)
-            protocol.decide(None, lambda: None)
+            protocol.decide(lambda: None)
         self.version = plan.version
         return self._summary(plan, begin_s, agreed_s)
 
@@ -231,26 +231,24 @@ class WeightReceiver(_Endpoint):
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
-            problem = self._allocate(plan, mine)
-            protocol.begin(plan, problem)
+            with protocol.keep_failure():
+                self._allocate(plan, mine)
+            protocol.begin(plan)
             damaged = protocol.groups.move(plan, self._receiving_part(plan, mine), self._progress)
-            problem = self._call_prepare(damaged)
-            protocol.decide(problem, lambda: self._change_over(plan, mine))
+            with protocol.keep_failure():
+                self._call_prepare(damaged)
+            protocol.decide(lambda: self._change_over(plan, mine))
         return self._summary(plan, begin_s, agreed_s)
 
-    def _allocate(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> Exception | None:
-        """Have memory for what will come; what stands against it."""
-        try:
-            device = torch.device(device_of(self._protocol.comm))
-            if plan.options.transactional:
-                self._staging.prepare(plan, mine if self._weights is not None else None, device)
-            elif self._weights is None or self._prepare or self._commit:
-                raise ValueError("prepare and commit need a transactional update")
-            elif any(held.tensor.device.type != device.type for held in mine.values()):
-                raise ValueError(f"weights that go straight into place must lie on {device.type}")
-        except Exception as error:
-            return error
-        return None
+    def _allocate(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
+        """Have memory for what will come."""
+        device = torch.device(device_of(self._protocol.comm))
+        if plan.options.transactional:
+            self._staging.prepare(plan, mine if self._weights is not None else None, device)
+        elif self._weights is None or self._prepare or self._commit:
+            raise ValueError("prepare and commit need a transactional update")
+        elif any(held.tensor.device.type != device.type for held in mine.values()):
+            raise ValueError(f"weights that go straight into place must lie on {device.type}")
 
     def _receiving_part(
         self, plan: WeightPlan, mine: dict[str, HeldTensor]
@@ -265,15 +263,11 @@ class WeightReceiver(_Endpoint):
 
         return staged_part
 
-    def _call_prepare(self, damaged: list[str]) -> Exception | None:
+    def _call_prepare(self, damaged: list[str]) -> None:
         if damaged:
-            return RuntimeError("; ".join(damaged))
-        try:
-            if self._prepare is not None:
-                self._prepare(dict(self._staging.tensors))
-        except Exception as error:
-            return error
-        return None
+            raise RuntimeError("; ".join(damaged))
+        if self._prepare is not None:
+            self._prepare(dict(self._staging.tensors))
 
     def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
         now_served = partial(setattr, self, "version", plan.version)

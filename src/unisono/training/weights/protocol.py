@@ -42,6 +42,9 @@ class UpdateProtocol:
         self._plan: WeightPlan | None = None
         self._committed = False
         self._moving = False
+        self._own_failure: Exception | None = None
+        """What went wrong on this rank. Forgotten with the update: an exception holds the frames
+        that it has passed, and they hold this rank's weights and groups."""
 
     def close(self) -> None:
         """Give back what the updates needed; the group itself stays."""
@@ -64,11 +67,20 @@ class UpdateProtocol:
             self._abort(f"rank {self.comm.rank} failed: {error!r}")
             raise
         finally:
+            self._own_failure = None
             if timeout_s is not None and self.comm.errored is None:
                 self.comm.timeout_s = usual_s
             if self._verdict is not None:
                 self._verdict.close()
                 self._verdict = None
+
+    @contextlib.contextmanager
+    def keep_failure(self) -> Iterator[None]:
+        """An exception in here is kept for the next round, in which all ranks learn of it."""
+        try:
+            yield
+        except Exception as error:
+            self._own_failure = error
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -80,20 +92,15 @@ class UpdateProtocol:
 
         Raises WeightMismatch on every rank if it does not fit together.
         """
-        cause: Exception | None = None
         holds = ""
-        try:
+        with self.keep_failure():
             holds = json.dumps(describe().plain())
-        except Exception as error:  # the others wait for us: say why we cannot
-            cause = error
-        problem = "" if cause is None else str(cause) or type(cause).__name__
+        problem = "" if self._own_failure is None else _text_of(self._own_failure)
         everyone = all_gather_object(
             (problem, version, wanted, self.groups.names(), holds), self.comm
         )
         problems, versions, asked, group_names, descriptions = zip(*everyone, strict=True)
-        if any(problems):
-            failed = {rank: text for rank, text in enumerate(problems) if text}
-            raise self._failure(failed) from cause
+        self._raise_problems({rank: text for rank, text in enumerate(problems) if text})
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
@@ -107,59 +114,53 @@ class UpdateProtocol:
         self._plan = dataclasses.replace(self._next, version=number)
         return self._plan
 
-    def begin(self, plan: WeightPlan, problem: Exception | None) -> None:
+    def begin(self, plan: WeightPlan) -> None:
         """Make the groups; go on where every rank is ready."""
-        problems = self._gather_problems(problem)
-        if problems:
-            raise self._failure(problems) from problem
+        self._raise_problems(self._gather_problems())
         self.groups.open(plan)
         if plan.options.transactional:
             self._verdict = self.comm.split(range(self.comm.size), "verdict")
         self._moving = not plan.options.transactional
 
-    def decide(self, problem: Exception | None, commit: Callable[[], None]) -> None:
+    def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
-        problems, lost = self._vote(problem)
         if self._verdict is None:  # weights went into place: there is nothing to decide
-            if lost is not None:
-                raise lost
-            if problems:
-                raise self._failure(problems) from problem
+            self._raise_problems(self._gather_problems())
             return commit()
-        self._verdict.abort(_KEEP if problems or lost else _COMMIT)
-        ending = self._verdict.errored
-        self._committed = isinstance(ending, GroupAborted) and ending.reason == _COMMIT
-        failure: Exception | None = None
-        if self._committed:
-            try:
-                commit()
-            except Exception as error:
-                failure = error
-        if lost is not None:
-            raise lost
-        if problems:
-            raise self._failure(problems) from problem
+        try:
+            problems = self._gather_problems()
+        except BaseException:  # an interrupt too: others may have seen all votes
+            self._settle(self._verdict, _KEEP, commit)
+            raise
+        self._settle(self._verdict, _KEEP if problems else _COMMIT, commit)
+        self._raise_problems(problems)
         if not self._committed:
-            assert ending is not None
-            raise ending
-        problems = self._gather_problems(failure)
-        if problems:
-            raise self._failure(problems) from failure
+            raise _ending_of(self._verdict)
+        self._raise_problems(self._gather_problems())
         return None
 
-    def _vote(self, problem: Exception | None) -> tuple[dict[int, str], BaseException | None]:
-        try:
-            return self._gather_problems(problem), None
-        except BaseException as error:  # an interrupt too: others may have seen all votes
-            return {}, error
+    def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
+        """Commit if that is what all decide: what the first rank to come here wants."""
+        verdict.abort(wanted)
+        ending = _ending_of(verdict)
+        self._committed = isinstance(ending, GroupAborted) and ending.reason == _COMMIT
+        if self._committed:
+            with self.keep_failure():
+                commit()
 
-    def _gather_problems(self, problem: Exception | None) -> dict[int, str]:
+    def _gather_problems(self) -> dict[int, str]:
         """What is wrong on which rank."""
-        text = "" if problem is None else str(problem) or type(problem).__name__
-        if problem is not None and not isinstance(problem, WeightUpdateError):
-            text = f"{type(problem).__name__}: {text}"
+        text, own = "", self._own_failure
+        if own is not None:
+            text = _text_of(own)
+            if not isinstance(own, WeightUpdateError):
+                text = f"{type(own).__name__}: {text}"
         everyone = all_gather_object(text, self.comm)
         return {rank: text for rank, text in enumerate(everyone) if text}
+
+    def _raise_problems(self, problems: dict[int, str]) -> None:
+        if problems:
+            raise self._failure(problems) from self._own_failure
 
     # -- failures ----------------------------------------------------------------------------------
 
@@ -207,3 +208,13 @@ class UpdateProtocol:
     def _abort(self, reason: str) -> None:
         self.groups.abort(reason)
         self.comm.abort(reason)
+
+
+def _ending_of(comm: Communicator) -> GroupError:
+    ending = comm.errored
+    assert ending is not None
+    return ending
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) or type(error).__name__
