@@ -15,13 +15,6 @@ RANKS = [1, 2, 3, 4]
 
 
 @pytest.mark.ranks(RANKS)
-def test_the_group_is_ours(process_group: Any) -> None:
-    assert dist.get_backend() == "unisono"
-    assert process_group.comm.size == dist.get_world_size()
-    assert process_group.comm.rank == dist.get_rank()
-
-
-@pytest.mark.ranks(RANKS)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_collectives_of_tensors(process_group: Any, async_op: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -67,17 +60,6 @@ def test_collectives_of_tensors(process_group: Any, async_op: bool) -> None:
 def test_a_mismatch_shows_the_user_s_line(process_group: Any) -> None:
     with pytest.raises(CollectiveMismatch, match=r"test_backend.py:[0-9]+ in test_a_mismatch"):
         dist.all_reduce(torch.ones(3 + dist.get_rank() // 2))
-
-
-@pytest.mark.ranks(2)
-def test_ddp_s_gradients_are_averages(process_group: Any) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    inputs = torch.full((4, 3), float(dist.get_rank() + 1))
-    wrapped(inputs).sum().backward()
-    assert model.weight.grad is not None
-    assert torch.allclose(model.weight.grad, torch.full((2, 3), 6.0))
 
 
 def test_a_backend_for_another_device_is_refused() -> None:

@@ -4,6 +4,7 @@ sizes, coalesced forms, objects, and messages."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -166,25 +167,24 @@ def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
     summed = [full(rank + 1, count) for count in (2, 7)]
     wide = [torch.zeros(size * count) for count in (2, 7)]
     parts = [torch.zeros(count) for count in (2, 7)]
+    calls: list[Callable[[int], Any]] = [
+        lambda index: dist.all_reduce(summed[index]),
+        lambda index: all_gather_single(wide[index], full(rank, wide[index].numel() // size)),
+        lambda index: reduce_scatter_single(parts[index], torch.arange(float(wide[index].numel()))),
+    ]
     managers = []
-    with _coalescing_manager(async_ops=async_op) as manager:
-        managers.append(manager)
-        for tensor in summed:
-            dist.all_reduce(tensor)
-    with _coalescing_manager(async_ops=async_op) as manager:
-        managers.append(manager)
-        for output in wide:
-            all_gather_single(output, full(rank, output.numel() // size))
-    with _coalescing_manager(async_ops=async_op) as manager:
-        managers.append(manager)
-        for part in parts:
-            reduce_scatter_single(part, torch.full((size * part.numel(),), rank + 1.0))
+    for call in calls:
+        with _coalescing_manager(async_ops=async_op) as manager:
+            managers.append(manager)
+            for index in range(2):
+                call(index)
     if async_op:
         for manager in managers:
             manager.wait()
-    assert all(tensor.eq(total(size)).all() for tensor in [*summed, *parts])
-    for output, count in zip(wide, (2, 7), strict=True):
+    assert all(tensor.eq(total(size)).all() for tensor in summed)
+    for output, part, count in zip(wide, parts, (2, 7), strict=True):
         assert output.tolist() == [float(peer) for peer in range(size) for _ in range(count)]
+        assert part.tolist() == [size * (count * rank + i) for i in range(count)]
 
 
 @pytest.mark.ranks(2)
@@ -213,9 +213,9 @@ def test_objects_of_any_size(process_group: Any) -> None:
     dist.gather_object(mine, collected, dst=root)
     assert collected == (gathered if rank == root else None)
 
-    told: list[Any] = ["a", {1: [2]}, None] if rank == root else [None] * 3
-    dist.broadcast_object_list(told, src=root)
-    assert told == ["a", {1: [2]}, None]
+    sent: list[Any] = ["a", {1: [2]}, None] if rank == root else [None] * 3
+    dist.broadcast_object_list(sent, src=root)
+    assert sent == ["a", {1: [2]}, None]
 
     dealt: list[Any] = [None]
     dist.scatter_object_list(dealt, list(range(size)) if rank == root else None, src=root)
@@ -254,39 +254,22 @@ def test_tags_keep_messages_apart(process_group: Any) -> None:
 @pytest.mark.ranks(SEVERAL)
 def test_a_receiver_from_anybody_learns_who_it_was(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        sources = set()
-        for _ in range(1, size):
-            taken = torch.zeros(3)
-            work = dist.irecv(taken)
-            assert work is not None
-            work.wait()
-            assert taken.eq(work.source_rank()).all()
-            sources.add(work.source_rank())
-        assert sources == set(range(1, size))
-    else:
+    if rank:
         dist.send(full(rank), 0)
-    dist.barrier()
-    if rank == 0:
-        taken = torch.zeros(3)
-        assert dist.recv(taken) == size - 1
-    elif rank == size - 1:
-        dist.send(full(rank), group_dst=0)
-
-
-@pytest.mark.ranks(SEVERAL)
-def test_a_batch_in_any_order(process_group: Any) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    taken = [torch.zeros(3) for _ in range(size)]
-    messages = []
-    for peer in range(size):
-        if peer != rank:
-            messages.append(dist.P2POp(dist.irecv, taken[peer], peer))
-            messages.append(dist.P2POp(dist.isend, full(10 * rank + peer), group_peer=peer))
-    for work in dist.batch_isend_irecv(messages):
+        dist.send(full(rank), group_dst=0, tag=7)
+        return
+    received = [torch.zeros(3) for _ in range(1, size)]
+    works = [dist.irecv(tensor) for tensor in received]
+    for work, tensor in zip(works, received, strict=True):
+        assert work is not None
         work.wait()
-    for peer, tensor in enumerate(taken):
-        assert tensor.eq(10 * peer + rank if peer != rank else 0).all()
+        assert tensor.eq(work.source_rank()).all()
+        assert work._source_rank() == work.source_rank()
+    assert sorted(int(tensor[0]) for tensor in received) == list(range(1, size))
+    for tensor in received:
+        source = dist.recv(tensor, tag=7)
+        assert tensor.eq(source).all()
+    assert sorted(int(tensor[0]) for tensor in received) == list(range(1, size))
 
 
 @pytest.mark.ranks(SEVERAL)
