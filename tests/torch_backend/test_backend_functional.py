@@ -41,6 +41,8 @@ def test_functional_collectives(process_group: Any) -> None:
     assert gathered.tolist() == [peer + 1.0 for peer in range(size) for _ in range(2)]
     part = functional_reduce_scatter(gathered, "sum", 0, process_group)
     assert part.eq(size * (rank + 1)).all()
+    part = functional_reduce_scatter(gathered, "avg", 0, process_group)
+    assert part.eq(rank + 1).all()
     sent = functional.broadcast(mine, size - 1, process_group)
     assert sent.eq(size).all()
     swapped = functional.all_to_all_single(
@@ -53,6 +55,8 @@ def test_functional_collectives(process_group: Any) -> None:
     assert uneven.tolist() == [float(peer) for peer in range(size) for _ in range(peer)]
     both = functional.all_reduce_coalesced([mine, mine * 2], "sum", process_group)
     assert [float(tensor[0]) for tensor in both] == [total, 2 * total]
+    both = functional.all_reduce_coalesced([mine, mine[:1]], "max", process_group)
+    assert [tensor.tolist() for tensor in both] == [[size] * 2, [size]]
     wide = functional_all_gather_coalesced([mine, mine * 2], process_group)
     assert wide[1].tolist() == [2.0 * (peer + 1) for peer in range(size) for _ in range(2)]
     parts = functional_reduce_scatter_coalesced(wide, "sum", [0, 0], process_group)
@@ -99,6 +103,15 @@ def test_gradients_flow_back_through_collectives(process_group: Any) -> None:
         cells = [torch.zeros(1) for _ in range(size)]
         swapped = torch.cat(list(differentiable.all_to_all(cells, list(mine.split(1)), world)))
         assert grad_of(swapped, mine).tolist() == [peer + 1.0 for peer in range(size)]
+
+
+@pytest.mark.ranks(2)
+def test_gradients_pass_through_functional_collectives(process_group: Any) -> None:
+    weight = torch.tensor([2.0], requires_grad=True)
+    output = functional.all_gather_tensor_autograd(weight * dist.get_rank(), 0, dist.group.WORLD)
+    (output * 1.0).sum().backward()  # torch 2.11 takes no expanded gradient
+    assert weight.grad is not None
+    assert float(weight.grad) == 2.0 * dist.get_rank()
 
 
 @pytest.mark.ranks(2)
