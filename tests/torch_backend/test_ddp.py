@@ -72,10 +72,23 @@ def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
-def learned_alone(lazy: bool = False) -> list[torch.Tensor]:
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def learn(wrapped: Any, make_optimizer: Callable[..., Any] = adam) -> None:
+    """Learn from this rank's part of every batch."""
+    optimizer = make_optimizer(wrapped)
+    for inputs, targets in batches():
+        step(wrapped, optimizer, mine(inputs), mine(targets))
+
+
+def learned_alone(
+    lazy: bool = False, make_optimizer: Callable[..., Any] = adam
+) -> list[torch.Tensor]:
     """What one process learns from the whole batches."""
     model = Net(lazy)
-    optimizer = adam(model)
+    optimizer = make_optimizer(model)
     for inputs, targets in batches():
         step(model, optimizer, inputs, targets)
     return [parameter.detach() for parameter in model.parameters()]
@@ -110,19 +123,13 @@ def assert_learned(model: torch.nn.Module, expected: list[torch.Tensor], **toler
 @pytest.mark.ranks([2, 3])
 def test_ranks_learn_what_one_process_learns(process_group: Any, options: dict[str, Any]) -> None:
     model = Net()
-    wrapped = DistributedDataParallel(model, **options)
-    optimizer = adam(model)
-    for inputs, targets in batches():
-        step(wrapped, optimizer, mine(inputs), mine(targets))
+    learn(DistributedDataParallel(model, **options))
     assert_learned(model, learned_alone())
 
 
 def test_parameters_that_a_step_does_not_use(process_group: Any) -> None:
     model = Net(lazy=True)
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True, **MANY_BUCKETS)
-    optimizer = adam(model)
-    for inputs, targets in batches():
-        step(wrapped, optimizer, mine(inputs), mine(targets))
+    learn(DistributedDataParallel(model, find_unused_parameters=True, **MANY_BUCKETS))
     assert_learned(model, learned_alone(lazy=True))
 
 
@@ -159,12 +166,12 @@ def test_join_lets_ranks_run_out_of_inputs(process_group: Any) -> None:
     data = [(inputs[:1], targets[:1]) for inputs, targets in batches()]
     model = Net()
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     with wrapped.join(divide_by_initial_world_size=False):
         for inputs, targets in data[: dist.get_rank() + 1]:
             step(wrapped, optimizer, inputs + dist.get_rank(), targets)
     alone = Net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    optimizer = sgd(alone)
     for number, (inputs, targets) in enumerate(data[: len(world)]):
         left = [rank for rank in world if rank >= number]
         everyones = torch.cat([inputs + rank for rank in left])
@@ -172,24 +179,15 @@ def test_join_lets_ranks_run_out_of_inputs(process_group: Any) -> None:
     assert_learned(model, [parameter.detach() for parameter in alone.parameters()])
 
 
-Register = Callable[[Any], None]
-HOOKS: dict[str, tuple[Register, float]] = {
-    "allreduce": (lambda ddp: ddp.register_comm_hook(None, default_hooks.allreduce_hook), 1e-12),
-    "fp16": (lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook), 2e-2),
+HOOKS: dict[str, tuple[Any, float]] = {
+    "allreduce": (default_hooks.allreduce_hook, 1e-12),
+    "fp16": (default_hooks.fp16_compress_hook, 2e-2),
     "fp16 and allreduce": (
-        lambda ddp: ddp.register_comm_hook(
-            None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
-        ),
+        default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
         2e-2,
     ),
-    "built-in allreduce": (
-        lambda ddp: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
-        1e-12,
-    ),
-    "PowerSGD": (
-        lambda ddp: ddp.register_comm_hook(full_rank(), powerSGD_hook.powerSGD_hook),
-        1e-6,
-    ),
+    "built-in allreduce": (dist.BuiltinCommHookType.ALLREDUCE, 1e-12),
+    "PowerSGD": (powerSGD_hook.powerSGD_hook, 1e-6),
 }
 
 
@@ -202,19 +200,15 @@ def full_rank() -> powerSGD_hook.PowerSGDState:
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_communication_hooks(process_group: Any, name: str) -> None:
-    register, tolerance = HOOKS[name]
+    hook, tolerance = HOOKS[name]
     model = Net()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
-    register(wrapped)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for inputs, targets in batches():
-        step(wrapped, optimizer, mine(inputs), mine(targets))
-    alone = Net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for inputs, targets in batches():
-        step(alone, optimizer, inputs, targets)
-    expected = [parameter.detach() for parameter in alone.parameters()]
-    assert_learned(model, expected, atol=tolerance, rtol=tolerance)
+    if isinstance(hook, dist.BuiltinCommHookType):
+        wrapped._register_builtin_comm_hook(hook)
+    else:
+        wrapped.register_comm_hook(full_rank() if name == "PowerSGD" else None, hook)
+    learn(wrapped, sgd)
+    assert_learned(model, learned_alone(make_optimizer=sgd), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a torch with CUDA allows them")
@@ -242,7 +236,7 @@ def test_sparse_gradients(process_group: Any) -> None:
     wrapped = DistributedDataParallel(model)
     alone = Words(sparse=False)
     for net, inputs in ((wrapped, mine(words)), (alone, words)):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = sgd(net)
         for _ in range(STEPS):
             optimizer.zero_grad()
             net(inputs).square().mean().backward()
@@ -293,8 +287,5 @@ def reductions() -> list[Any]:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled(process_group: Any) -> None:
     model = Net()
-    wrapped = torch.compile(DistributedDataParallel(model))
-    optimizer = adam(model)
-    for inputs, targets in batches():
-        step(wrapped, optimizer, mine(inputs), mine(targets))
+    learn(torch.compile(DistributedDataParallel(model)))
     assert_learned(model, learned_alone())
