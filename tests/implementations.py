@@ -1,8 +1,8 @@
-"""The implementations of a Communicator that tests/comm/conformance is run on."""
+"""The implementations of a Communicator, and the backends, that tests are run on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -42,12 +42,22 @@ EXACT = [(name, ranks) for name, ranks in EVERY if name != "torch" or ranks < 3]
 """Those that have one order to add in."""
 
 
-def over(
+def on_implementations(
     implementations: list[tuple[str, int]], quick: Collection[tuple[str, int]] = QUICK
 ) -> pytest.MarkDecorator:
     """Run a test on these implementations, and not on every one; without `slow` on the quick."""
     every = [implementation(*chosen, quick) for chosen in implementations]
     return pytest.mark.parametrize("comm", every, indirect=True)
+
+
+def on_backends(**rank_counts: Sequence[int]) -> pytest.MarkDecorator:
+    """Run a test that takes `backend` on these backends, with each of these numbers of ranks."""
+    params = [
+        pytest.param(name, marks=pytest.mark.ranks(ranks, backend=name), id=f"{name}{ranks}")
+        for name, counts in rank_counts.items()
+        for ranks in counts
+    ]
+    return pytest.mark.parametrize("backend", params)
 
 
 def refused_by(call: Callable[..., Any], *args: Any) -> BaseException:

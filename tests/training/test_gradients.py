@@ -11,27 +11,18 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from implementations import on_backends
 from unisono import UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.training import GradientSync, reduce_many, sync_gradients
 from unisono.world.world import resolve
 
-RANKS = [1, 2, 3, 4]
 BATCH = 12  # divides by 2, 3 and 4 ranks
 STEPS = 3
 SMALL = 512  # bytes: many buckets
 
-on_both = pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(
-            backend, marks=pytest.mark.ranks(ranks, backend=backend), id=f"{backend}{ranks}"
-        )
-        for backend, counts in (("unisono", RANKS), ("gloo", [2, 3]))
-        for ranks in counts
-    ],
-)
+on_both = on_backends(unisono=[1, 2, 3, 4], gloo=[2, 3])
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -41,7 +32,7 @@ def mlp(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 class Transformer(torch.nn.Module):
-    """One layer; the words' table is used at both ends."""
+    """One layer; the table of tokens is used at both ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +43,8 @@ class Transformer(torch.nn.Module):
         self.last.weight = self.table.weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        words = (inputs * 3).long().remainder(11)
-        output: torch.Tensor = self.last(self.layer(self.table(words)))
+        tokens = (inputs * 3).long().remainder(11)
+        output: torch.Tensor = self.last(self.layer(self.table(tokens)))
         return output
 
 
@@ -106,6 +97,11 @@ def learn(model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any]
 
 def nothing() -> None:
     pass
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 # -- equal to DDP, and to one process ------------------------------------------------------------
@@ -162,8 +158,7 @@ def test_on_a_part_of_the_ranks(comm: Communicator) -> None:
     sync = GradientSync([weight], half)
     (weight * comm.rank).sum().backward()
     sync.finish()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [1 + comm.rank % 2] * 3
+    assert gradient_of(weight).tolist() == [1 + comm.rank % 2] * 3
     sync.close()
     half.close()
 
@@ -208,8 +203,8 @@ def test_the_order_is_that_of_rank_0(comm: Communicator) -> None:
     for _ in range(3):
         layers.zero_grad()
         x = torch.ones(1, 4)
-        for place in range(4):
-            x = layers[(place + comm.rank) % 4](x)
+        for index in range(4):
+            x = layers[(index + comm.rank) % 4](x)
         x.sum().backward()
         sync.finish()
         for parameter in layers.parameters():
@@ -257,8 +252,7 @@ def test_no_sync_ends_with_an_exception(comm: Communicator) -> None:
         fail()
     (weight * 10).sum().backward()
     sync.finish()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [10.5, 10.5]
+    assert gradient_of(weight).tolist() == [10.5, 10.5]
 
 
 @pytest.mark.ranks(2)
@@ -268,8 +262,7 @@ def test_finish_sends_what_only_no_sync_has_gathered(comm: Communicator) -> None
     with sync.no_sync():
         (weight * comm.rank).sum().backward()
     sync.finish()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [1, 1]
+    assert gradient_of(weight).tolist() == [1, 1]
 
 
 @on_both
@@ -286,9 +279,8 @@ def test_half_precision_in_float32(process_group: Any, backend: str) -> None:
                     (weight * scale).sum().backward()
             weight.sum().backward()
             sync.finish()
-            assert weight.grad is not None
-            assert weight.grad.dtype is torch.bfloat16
-            assert weight.grad.tolist() == [expected] * 3
+            assert gradient_of(weight).dtype is torch.bfloat16
+            assert gradient_of(weight).tolist() == [expected] * 3
     assert comm.errored is None
 
 
@@ -303,8 +295,7 @@ def test_two_passes_without_no_sync_are_refused(comm: Communicator) -> None:
     assert weight.grad is None
     weight.sum().backward()
     sync.finish()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [1, 1]
+    assert gradient_of(weight).tolist() == [1, 1]
 
 
 @on_both
@@ -329,8 +320,7 @@ def test_a_step_that_failed_on_one_rank(process_group: Any, backend: str) -> Non
         weight.grad = bias.grad = None
         ((weight + bias) * comm.rank).sum().backward()
         sync.finish()
-        assert weight.grad is not None
-        torch.testing.assert_close(weight.grad, torch.full((2,), last / 2))
+        torch.testing.assert_close(gradient_of(weight), torch.full((2,), last / 2))
         weight.grad = bias.grad = None
     sync.close()
 
@@ -397,10 +387,8 @@ def test_ranks_that_disagree_count_as_zero(process_group: Any, backend: str, ord
             loss = loss + 5 * lonely.sum()
         loss.backward()
         sync.finish()
-        assert shared.grad is not None
-        assert lonely.grad is not None
-        assert shared.grad.tolist() == [comm.size] * 3
-        assert lonely.grad.tolist() == [5.0] * 3
+        assert gradient_of(shared).tolist() == [comm.size] * 3
+        assert gradient_of(lonely).tolist() == [5.0] * 3
         assert unused.grad is None
 
 
@@ -442,12 +430,11 @@ def test_dtypes_keep_to_themselves(process_group: Any, backend: str) -> None:
                 parameter.backward(value.clone())
             sync.finish()
             for parameter, value in zip(parameters, wanted, strict=True):
-                assert parameter.grad is not None
-                assert parameter.grad.dtype is value.dtype
+                assert gradient_of(parameter).dtype is value.dtype
                 if comm.size in (1, 2, 4):
-                    assert torch.equal(parameter.grad, value)
+                    assert torch.equal(gradient_of(parameter), value)
                 else:
-                    torch.testing.assert_close(parameter.grad, value)
+                    torch.testing.assert_close(gradient_of(parameter), value)
         sync.close()
 
 
@@ -475,8 +462,7 @@ def test_gradients_that_lie_in_the_same_memory(
         sync.finish()
         total = comm.size * (comm.size + 1) / 2
         for parameter, expected in zip(everything, (4 * total, total, total, total), strict=True):
-            assert parameter.grad is not None
-            assert parameter.grad.unique().tolist() == [expected]
+            assert gradient_of(parameter).unique().tolist() == [expected]
 
 
 @pytest.mark.ranks([1, 3])
@@ -497,32 +483,26 @@ def test_gradients_that_are_kept_move_once(comm: Communicator) -> None:
     """After the first step, whose order was not known, they lie in buckets and stay there."""
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     sync = GradientSync(model, op="sum")
-    places = []
+    addresses: list[list[int]] = []
     for _ in range(3):
         model.zero_grad(set_to_none=False)
         (model(torch.ones(1, 3)).sum() * (comm.rank + 1)).backward()
         sync.finish()
-        places.append(
-            [
-                parameter.grad.data_ptr()
-                for parameter in model.parameters()
-                if parameter.grad is not None
-            ]
-        )
-    assert places[0] == places[1] == places[2]
-    assert set(places[0]) == {view.data_ptr() for bucket in sync._buckets for view in bucket.views}
-    assert len(set(places[0])) == 8
-    last = list(model.parameters())[-1].grad
-    assert last is not None
-    assert last.tolist() == [3.0] * 3
+        addresses.append([gradient_of(parameter).data_ptr() for parameter in model.parameters()])
+    assert addresses[0] == addresses[1] == addresses[2]
+    assert set(addresses[0]) == {
+        view.data_ptr() for bucket in sync._buckets for view in bucket.views
+    }
+    assert len(set(addresses[0])) == 8
+    assert gradient_of(list(model.parameters())[-1]).tolist() == [3.0] * 3
 
 
 @on_both
 def test_sparse_gradients_are_refused_by_name(process_group: Any, backend: str) -> None:
-    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})
+    model = torch.nn.ModuleDict({"tokens": torch.nn.Embedding(5, 2, sparse=True)})
     sync = GradientSync(model)
-    with pytest.raises(TypeError, match=r"the gradient of words.weight is sparse_coo"):
-        model["words"](torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match=r"the gradient of tokens.weight is sparse_coo"):
+        model["tokens"](torch.tensor([1, 2])).sum().backward()
     sync.close()
     resolve().barrier()  # where all refuse, the group goes on
 
@@ -570,8 +550,7 @@ def test_one_for_each_parameter(process_group: Any, backend: str) -> None:
     second = GradientSync([weight], op="sum")
     weight.sum().backward()
     second.finish()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [resolve().size] * 2
+    assert gradient_of(weight).tolist() == [resolve().size] * 2
 
 
 @pytest.mark.ranks(2)
@@ -611,19 +590,14 @@ def test_one_process_that_has_started_nothing() -> None:
 def test_reduce_many(process_group: Any, backend: str) -> None:
     comm = resolve()
 
-    def made(rank: int) -> list[torch.Tensor]:
+    def tensors_of(rank: int) -> list[torch.Tensor]:
         base = torch.arange(12.0).view(3, 4) + rank
-        return [
-            base,
-            base.t(),
-            base[:, 1].bfloat16(),
-            torch.tensor(rank),
-            torch.empty(0),
-            base[::2],
-        ]
+        column = base[:, 1].bfloat16()
+        return [base, base.t(), column, torch.tensor(rank), torch.empty(0), base[::2]]
 
-    sums = [sum(those[1:], those[0]) for those in zip(*map(made, range(comm.size)), strict=True)]
-    given = made(comm.rank)
+    everyone = zip(*map(tensors_of, range(comm.size)), strict=True)
+    sums = [sum(tensors[1:], tensors[0]) for tensors in everyone]
+    given = tensors_of(comm.rank)
     given = [row.clone() for row in given[:-1]] + [given[-1]]
     work = reduce_many(given, async_op=True)
     got = work.wait()
@@ -635,8 +609,8 @@ def test_reduce_many(process_group: Any, backend: str) -> None:
     columns = torch.ones(1000, 3)
     reduce_many(columns.unbind(1))
     assert columns.unique().tolist() == [comm.size]
-    most = reduce_many(made(comm.rank)[:1], "max")
-    assert torch.equal(most[0], made(comm.size - 1)[0])
+    most = reduce_many(tensors_of(comm.rank)[:1], "max")
+    assert torch.equal(most[0], tensors_of(comm.size - 1)[0])
     assert reduce_many([]) == []
     with pytest.raises(TypeError, match="avg has no meaning for int64"):
         reduce_many([torch.ones(2), torch.tensor(1)], "mean")

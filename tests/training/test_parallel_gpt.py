@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ ALL = [
     layout
     for sizes in itertools.product((1, 2, 4), repeat=4)
     for layout in [dict(zip(("tp", "cp", "pp", "dp"), sizes, strict=True))]
-    if sizes[0] * sizes[1] * sizes[2] * sizes[3] in (4, 8)
+    if math.prod(sizes) in (4, 8)
 ]
 
 
@@ -64,17 +65,14 @@ def example() -> Iterator[Any]:
 
 
 def ranks_of(layout: dict[str, int]) -> int:
-    product = 1
-    for size in layout.values():
-        product *= size
-    return product
+    return math.prod(layout.values())
 
 
 def named(layout: dict[str, int]) -> str:
     return " ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "alone"
 
 
-def over(layouts: list[dict[str, int]], backend: str) -> Any:
+def in_layouts(layouts: list[dict[str, int]], backend: str) -> Any:
     return pytest.mark.parametrize(
         "layout",
         [
@@ -98,20 +96,20 @@ def check(example: Any, group: Any, layout: dict[str, int]) -> None:
     assert losses(example, group, layout) == pytest.approx(alone, rel=1e-9)
 
 
-@over(REPRESENTATIVE, "unisono")
+@in_layouts(REPRESENTATIVE, "unisono")
 def test_losses_are_those_of_one_process(
     comm: Communicator, example: Any, layout: dict[str, int]
 ) -> None:
     check(example, comm, layout)
 
 
-@over([{"tp": 2}, {"cp": 2, "pp": 2}], "gloo")
+@in_layouts([{"tp": 2}, {"cp": 2, "pp": 2}], "gloo")
 def test_on_gloo(process_group: Any, example: Any, layout: dict[str, int]) -> None:
     check(example, process_group, layout)
 
 
 @pytest.mark.slow
-@over(ALL, "unisono")
+@in_layouts(ALL, "unisono")
 def test_every_layout_of_4_and_8_ranks(
     comm: Communicator, example: Any, layout: dict[str, int]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from implementations import on_backends
 from ranks import attempt
 from unisono import UnisonoError
 from unisono.comm.base import Communicator
@@ -16,16 +17,7 @@ from unisono.training import ShardedOptimizer
 from unisono.world.world import resolve
 
 BATCH = 12
-on_both = pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(
-            backend, marks=pytest.mark.ranks(ranks, backend=backend), id=f"{backend}{ranks}"
-        )
-        for backend, counts in (("unisono", [1, 2, 3, 4]), ("gloo", [2]))
-        for ranks in counts
-    ],
-)
+on_both = on_backends(unisono=[1, 2, 3, 4], gloo=[2])
 
 
 def model_of() -> torch.nn.Sequential:
@@ -82,7 +74,7 @@ def test_each_rank_holds_its_share_of_the_state(comm: Communicator) -> None:
 
 @pytest.mark.ranks(2)
 def test_dtypes_and_saved_states(comm: Communicator) -> None:
-    def made() -> list[torch.nn.Parameter]:
+    def parameters_of() -> list[torch.nn.Parameter]:
         dtypes = (torch.float32, torch.float64, torch.float32)
         return [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in dtypes]
 
@@ -92,7 +84,7 @@ def test_dtypes_and_saved_states(comm: Communicator) -> None:
             (parameter**2 * (number + 1)).sum().backward()
         optimizer.step()
 
-    whole, parts, again = made(), made(), made()
+    whole, parts, again = parameters_of(), parameters_of(), parameters_of()
     plain = torch.optim.Adam(whole, lr=0.1)
     first = ShardedOptimizer(parts, torch.optim.Adam, lr=0.1)
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
+from implementations import on_backends
 from unisono import ProcessGroupManager, UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.solo import SoloCommunicator
@@ -41,9 +43,7 @@ def members(shape: dict[str, int], rank: int, name: str) -> list[int]:
             of, found[axis] = divmod(of, shape.get(axis, 1))
         return found
 
-    total = 1
-    for size in shape.values():
-        total *= size
+    total = math.prod(shape.values())
     kept = [axis for axis in SLOWEST_FIRST if axis not in name.split("_")]
     mine = digits(rank)
     return [
@@ -141,22 +141,23 @@ def test_only_members_make_a_group_and_in_any_order(comm: Communicator) -> None:
 
 @pytest.mark.ranks(3)
 def test_two_managers_do_not_mix_whichever_is_asked_first(comm: Communicator) -> None:
-    """Both have the same members. Ranks 0 and 1 ask for one's group first, rank 2 for two's."""
-    one, two = ProcessGroupManager(dp_size=3), ProcessGroupManager(dp_size=3)
-    early = threading.Thread(target=lambda: two.dp)
+    """Both have the same members. Ranks 0 and 1 ask for the first one's group first, rank 2 for
+    the second one's."""
+    first, second = ProcessGroupManager(dp_size=3), ProcessGroupManager(dp_size=3)
+    early = threading.Thread(target=lambda: second.dp)
     if comm.rank == 2:
         early.start()
         time.sleep(0.05)  # let it come first
-    for manager, factor in ((one, 1), (two, 10)):
+    for manager, factor in ((first, 1), (second, 10)):
         tensor = torch.tensor([factor * comm.rank])
         manager.dp.all_reduce(tensor)
         assert int(tensor) == 3 * factor
     if comm.rank == 2:
         early.join()
-    assert one.dp.name != two.dp.name
-    one.close()
-    assert sum_of_ranks(two.dp, comm.rank) == 3
-    two.close()
+    assert first.dp.name != second.dp.name
+    first.close()
+    assert sum_of_ranks(second.dp, comm.rank) == 3
+    second.close()
 
 
 @pytest.mark.ranks(4)
@@ -242,21 +243,13 @@ def test_without_torch_distributed_a_process_group_cannot_be_had(comm: Communica
 
 # -- over torch.distributed ----------------------------------------------------------------------
 
-BACKENDS = [
-    pytest.param(backend, ranks, marks=pytest.mark.ranks(ranks, backend=backend))
-    for backend, counts in (("unisono", (1, 2, 4, 8)), ("gloo", (1, 4)))
-    for ranks in counts
-]
-FOUR = [
-    pytest.param(backend, marks=pytest.mark.ranks(4, backend=backend))
-    for backend in ("unisono", "gloo")
-]
+on_four = on_backends(unisono=[4], gloo=[4])
 
 
-@pytest.mark.parametrize(("backend", "ranks"), BACKENDS)
-def test_torch_sums_up_every_group(process_group: Any, backend: str, ranks: int) -> None:
+@on_backends(unisono=[1, 2, 4, 8], gloo=[1, 4])
+def test_torch_sums_up_every_group(process_group: Any, backend: str) -> None:
     rank = dist.get_rank()
-    for shape in SHAPES[ranks]:
+    for shape in SHAPES[dist.get_world_size()]:
         with ProcessGroupManager(**sizes(shape)) as manager:
             for name in NAMES:
                 expected = members(shape, rank, name)
@@ -284,7 +277,7 @@ def test_communicators_over_gloo(process_group: Any) -> None:
             assert sum_of_ranks(inner.tp, rank) == sum(inner.tp_ranks)
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_torch_groups_are_made_in_different_orders(process_group: Any, backend: str) -> None:
     """Ranks have made different numbers of groups before; `new_group` would wait for ever."""
     rank = dist.get_rank()
@@ -303,7 +296,7 @@ def test_torch_groups_are_made_in_different_orders(process_group: Any, backend: 
     assert sum_by_torch(None) == 6
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_torch_sends_along_pp_and_around_cp(process_group: Any, backend: str) -> None:
     rank = dist.get_rank()
     with ProcessGroupManager(pp_size=2, cp_size=2) as manager:
@@ -320,7 +313,7 @@ def test_torch_sends_along_pp_and_around_cp(process_group: Any, backend: str) ->
         assert int(received) == manager.cp_recv_rank == (rank ^ 1)
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_ddp_over_the_ranks_of_dp(process_group: Any, backend: str) -> None:
     rank = dist.get_rank()
     with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
@@ -334,7 +327,7 @@ def test_ddp_over_the_ranks_of_dp(process_group: Any, backend: str) -> None:
         del model
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_to_a_device_mesh_and_back(process_group: Any, backend: str) -> None:
     with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
         mesh = manager.to_device_mesh()
@@ -352,7 +345,7 @@ def test_to_a_device_mesh_and_back(process_group: Any, backend: str) -> None:
         assert sum_by_torch(manager.tp_group) == sum(manager.tp_ranks)
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_from_a_mesh_of_torch(process_group: Any, backend: str) -> None:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "shard"))
@@ -376,7 +369,7 @@ def test_a_mesh_whose_ranks_are_turned_around(process_group: Any) -> None:
     assert manager.pp_is_first_stage == (dist.get_rank() == 1)
 
 
-@pytest.mark.parametrize("backend", FOUR)
+@on_four
 def test_managers_that_only_some_ranks_have(process_group: Any, backend: str) -> None:
     """Ranks 0 and 1 have made one manager more than the others when all make the next."""
     rank = dist.get_rank()

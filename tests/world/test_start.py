@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
+from implementations import on_backends
 from ranks import attempt
 from unisono.environment import read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
@@ -63,13 +64,13 @@ from user_programs import eventually, plain_environment, write_program
         ),
     ],
 )
-def test_the_place_of_a_rank(environment: dict[str, str], expected: Any) -> None:
+def test_which_rank_of_how_many(environment: dict[str, str], expected: Any) -> None:
     info = read_rank_info(environment)
     found = info and (info.rank, info.size, info.local_rank, info.local_size, info.launcher)
     assert found == expected
 
 
-def test_what_is_no_number_is_named_and_a_size_alone_is_seen() -> None:
+def test_what_is_not_a_number_is_named_and_a_size_alone_is_seen() -> None:
     with pytest.raises(ValueError, match="RANK is 'one'"):
         read_rank_info({"RANK": "one", "WORLD_SIZE": "2"})
     assert read_size({"WORLD_SIZE": "4"}) == 4
@@ -121,7 +122,7 @@ def start_ranks(folder: Path, text: str, *environments: dict[str, str], shell: b
 def test_ranks_of_srun_and_mpirun_meet_without_a_port(
     tmp_path: Path, launcher: str, shell: bool
 ) -> None:
-    places = {
+    environments = {
         "srun": lambda rank: {
             "SLURM_PROCID": rank,
             "SLURM_NTASKS": "2",
@@ -145,7 +146,7 @@ def test_ranks_of_srun_and_mpirun_meet_without_a_port(
     }
     if launcher == "hydra" and shell:
         pytest.skip("MPICH names no job: its ranks know each other by their parent")
-    ends = start_ranks(tmp_path, PLAIN, *map(places[launcher], "01"), shell=shell)
+    ends = start_ranks(tmp_path, PLAIN, *map(environments[launcher], "01"), shell=shell)
     for rank, (out, err, code) in enumerate(ends):
         assert code == 0, err
         assert f"{rank} 2 {rank} 3.0 unisono\n" in out
@@ -334,10 +335,7 @@ def test_torch_starts_on_all_ranks_if_it_is_there_on_one(tmp_path: Path) -> None
     assert [end[0] for end in ends] == ["False 2.0 False\n", "True 2.0 False\n"], ends
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [pytest.param(name, marks=pytest.mark.ranks(2, backend=name)) for name in ("gloo", "unisono")],
-)
+@on_backends(gloo=[2], unisono=[2])
 def test_a_group_that_is_there_is_adopted_and_left_alone(process_group: Any, backend: str) -> None:
     assert unisono.get_rank() == dist.get_rank()
     assert unisono.get_world_size() == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from expected import assert_reduced, assert_same, inputs, parts_of, reduced, values
-from implementations import EVERY, QUICK_DTYPES, over
+from implementations import EVERY, QUICK_DTYPES, on_implementations
 from ranks import attempt
 from unisono import PremulSum
 from unisono.comm.base import Communicator
@@ -53,7 +53,7 @@ def elements_of(layout: str) -> int:
     return int(view_of(numpy.zeros(shape, numpy.uint8)).size)
 
 
-@over(EVERY, quick=QUICK_DTYPES)
+@on_implementations(EVERY, quick=QUICK_DTYPES)
 @pytest.mark.parametrize("array", [False, True], ids=["torch", "numpy"])
 def test_any_layout_receives_its_result_and_its_neighbours_stay(
     comm: Communicator, array: bool

@@ -19,7 +19,7 @@ from expected import (
     reduced,
     values,
 )
-from implementations import EVERY, QUICK_DTYPES, over
+from implementations import EVERY, QUICK_DTYPES, on_implementations
 from unisono.comm.base import Communicator
 
 COUNTS = (0, 1, 2, 7, 1001)
@@ -30,7 +30,7 @@ def uneven(size: int, scale: int = 1) -> list[int]:
     return [(3 * rank % (size + 1)) * scale for rank in range(size)]
 
 
-@over(EVERY, quick=QUICK_DTYPES)
+@on_implementations(EVERY, quick=QUICK_DTYPES)
 def test_every_dtype_of_torch_is_moved(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     warnings.simplefilter("ignore")  # some types are experimental to torch
@@ -67,7 +67,7 @@ def test_broadcast_and_reduce_from_and_to_every_root(comm: Communicator) -> None
             assert_reduced(comm, tensor, left)
 
 
-@over([*EVERY, ("torch", 8)])
+@on_implementations([*EVERY, ("torch", 8)])
 def test_all_gather_into_a_tensor_a_list_or_uneven_parts(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for count in COUNTS:
@@ -108,7 +108,7 @@ def check_reduce_scatter(comm: Communicator, counts: list[int]) -> None:
     assert_reduced(comm, output, parts_of(reduced(given, "avg"), counts)[comm.rank], counts)
 
 
-@over([*EVERY, ("torch", 8)])
+@on_implementations([*EVERY, ("torch", 8)])
 def test_gather_and_scatter_with_every_root(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for root in range(size):
@@ -133,7 +133,7 @@ def test_gather_and_scatter_with_every_root(comm: Communicator) -> None:
                 assert_same(output, parts_of(given[root], counts)[rank])
 
 
-@over([*EVERY, ("torch", 8)])
+@on_implementations([*EVERY, ("torch", 8)])
 def test_all_to_all_with_even_uneven_and_empty_parts(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for scale in (0, 1, 5, 60, 2001, 30_001):

@@ -21,7 +21,15 @@ from expected import (
     reduced,
     values,
 )
-from implementations import EVERY, EXACT, QUICK_DTYPES, QUICK_HEAVY, assert_usable, over, refused_by
+from implementations import (
+    EVERY,
+    EXACT,
+    QUICK_DTYPES,
+    QUICK_HEAVY,
+    assert_usable,
+    on_implementations,
+    refused_by,
+)
 from ranks import attempt
 from unisono import PremulSum
 from unisono.comm.base import Communicator
@@ -36,7 +44,7 @@ BYTE_SIZES = tuple(
 LARGE_COUNT = (8 << 20) // 4 + 1001
 
 
-@over(EVERY, quick=QUICK_DTYPES)
+@on_implementations(EVERY, quick=QUICK_DTYPES)
 def test_all_reduce_does_every_dtype_and_op_that_has_a_meaning(comm: Communicator) -> None:
     for dtype in REDUCIBLE:
         for op in (*OPS, PremulSum(-3), PremulSum(0.3)):
@@ -96,7 +104,7 @@ def test_reductions_without_a_meaning_are_refused_and_the_group_goes_on(comm: Co
     assert tensor.tolist() == [comm.size] * 3
 
 
-@over(EVERY, quick=QUICK_HEAVY)
+@on_implementations(EVERY, quick=QUICK_HEAVY)
 def test_sizes_around_every_threshold(comm: Communicator) -> None:
     cases = ((torch.float32, "sum"), (torch.bfloat16, "avg"), (torch.complex128, "product"))
     for size_bytes in BYTE_SIZES:
@@ -120,7 +128,7 @@ def test_sizes_around_every_threshold(comm: Communicator) -> None:
         assert_same(output, torch.cat(given), size_bytes)
 
 
-@over(EVERY, quick=QUICK_HEAVY)
+@on_implementations(EVERY, quick=QUICK_HEAVY)
 def test_parts_of_sizes_around_every_threshold(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for size_bytes in BYTE_SIZES[::2]:
@@ -143,7 +151,7 @@ def test_parts_of_sizes_around_every_threshold(comm: Communicator) -> None:
             assert_same(wide, expected, ("gather", part))
 
 
-@over(EVERY, quick=QUICK_HEAVY)
+@on_implementations(EVERY, quick=QUICK_HEAVY)
 def test_large_tensors(comm: Communicator) -> None:
     rank, size, count = comm.rank, comm.size, LARGE_COUNT
     given = inputs(size, torch.float32, count)
@@ -195,7 +203,7 @@ def test_one_nan_makes_min_and_max_nan(comm: Communicator) -> None:
                 assert_same(tensor, plain.to(dtype), (dtype, op, count))
 
 
-@over(EXACT)
+@on_implementations(EXACT)
 def test_halves_overflow_to_infinity_and_keep_subnormals(comm: Communicator) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     for dtype in (torch.float16, torch.bfloat16):

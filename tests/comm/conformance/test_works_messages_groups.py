@@ -8,7 +8,7 @@ import numpy
 import torch
 
 import unisono
-from implementations import over, ranks_from
+from implementations import on_implementations, ranks_from
 from ranks import attempt
 from unisono import Message
 from unisono.comm.base import Communicator
@@ -60,7 +60,7 @@ def test_parameters_and_inference_tensors_are_written_to(comm: Communicator) -> 
     assert tensor.tolist() == [comm.size] * 3
 
 
-@over(ranks_from(2))
+@on_implementations(ranks_from(2))
 def test_messages_with_tags_and_from_anybody(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -97,7 +97,7 @@ def test_messages_with_tags_and_from_anybody(comm: Communicator) -> None:
         assert isinstance(wrong, ValueError)
 
 
-@over(ranks_from(3))
+@on_implementations(ranks_from(3))
 def test_groups_are_made_by_their_members_alone_in_the_order_given(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     if rank < 2:  # a group more on some ranks than on others must not confuse the next
