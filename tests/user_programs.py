@@ -90,6 +90,7 @@ def plain_environment() -> dict[str, str]:
     """The environment without what would change how programs start and speak; but programs of a
     watched test run are watched."""
     ours = ("UNISONO_", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "NO_COLOR", "MASTER_", "RANK")
+    ours += ("WORLD_SIZE", "LOCAL_RANK")
     return {
         name: value
         for name, value in os.environ.items()

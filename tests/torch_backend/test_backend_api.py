@@ -3,7 +3,6 @@ sizes, coalesced forms, objects, and messages."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch_names import all_gather_single, reduce_scatter_single, since_2_13
 from unisono.errors import CollectiveMismatch
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
 RANKS = [1, 2, 3]
 SEVERAL = [2, 3]
 
@@ -38,10 +38,8 @@ def total(size: int) -> float:
 def test_all_gather_by_its_names(process_group: Any, name: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     flat, stacked = torch.zeros(2 * size), torch.zeros(size, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        getattr(dist, name)(flat, full(rank, 2))
-        getattr(dist, name)(stacked, full(rank, 2))
+    getattr(dist, name)(flat, full(rank, 2))
+    getattr(dist, name)(stacked, full(rank, 2))
     assert flat.tolist() == [float(peer) for peer in range(size) for _ in range(2)]
     assert stacked.tolist() == [[float(peer)] * 2 for peer in range(size)]
 
@@ -53,9 +51,7 @@ def test_all_gather_by_its_names(process_group: Any, name: str) -> None:
 def test_reduce_scatter_by_its_names(process_group: Any, name: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     part = torch.zeros(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        getattr(dist, name)(part, torch.arange(2.0 * size) + rank)
+    getattr(dist, name)(part, torch.arange(2.0 * size) + rank)
     assert part.tolist() == [size * 2.0 * rank + total(size) - size + i * size for i in range(2)]
 
 
@@ -63,12 +59,10 @@ def test_reduce_scatter_by_its_names(process_group: Any, name: str) -> None:
 def test_the_oldest_names_still_work(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     wide, part = torch.zeros(size), torch.zeros(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        dist._all_gather_base(wide, full(rank, 1))
-        dist._reduce_scatter_base(part, torch.arange(float(size)))
-        summed = full(1)
-        dist.all_reduce(summed, dist.reduce_op.SUM)
+    dist._all_gather_base(wide, full(rank, 1))
+    dist._reduce_scatter_base(part, torch.arange(float(size)))
+    summed = full(1)
+    dist.all_reduce(summed, dist.reduce_op.SUM)
     assert wide.tolist() == list(range(size))
     assert part.item() == rank * size
     assert summed.eq(size).all()
@@ -148,10 +142,8 @@ def test_many_tensors_in_one_call(process_group: Any, async_op: bool) -> None:
     tensors = [full(rank + 1, count) for count in (1, 0, 5)]
     inputs = [full(rank, 2), full(10 * rank, 3)]
     outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        reduced = dist.all_reduce_coalesced(tensors, async_op=async_op)
-        gathered = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
+    reduced = dist.all_reduce_coalesced(tensors, async_op=async_op)
+    gathered = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
     if async_op:  # torch hands out the futures here
         torch.futures.wait_all([reduced, gathered])
     assert [tensor.tolist() for tensor in tensors] == [[total(size)] * n for n in (1, 0, 5)]

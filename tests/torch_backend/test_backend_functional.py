@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch_names import (
     functional_reduce_scatter_coalesced,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
 RANKS = [1, 2, 3]
 
 
@@ -67,42 +67,35 @@ def test_functional_collectives(process_group: Any) -> None:
 def test_gradients_flow_back_through_collectives(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     total = float(sum(range(1, size + 1)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+    world = process_group  # the default is the group that there was when torch imported them
 
-        world = process_group  # the default is the group that there was when torch imported them
+    def fresh(count: int = 2) -> torch.Tensor:
+        return torch.full((count,), float(rank + 1), requires_grad=True)
 
-        def fresh(count: int = 2) -> torch.Tensor:
-            return torch.full((count,), float(rank + 1), requires_grad=True)
-
-        mine = fresh()
-        assert grad_of(differentiable.all_reduce(mine, group=world), mine).eq(total).all()
-        mine = fresh()
-        assert (
-            grad_of(torch.cat(list(differentiable.all_gather(mine, group=world))), mine)
-            .eq(total)
-            .all()
-        )
-        mine = fresh()
-        root_only = torch.tensor(1.0 if rank == 0 else 0.0)
-        sent = differentiable.broadcast(mine, 0, world) * root_only
-        assert grad_of(sent, mine).eq(1 if rank == 0 else 0).all()
-        mine = fresh()
-        reduced = differentiable.reduce(mine, 0, group=world) * root_only
-        assert grad_of(reduced, mine).eq(1).all()
-        mine = fresh(2 * size)
-        scattered = differentiable.reduce_scatter(
-            torch.zeros(2), list(mine.chunk(size)), group=world
-        )
-        expected = [peer + 1.0 for peer in range(size) for _ in range(2)]
-        assert grad_of(scattered, mine).tolist() == expected
-        mine = fresh(size)
-        swapped = differentiable.all_to_all_single(torch.zeros(size), mine, group=world)
-        assert grad_of(swapped, mine).tolist() == [peer + 1.0 for peer in range(size)]
-        mine = fresh(size)
-        cells = [torch.zeros(1) for _ in range(size)]
-        swapped = torch.cat(list(differentiable.all_to_all(cells, list(mine.split(1)), world)))
-        assert grad_of(swapped, mine).tolist() == [peer + 1.0 for peer in range(size)]
+    mine = fresh()
+    assert grad_of(differentiable.all_reduce(mine, group=world), mine).eq(total).all()
+    mine = fresh()
+    assert (
+        grad_of(torch.cat(list(differentiable.all_gather(mine, group=world))), mine).eq(total).all()
+    )
+    mine = fresh()
+    root_only = torch.tensor(1.0 if rank == 0 else 0.0)
+    sent = differentiable.broadcast(mine, 0, world) * root_only
+    assert grad_of(sent, mine).eq(1 if rank == 0 else 0).all()
+    mine = fresh()
+    reduced = differentiable.reduce(mine, 0, group=world) * root_only
+    assert grad_of(reduced, mine).eq(1).all()
+    mine = fresh(2 * size)
+    scattered = differentiable.reduce_scatter(torch.zeros(2), list(mine.chunk(size)), group=world)
+    expected = [peer + 1.0 for peer in range(size) for _ in range(2)]
+    assert grad_of(scattered, mine).tolist() == expected
+    mine = fresh(size)
+    swapped = differentiable.all_to_all_single(torch.zeros(size), mine, group=world)
+    assert grad_of(swapped, mine).tolist() == [peer + 1.0 for peer in range(size)]
+    mine = fresh(size)
+    cells = [torch.zeros(1) for _ in range(size)]
+    swapped = torch.cat(list(differentiable.all_to_all(cells, list(mine.split(1)), world)))
+    assert grad_of(swapped, mine).tolist() == [peer + 1.0 for peer in range(size)]
 
 
 @pytest.mark.ranks(2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,52 +19,36 @@ from ranks import attempt
 from unisono.environment import read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
-from user_programs import eventually, plain_environment, write_program
+from user_programs import eventually, write_program
 
 # -- who started the ranks -------------------------------------------------------------------------
+
+
+def variables(text: str) -> dict[str, str]:
+    """An environment, from "NAME=value NAME=value"."""
+    return dict(assignment.split("=") for assignment in text.split())
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, None),
-        ({"WORLD_SIZE": "4"}, None),
-        ({"UNISONO_RANK": "1", "UNISONO_SIZE": "4"}, (1, 4, 1, 4, "unisono")),
+        ("", None),
+        ("WORLD_SIZE=4", None),
+        ("UNISONO_RANK=1 UNISONO_SIZE=4", (1, 4, 1, 4, "unisono")),
+        ("UNISONO_RANK=1 UNISONO_SIZE=2 RANK=7 WORLD_SIZE=9", (1, 2, 1, 2, "unisono")),
+        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", (5, 8, 1, 4, "torchrun")),
+        ("SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1 SLURM_NNODES=2", (3, 4, 1, 0, "srun")),
+        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2", (0, 2, 0, 2, "srun")),
         (
-            {"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "RANK": "7", "WORLD_SIZE": "9"},
-            (1, 2, 1, 2, "unisono"),
-        ),
-        (
-            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-            (5, 8, 1, 4, "torchrun"),
-        ),
-        (
-            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NNODES": "2"},
-            (3, 4, 1, 0, "srun"),
-        ),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"},
-            (0, 2, 0, 2, "srun"),
-        ),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "2",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                "SLURM_PROCID": "0",
-                "SLURM_NTASKS": "4",
-            },
+            "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+            "OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=4",
             (2, 4, 0, 2, "mpirun"),
         ),
-        (
-            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            (1, 2, 1, 2, "mpirun"),
-        ),
+        ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", (1, 2, 1, 2, "mpirun")),
     ],
 )
-def test_which_rank_of_how_many(environment: dict[str, str], expected: Any) -> None:
-    info = read_rank_info(environment)
+def test_which_rank_of_how_many(environment: str, expected: Any) -> None:
+    info = read_rank_info(variables(environment))
     found = info and (info.rank, info.size, info.local_rank, info.local_size, info.launcher)
     assert found == expected
 
@@ -92,23 +75,15 @@ PLAIN = """
 """
 
 
-def start_ranks(folder: Path, text: str, *environments: dict[str, str], shell: bool = False) -> Any:
+def start_ranks(folder: Path, text: str, *environments: str, shell: bool = False) -> Any:
     """Run a program once for each environment, as children of one process; what each wrote."""
-    path = write_program(folder, text).path
-    command = [sys.executable, str(path)]
+    program = write_program(folder, text)
     if shell:  # a process between the ranks and whoever started them
-        command = ["/bin/sh", "-c", f"{sys.executable} {path}; exit $?"]
-    clean = {k: v for k, v in plain_environment().items() if k not in ("WORLD_SIZE", "LOCAL_RANK")}
-    started = [
-        subprocess.Popen(
-            command,
-            env=clean | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        command = f"{sys.executable} {program.path}; exit $?"
+        program = write_program(
+            folder, f"import os, sys; sys.exit(os.system({command!r}) >> 8)", "shell.py"
         )
-        for environment in environments
-    ]
+    started = [program.start(environment=variables(environment)) for environment in environments]
     try:
         return [(*process.communicate(timeout=60), process.returncode) for process in started]
     finally:
@@ -117,36 +92,24 @@ def start_ranks(folder: Path, text: str, *environments: dict[str, str], shell: b
             process.wait()
 
 
+LAUNCHERS = {
+    "srun": "SLURM_PROCID={rank} SLURM_NTASKS=2 SLURM_LOCALID={rank} SLURM_JOB_ID={job} "
+    "SLURM_STEP_ID=0",
+    "mpirun": "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=prterun-{job}@1 "
+    "OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE=2",
+    "hydra": "PMI_RANK={rank} PMI_SIZE=2 MPI_LOCALRANKID={rank} MPI_LOCALNRANKS=2",
+}
+
+
 @pytest.mark.parametrize("shell", [False, True], ids=["directly", "through a shell"])
-@pytest.mark.parametrize("launcher", ["srun", "mpirun", "hydra"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_of_srun_and_mpirun_meet_without_a_port(
     tmp_path: Path, launcher: str, shell: bool
 ) -> None:
-    environments = {
-        "srun": lambda rank: {
-            "SLURM_PROCID": rank,
-            "SLURM_NTASKS": "2",
-            "SLURM_LOCALID": rank,
-            "SLURM_JOB_ID": f"{os.getpid()}",
-            "SLURM_STEP_ID": "0",
-        },
-        "mpirun": lambda rank: {
-            "OMPI_COMM_WORLD_RANK": rank,
-            "OMPI_COMM_WORLD_SIZE": "2",
-            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1",
-        },
-        "hydra": lambda rank: {
-            "PMI_RANK": rank,
-            "PMI_SIZE": "2",
-            "MPI_LOCALRANKID": rank,
-            "MPI_LOCALNRANKS": "2",
-        },
-    }
     if launcher == "hydra" and shell:
         pytest.skip("MPICH names no job: its ranks know each other by their parent")
-    ends = start_ranks(tmp_path, PLAIN, *map(environments[launcher], "01"), shell=shell)
+    environments = [LAUNCHERS[launcher].format(rank=rank, job=os.getpid()) for rank in range(2)]
+    ends = start_ranks(tmp_path, PLAIN, *environments, shell=shell)
     for rank, (out, err, code) in enumerate(ends):
         assert code == 0, err
         assert f"{rank} 2 {rank} 3.0 unisono\n" in out
@@ -155,7 +118,7 @@ def test_ranks_of_srun_and_mpirun_meet_without_a_port(
 
 
 def test_ranks_on_several_machines_need_an_address(tmp_path: Path) -> None:
-    info = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+    info = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_NNODES=2"
     ((_, err, code),) = start_ranks(tmp_path, "import unisono; unisono.init()", info)
     assert code == 1
     assert "not all of them on this machine: set MASTER_ADDR and MASTER_PORT" in err
@@ -330,8 +293,8 @@ ON_ONE = """
 
 
 def test_torch_starts_on_all_ranks_if_it_is_there_on_one(tmp_path: Path) -> None:
-    where = {"UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": str(tmp_path / "meeting")}
-    ends = start_ranks(tmp_path, ON_ONE, *(where | {"UNISONO_RANK": rank} for rank in "01"))
+    where = f"UNISONO_SIZE=2 UNISONO_RENDEZVOUS={tmp_path / 'meeting'}"
+    ends = start_ranks(tmp_path, ON_ONE, *(f"{where} UNISONO_RANK={rank}" for rank in range(2)))
     assert [end[0] for end in ends] == ["False 2.0 False\n", "True 2.0 False\n"], ends
 
 

@@ -54,28 +54,23 @@ def init(
     Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
     machine; UnisonoError if there is a world already or the backend cannot be had.
     """
-    global _world, _start
     if _world is not None:
         raise UnisonoError("unisono is already initialised: call unisono.shutdown() first")
     if (rank is None) != (size is None):
         raise ValueError("rank and size go together: give both or neither")
     existing = None if with_torch is False else _default_group()
     if existing is not None:
-        _start = _adopt(existing, backend, rank, size)
-    else:
-        info = read_rank_info() or RankInfo(0, 1)
-        if rank is not None and size is not None:
-            info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
-            if size > 1 and rendezvous is None:
-                raise ValueError(
-                    f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
-                )
-        elif info.launcher == "unisono" and rendezvous is None:
-            rendezvous = variables.RENDEZVOUS.read()
-        _start = _start_world(info, rendezvous, backend, timeout_s, with_torch)
-    _world = _start.comm
-    _end_with_the_process()
-    return _world
+        return _enter(_adopt(existing, backend, rank, size))
+    info = read_rank_info() or RankInfo(0, 1)
+    if rank is not None and size is not None:
+        info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
+        if size > 1 and rendezvous is None:
+            raise ValueError(
+                f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+            )
+    elif info.launcher == "unisono" and rendezvous is None:
+        rendezvous = variables.RENDEZVOUS.read()
+    return _enter(_start_world(info, rendezvous, backend, timeout_s, with_torch))
 
 
 def setup(
@@ -88,7 +83,6 @@ def setup(
 
     Raises what `init` raises.
     """
-    global _world, _start
     _check_rank(rank, world_size)
     launched = (variables.RANK.read(), variables.SIZE.read())
     if launched[0] is not None:
@@ -101,10 +95,8 @@ def setup(
     if world_size == 1 or _world is not None or _default_group() is not None:
         return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
     local_rank = read_local_rank() if "LOCAL_RANK" in os.environ else rank
-    _start = _start_world(RankInfo(rank, world_size, local_rank), None, backend, timeout_s, None)
-    _world = _start.comm
-    _end_with_the_process()
-    return _world
+    info = RankInfo(rank, world_size, local_rank)
+    return _enter(_start_world(info, None, backend, timeout_s, None))
 
 
 def shutdown() -> None:
@@ -118,6 +110,13 @@ def shutdown() -> None:
 
 cleanup = shutdown
 """The other half of `setup`: the same as `shutdown`."""
+
+
+def _enter(started: StartedWorld) -> Communicator:
+    global _world, _start
+    _world, _start = started.comm, started
+    _end_with_the_process()
+    return _world
 
 
 def _start_world(
