@@ -18,16 +18,9 @@ import unisono
 from unisono import PremulSum
 from unisono.comm.base import Communicator
 
-INTEGERS = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+INTEGERS = (*SIGNED, *UNSIGNED)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEXES = (torch.complex64, torch.complex128)
 REDUCIBLE = (*INTEGERS, torch.bool, *FLOATS, *COMPLEXES)
@@ -165,8 +158,7 @@ def _multiply_complex(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
     """The bytes of a tensor's elements, in order."""
-    if not isinstance(tensor, torch.Tensor):
-        tensor = torch.from_numpy(numpy.ascontiguousarray(tensor))
+    tensor = _as_tensor(tensor)
     if not tensor.numel():
         return numpy.empty(0, numpy.uint8)
     row = tensor.detach().contiguous().flatten()
@@ -194,10 +186,10 @@ def assert_same(actual: Any, expected: Any, what: object = "") -> None:
     differ = (raw(ours).reshape(-1, size) != raw(theirs).reshape(-1, size)).any(axis=1)
     if actual.dtype in FLOATS:
         differ &= ~(torch.isnan(ours) & torch.isnan(theirs)).numpy()
-    places = numpy.flatnonzero(differ)
-    assert not len(places), (
-        f"{what}: {len(places)} of {len(differ)} elements differ, the first at {places[0]}: "
-        f"{ours[places[0]]} and not {theirs[places[0]]}"
+    indices = numpy.flatnonzero(differ)
+    assert not len(indices), (
+        f"{what}: {len(indices)} of {len(differ)} elements differ, the first at {indices[0]}: "
+        f"{ours[indices[0]]} and not {theirs[indices[0]]}"
     )
 
 

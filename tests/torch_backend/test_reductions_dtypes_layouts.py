@@ -18,7 +18,7 @@ EVERY_COLLECTIVE = (*REDUCING, *MOVING)
 
 
 def check(chosen: Iterable[Case], async_op: bool = False) -> None:
-    """Play them all; the failures, if any, are shown together."""
+    """Run them all; the failures, if any, are listed together."""
     failures = []
     for case in chosen:
         try:

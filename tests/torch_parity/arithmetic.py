@@ -15,7 +15,8 @@ from typing import Any
 import numpy
 import torch
 
-from torch_parity.matrix import COMPLEXES, FLOATS, ONLY_MOVED, SIGNED, UNSIGNED
+from expected import COMPLEXES, FLOATS, INTEGERS, SIGNED
+from torch_parity.matrix import ONLY_MOVED
 
 CARRIERS = {
     1: torch.uint8,
@@ -54,7 +55,7 @@ def _range_of(dtype: torch.dtype) -> tuple[int, int]:
 
 def factor_of(dtype: torch.dtype) -> float:
     """What PREMUL_SUM multiplies by: integers need a whole number."""
-    return 3.0 if dtype in SIGNED + UNSIGNED else 0.5
+    return 3.0 if dtype in INTEGERS else 0.5
 
 
 @cache
@@ -63,11 +64,11 @@ def combined(op: str, dtype: torch.dtype, rows: tuple[Row, ...]) -> Row:
     columns = zip(*rows, strict=True)
     if dtype is torch.bool:
         return tuple(_combine_bools(op, column) for column in columns)
-    if dtype in SIGNED + UNSIGNED and op == "AVG":  # NCCL's: the sum divided, towards zero
+    if dtype in INTEGERS and op == "AVG":  # NCCL's: the sum divided, towards zero
         sums = combined("SUM", dtype, rows)
         return tuple(abs(value) // len(rows) * (-1 if value < 0 else 1) for value in sums)
     values = [_combine(op, column, factor_of(dtype)) for column in columns]
-    if dtype in SIGNED + UNSIGNED:
+    if dtype in INTEGERS:
         low, high = _range_of(dtype)
         return tuple((int(value) - low) % (high - low) + low for value in values)
     return tuple(values)
@@ -102,7 +103,7 @@ def _combine(op: str, column: Row, factor: float) -> Any:
 
 def bits_of(dtype: torch.dtype, row: Row) -> torch.Tensor:
     """A row of numbers as the type stores them, in the type's carrier."""
-    if dtype in SIGNED + UNSIGNED:
+    if dtype in INTEGERS:
         name = str(dtype).removeprefix("torch.")
         tensor = torch.from_numpy(numpy.array(row, dtype=name))
     elif dtype in ONLY_MOVED:

@@ -1,8 +1,8 @@
-"""One case, played by one rank through torch.distributed on whatever backend the group has."""
+"""One case, run by one rank through torch.distributed on whatever backend the group has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -50,8 +50,11 @@ class _Rank:
     def _empty(self, part: int = 0, parts: int = 1) -> Slab:
         return Slab(self.outer, self.case.dtype, part_size(self.case.layout, part), parts)
 
-    def _expect(self, slab: Slab, *rows: Row) -> None:
+    def _expect(self, slab: Slab, *rows: Row, read: Iterable[Slab] = ()) -> None:
+        """The slab holds these rows, and those that were only read are as they were."""
         slab.must_hold(bits_of(self.case.dtype, sum(rows, ())))
+        for input in read:
+            input.must_be_unchanged()
 
     def _reduced(self, part: int = 0, size_of: int = 0) -> Row:
         rows = tuple(self._row(peer, part, size_of) for peer in range(self.size))
@@ -99,16 +102,15 @@ class _Rank:
         self._expect_from_each(taken, given)
 
     def _expect_from_each(self, taken: list[Slab], given: Slab) -> None:
+        given.must_be_unchanged()
         for peer, slab in enumerate(taken):
             self._expect(slab, self._row(peer, size_of=peer))
-        given.must_be_unchanged()
 
     def _all_gather_single(self) -> None:
         given = self._given(self._row(self.rank))
         taken = self._empty(parts=self.size)
         self._call(all_gather_single, taken.tensor, given.tensor)
-        self._expect(taken, *(self._row(peer) for peer in range(self.size)))
-        given.must_be_unchanged()
+        self._expect(taken, *(self._row(peer) for peer in range(self.size)), read=[given])
 
     def _gather(self) -> None:
         given = self._given(self._row(self.rank, size_of=self.rank))
@@ -121,24 +123,19 @@ class _Rank:
         taken = self._empty(self.rank)
         sent = [slab.tensor for slab in given] if self.rank == self.root else None
         self._call(dist.scatter, taken.tensor, sent, self.root)
-        self._expect(taken, self._row(self.root, self.rank, self.rank))
-        for slab in given:
-            slab.must_be_unchanged()
+        self._expect(taken, self._row(self.root, self.rank, self.rank), read=given)
 
     def _reduce_scatter(self) -> None:
         given = [self._given(self._row(self.rank, part, part)) for part in range(self.size)]
         taken = self._empty(self.rank)
         self._call(dist.reduce_scatter, taken.tensor, [slab.tensor for slab in given], self._op)
-        self._expect(taken, self._reduced(self.rank, self.rank))
-        for slab in given:
-            slab.must_be_unchanged()
+        self._expect(taken, self._reduced(self.rank, self.rank), read=given)
 
     def _reduce_scatter_single(self) -> None:
         given = self._given(*(self._row(self.rank, part) for part in range(self.size)))
         taken = self._empty()
         self._call(reduce_scatter_single, taken.tensor, given.tensor, self._op)
-        self._expect(taken, self._reduced(self.rank))
-        given.must_be_unchanged()
+        self._expect(taken, self._reduced(self.rank), read=[given])
 
     def _all_to_all(self) -> None:
         # Where parts differ, the one from i to j has the size of part i + 2j.
@@ -159,8 +156,9 @@ class _Rank:
         given = self._given(*(self._row(self.rank, peer) for peer in range(self.size)))
         taken = self._empty(parts=self.size)
         self._call(dist.all_to_all_single, taken.tensor, given.tensor)
-        self._expect(taken, *(self._row(peer, self.rank) for peer in range(self.size)))
-        given.must_be_unchanged()
+        self._expect(
+            taken, *(self._row(peer, self.rank) for peer in range(self.size)), read=[given]
+        )
 
     def _send_recv(self) -> None:
         given = self._given(self._row(self.rank))
@@ -170,5 +168,4 @@ class _Rank:
         assert dist.recv(taken.tensor, before) == before
         assert sent is not None
         sent.wait()
-        self._expect(taken, self._row(before))
-        given.must_be_unchanged()
+        self._expect(taken, self._row(before), read=[given])

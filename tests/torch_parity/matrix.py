@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-COMPLEXES = (torch.complex64, torch.complex128)
+from expected import COMPLEXES, FLOATS, SIGNED, UNSIGNED
+
 ONLY_MOVED = (
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
@@ -60,14 +58,14 @@ class Case:
     layout: str
 
     def __str__(self) -> str:
-        words = (self.collective, self.op, str(self.dtype).removeprefix("torch."), self.layout)
-        return " ".join(word for word in words if word)
+        parts = (self.collective, self.op, str(self.dtype).removeprefix("torch."), self.layout)
+        return " ".join(filter(None, parts))
 
     @property
     def has_meaning(self) -> bool:
         """Whether there is a result to expect; otherwise every rank must raise."""
         if self.layout == "expanded" and self.collective in IN_PLACE:
-            return False  # several elements of the result would share one place
+            return False  # several elements of the result would share one address
         return not self.op or _combines(self.op, self.dtype, self.collective)
 
 

@@ -30,7 +30,7 @@ def part_size(layout: str, part: int = 0) -> int:
 
 
 def distinct(layout: str, count: int) -> int:
-    """How many of a part's elements have a place of their own."""
+    """How many of a part's elements have memory of their own."""
     return count // 3 if layout == "expanded" else count
 
 
@@ -48,8 +48,8 @@ class Slab:
         room, self._view = _view_of(layout, count, parts)
         self._base = torch.full((room,), 0x5A, dtype=CARRIERS[dtype.itemsize])
         if row is not None:
-            place = self._view(self._base)
-            filled = place[0] if layout == "expanded" else place
+            elements = self._view(self._base)
+            filled = elements[0] if layout == "expanded" else elements
             filled.copy_(row[: filled.numel()].reshape(filled.shape))
         self._before = self._base.clone()
         self.tensor = self._view(self._base.view(dtype))

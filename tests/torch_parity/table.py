@@ -1,8 +1,8 @@
 """Run the parity matrix on gloo and on unisono, and write what happened to docs/parity.md.
 
 gloo ends the process in some cases and writes over its memory in others, so ranks are forked and
-expendable: they report each case over a pipe, and after one that did not go well on every rank,
-new ranks go on with the next. Nothing that goes wrong in one case can show in another.
+expendable: they write the outcome of each case to a pipe, and after one that did not go well on
+every rank, new ranks go on with the next. Nothing that goes wrong in one case can show in another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PEER_LIMIT_S = 0.5
 
 
 def outcome_of(case: Case) -> Outcome:
-    """Play a case on this rank."""
+    """Run a case on this rank."""
     try:
         check_call(case)
     except OverwrittenError as error:
@@ -54,10 +54,10 @@ def outcome_of(case: Case) -> Outcome:
 
 
 def _be_a_rank(
-    backend: str, store: str, rank: int, size: int, first: int, pipe: int, orders: int
+    backend: str, store: str, rank: int, size: int, first: int, pipe: int, permits: int
 ) -> None:
-    """Play the cases from `first` on and write a line about each. After one that did not go well,
-    wait for the order to go on: a peer may still be in it."""
+    """Run the cases from `first` on and write a line about each. After one that did not go well,
+    wait until told to go on: a peer may still be in it."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 2)  # gloo tells of its end there
     dist.init_process_group(
@@ -73,7 +73,7 @@ def _be_a_rank(
         line = json.dumps([outcome.what, outcome.text[:300]])
         os.write(pipe, f"{line}\n".encode())
         if outcome.what != "right":
-            os.read(orders, 1)
+            os.read(permits, 1)
 
 
 class _Rank:
@@ -81,15 +81,15 @@ class _Rank:
 
     def __init__(self, backend: str, store: str, rank: int, size: int, first: int) -> None:
         self.pipe, theirs = os.pipe()
-        orders, self._orders = os.pipe()
+        permits, self._permits = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             try:
-                _be_a_rank(backend, store, rank, size, first, theirs, orders)
+                _be_a_rank(backend, store, rank, size, first, theirs, permits)
             finally:
                 os._exit(0)
         os.close(theirs)
-        os.close(orders)
+        os.close(permits)
         self._rest = b""
         self.said: list[Outcome | None] = []
         """None once it has joined the group, then an outcome for each case."""
@@ -99,13 +99,13 @@ class _Rank:
         data = os.read(self.pipe, 1 << 16)
         self.is_over = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
-        self.said += [Outcome(*words) if (words := json.loads(line)) else None for line in lines]
+        self.said += [Outcome(*fields) if (fields := json.loads(line)) else None for line in lines]
 
     def go_on(self) -> None:
-        os.write(self._orders, b".")
+        os.write(self._permits, b".")
 
-    def word(self, place: int) -> Outcome | None:
-        return self.said[place] if len(self.said) > place else None
+    def outcome(self, number: int) -> Outcome | None:
+        return self.said[number] if len(self.said) > number else None
 
     def end(self) -> str:
         """End it, if it has not ended; the name of its signal."""
@@ -113,7 +113,7 @@ class _Rank:
             os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pipe)
-        os.close(self._orders)
+        os.close(self._permits)
         return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "exit"
 
 
@@ -126,9 +126,9 @@ def _run_from(backend: str, size: int, first: int, last: int) -> list[Outcome]:
         found: list[Outcome] = []
         refused: Outcome | None = None
         while first + len(found) < last:
-            told = _hear(ranks, len(found) + 1)
-            outcome = _worst(told)
-            alike = outcome.what == "refuses" and told == [outcome] * size
+            outcomes = _read_outcomes(ranks, len(found) + 1)
+            outcome = _worst(outcomes)
+            alike = outcome.what == "refuses" and outcomes == [outcome] * size
             if outcome.what != "right" and refused not in (None, outcome):
                 break
             found.append(outcome)
@@ -144,24 +144,24 @@ def _run_from(backend: str, size: int, first: int, last: int) -> list[Outcome]:
     return found
 
 
-def _hear(ranks: list[_Rank], place: int) -> list[Outcome]:
-    """What the ranks say in this place; whoever waits for a rank that has failed says nothing."""
-    heard = time.monotonic()
+def _read_outcomes(ranks: list[_Rank], number: int) -> list[Outcome]:
+    """What the ranks say of a case; whoever waits for a rank that has failed says nothing."""
+    heard_s = time.monotonic()
     while True:
-        told = [outcome for rank in ranks if (outcome := rank.word(place)) is not None]
-        if len(told) == len(ranks):
-            return told
+        found = [outcome for rank in ranks if (outcome := rank.outcome(number)) is not None]
+        if len(found) == len(ranks):
+            return found
         if any(rank.is_over for rank in ranks):
-            return [*told, Outcome("dies")]
-        failed = any(outcome.what != "right" for outcome in told)
-        left_s = heard + (PEER_LIMIT_S if failed else 2 * LIMIT_S) - time.monotonic()
+            return [*found, Outcome("dies")]
+        failed = any(outcome.what != "right" for outcome in found)
+        left_s = heard_s + (PEER_LIMIT_S if failed else 2 * LIMIT_S) - time.monotonic()
         ready = select.select([rank.pipe for rank in ranks], [], [], max(0, left_s))[0]
         if not ready:
-            return told if failed else [*told, Outcome("hangs")]
+            return found if failed else [*found, Outcome("hangs")]
         for rank in ranks:
             if rank.pipe in ready:
                 rank.read()
-                heard = time.monotonic()
+                heard_s = time.monotonic()
 
 
 def _worst(outcomes: list[Outcome]) -> Outcome:

@@ -19,7 +19,7 @@ from torch_suite.records import FOLDER, TORCH, Job, Result
 TEST_LIMIT_S = 120
 """What torch's suite allows a test."""
 SILENCE_LIMIT_S = TEST_LIMIT_S + 60
-"""After so long without a word the process that runs the tests is ended."""
+"""After so long without a line the process that runs the tests is ended."""
 
 
 def main() -> int:
@@ -83,8 +83,8 @@ def _run(job: Job, options: argparse.Namespace) -> None:
 def _keep(job: Job, result: Result, total: int) -> None:
     job.keep(result)
     if result.status != "skipped" or result.seconds:
-        place = f"{job.name}  {len(job.results())}/{total}"
-        print(f"{place}  {result.status} {result.seconds:5.1f} s  {result.test}", flush=True)
+        progress = f"{job.name}  {len(job.results())}/{total}"
+        print(f"{progress}  {result.status} {result.seconds:5.1f} s  {result.test}", flush=True)
         if result.status == "failed":
             print(f"    {result.reason}", flush=True)
 
@@ -93,9 +93,9 @@ def _lines(job: Job, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Start a runner and yield what it says; end it, with its ranks, when it falls silent."""
     part, parts = options.part
     done = list(job.results())
-    orders = {"done": done, "only": options.only, "part": part - 1, "parts": parts}
+    instructions = {"done": done, "only": options.only, "part": part - 1, "parts": parts}
     ours, theirs = os.pipe()
-    command = [sys.executable, "-m", "torch_suite.runner", str(theirs), json.dumps(orders)]
+    command = [sys.executable, "-m", "torch_suite.runner", str(theirs), json.dumps(instructions)]
     with (
         tempfile.TemporaryDirectory() as scratch,  # torch's tests leave files behind
         job.log.open("ab") as log,

@@ -1,7 +1,7 @@
 """Which of torch's tests cannot run here, known before a process is started for them.
 
 torch's tests are gated by decorators: some look at the backend's name, some at the number of GPUs,
-the latter only once all ranks have started. `install` puts others in their place, which note down
+the latter only once all ranks have started. `install` replaces them by others, which note down
 every reason for which a gate is shut.
 """
 
@@ -28,18 +28,17 @@ LIFTED = (
 )
 """Ends of the reasons that speak of a backend's name alone: these tests run on every backend."""
 
-_MONITORED = (
+UNSUITED = dict.fromkeys(
+    (
+        "test_monitored_barrier_gloo",
+        "test_monitored_barrier_gloo_subgroup",
+        "test_monitored_barrier_gloo_rank_0_timeout",
+        "test_monitored_barrier_failure_order",
+        "test_monitored_barrier_wait_all_ranks",
+    ),
     "torch refuses monitored_barrier for every backend but gloo; unisono.monitored_barrier is "
-    "tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py"
+    "tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py",
 )
-
-UNSUITED = {
-    "test_monitored_barrier_gloo": _MONITORED,
-    "test_monitored_barrier_gloo_subgroup": _MONITORED,
-    "test_monitored_barrier_gloo_rank_0_timeout": _MONITORED,
-    "test_monitored_barrier_failure_order": _MONITORED,
-    "test_monitored_barrier_wait_all_ranks": _MONITORED,
-}
 """Tests that ask for what only gloo can be, and why; they run on gloo."""
 
 

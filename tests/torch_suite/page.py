@@ -34,7 +34,7 @@ How it is run, where that differs from torch's own way:
 
 - Tests that torch gates by the name gloo (timeouts, batches of messages, coalesced and sparse
   all_reduce, scatter_object_list) or mpi (all_to_all of CPU tensors) run on every backend.
-- Tests of accumulated gradients, which make a CPU model only for the name gloo, are told it.
+- Tests of accumulated gradients, which make a CPU model only for the name gloo, are given it.
 - `skip_if_small_worldsize`, which skips tests with fewer than 8 ranks, is off.
 - A test passes only if every rank ends well; torch looks at rank 0.
 - torch's tests look at a profile only on the backends that they know; what a profile shows of

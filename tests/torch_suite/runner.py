@@ -1,7 +1,7 @@
-"""Runs tests of the suite in this process, one after another, and tells how each ended.
+"""Runs tests of the suite in this process, one after another, and says how each ended.
 
 Its arguments are a descriptor to write to and, as JSON, the tests to leave out and the part to
-run. What it writes are lines of JSON: how many tests there are, then two a test.
+run. What it writes are lines of JSON: how many tests there are, then two per test.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch_suite import gates, suite
 
 def main() -> None:
     with open(int(sys.argv[1]), "w", buffering=1) as out:
-        orders = json.loads(sys.argv[2])
-        done = set(orders["done"])
-        names = [name for name in suite.tests() if orders["only"] in name]
-        names = names[orders["part"] :: orders["parts"]]
-        tell(out, total=len(names))
+        instructions = json.loads(sys.argv[2])
+        done = set(instructions["done"])
+        names = [name for name in suite.tests() if instructions["only"] in name]
+        names = names[instructions["part"] :: instructions["parts"]]
+        write_line(out, total=len(names))
         for name in names:
             if name not in done:
-                tell(out, starts=name)
+                write_line(out, starts=name)
                 lifted = gates.lifted(getattr(suite.Suite, name))
-                tell(out, test=name, lifted=lifted, **run(name))
+                write_line(out, test=name, lifted=lifted, **run(name))
 
 
-def tell(out: Any, **line: Any) -> None:
+def write_line(out: Any, **line: Any) -> None:
     out.write(json.dumps(line) + "\n")
 
 
 def run(name: str) -> dict[str, Any]:
-    """How one test ended: status, reason, detail and seconds."""
+    """How one test ended: what a Result says of it."""
     why = gates.why_not(getattr(suite.Suite, name), name, suite.BACKEND)
     if why:
-        return {"status": "skipped", "reason": why, "detail": "", "seconds": 0.0}
+        return {"status": "skipped", "reason": why}
     start = time.monotonic()
     result = unittest.TestResult()
     suite.Suite(name).run(result)
@@ -47,8 +47,8 @@ def run(name: str) -> dict[str, Any]:
     for _, text in [*result.errors, *result.failures]:
         return {"status": "failed", "reason": gist(text), "detail": text, "seconds": seconds}
     for _, reason in result.skipped:
-        return {"status": "skipped", "reason": reason, "detail": "", "seconds": seconds}
-    return {"status": "passed", "reason": "", "detail": "", "seconds": seconds}
+        return {"status": "skipped", "reason": reason, "seconds": seconds}
+    return {"status": "passed", "seconds": seconds}
 
 
 def gist(text: str) -> str:
