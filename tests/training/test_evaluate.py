@@ -23,13 +23,13 @@ def test_shards_without_padding(comm: Any, total: int) -> None:
     mine = list(range(comm.rank, total, comm.size))
     for dst in range(comm.size):
         rows = gather_in_order(truth(total)[mine], mine, total, dst)
-        words = gather_in_order([f"sample {i}" for i in mine], torch.tensor(mine), total, dst)
+        texts = gather_in_order([f"sample {i}" for i in mine], torch.tensor(mine), total, dst)
         if comm.rank == dst:
             assert torch.equal(rows, truth(total))
-            assert words == [f"sample {i}" for i in range(total)]
+            assert texts == [f"sample {i}" for i in range(total)]
         else:
             assert rows is None
-            assert words is None
+            assert texts is None
 
 
 @pytest.mark.ranks(SIZES)
@@ -55,10 +55,10 @@ def test_of_duplicates_the_lowest_ranks_first_is_taken(comm: Any) -> None:
 def test_a_rank_with_nothing_need_not_know_what_the_others_have(comm: Any, nothing: Any) -> None:
     last = comm.rank == comm.size - 1
     rows = gather_in_order(truth(4).long() if last else nothing, range(4) if last else [], 4)
-    words = gather_in_order(list("abcd") if last else nothing, range(4) if last else [], 4)
+    texts = gather_in_order(list("abcd") if last else nothing, range(4) if last else [], 4)
     if comm.rank == 0:
         assert torch.equal(rows, truth(4).long())
-        assert words == list("abcd")
+        assert texts == list("abcd")
 
 
 @pytest.mark.ranks(3)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_weights import endpoint
 
 from ranks import RankPool, attempt
 from unisono import Communicator, GroupAborted, WeightUpdateError
@@ -37,28 +38,22 @@ def serves(weights: dict[str, torch.Tensor], version: int) -> bool:
 
 class Story:
     """A rank's part in: join, update to version 1, and then the update in which something happens.
-    What a rank reports is picked up by the test."""
+    What `update` returns is looked at by the test."""
 
     def __init__(self, rank: int, name: str, **options: Any) -> None:
         self.rank = rank
         self.comm = Communicator.join(name, rank, 3, timeout_s=20, join_timeout_s=30)
         self.weights = weights_of(1 if rank == SENDER else 0)
-        terms = {"bucket_bytes": BUCKET_BYTES} if rank == SENDER else {}
-        kind: Any = WeightSender if rank == SENDER else WeightReceiver
-        self.party = kind(self.comm, self.weights, **terms)
-        self.party.update()
+        sender = {"bucket_bytes": BUCKET_BYTES}
+        endpoint(self.comm, self.weights, sender).update()
         assert serves(self.weights, 1)
         if rank == SENDER:
             self.weights.update(weights_of(2))
-        else:
-            self.party = kind(self.comm, self.weights, version=1, **options)
+        self.party = endpoint(self.comm, self.weights, sender | options, {"version": 1, **options})
 
-    def update(self, **options: Any) -> dict[str, Any]:
+    def update(self) -> dict[str, Any]:
         """Try the second update; how it ended, as plain data."""
-        error = attempt(self.party.update, **options)
-        return self.report(error)
-
-    def report(self, error: BaseException | None) -> dict[str, Any]:
+        error = attempt(self.party.update)
         fields = vars(error) if isinstance(error, WeightUpdateError) else {}
         whole = [version for version in (1, 2) if serves(self.weights, version)]
         return {
@@ -82,10 +77,10 @@ def die_at(bucket: int) -> Callable[[int, int], None]:
     return lambda done, total: die() if done >= bucket * BUCKET_BYTES else None
 
 
-def outcomes_of(pool: RankPool, play: Callable[..., Any], *args: Any) -> list[Any]:
-    """What each rank reported; for one that died, None."""
+def outcomes_of(pool: RankPool, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What each rank returned; for one that died, None."""
     name = f"test-{uuid.uuid4()}"
-    outcomes = pool.outcomes(play, 3, name, *args, connected=False)
+    outcomes = pool.outcomes(function, 3, name, *args, connected=False)
     for outcome in outcomes:
         assert outcome.error is None or "ended with -9" in outcome.error, outcome.error
     return [outcome.value for outcome in outcomes]
@@ -119,9 +114,9 @@ def lose_a_receiver(rank: int, _: int, __: str, name: str, where: str) -> Any:
             "prepare": {"prepare": die},
         }[where]
     story = Story(rank, name, **options)
-    report = story.update()
+    ending = story.update()
     story.close()
-    return report
+    return ending
 
 
 def test_a_sender_that_dies_in_the_middle_leaves_the_old_version(fresh_pool: RankPool) -> None:
@@ -134,12 +129,7 @@ def test_a_sender_that_dies_in_the_middle_leaves_the_old_version(fresh_pool: Ran
 
 
 def lose_the_sender(rank: int, _: int, __: str, name: str) -> Any:
-    story = Story(rank, name)
-    if rank == SENDER:
-        story.party = WeightSender(
-            story.comm, story.weights, bucket_bytes=BUCKET_BYTES, progress=die_at(3)
-        )
-    return story.update()
+    return Story(rank, name, **({"progress": die_at(3)} if rank == SENDER else {})).update()
 
 
 def test_an_engine_that_dies_after_the_decision_keeps_nobody_back(fresh_pool: RankPool) -> None:
@@ -156,7 +146,7 @@ def die_in_commit(rank: int, _: int, __: str, name: str) -> Any:
     return Story(rank, name, **({"commit": die} if rank == FIRST else {})).update()
 
 
-def test_a_death_is_told_to_those_who_had_nothing_to_do_with_the_dead(
+def test_a_death_is_known_to_those_who_had_nothing_to_do_with_the_dead(
     fresh_pool: RankPool,
 ) -> None:
     """Two trainer ranks with a shard each, two engines with a shard each: four lanes of two."""
@@ -191,8 +181,8 @@ def test_whenever_in_the_last_rounds_a_rank_dies_the_others_agree(fresh_pool: Ra
     ended = set()
     for turn in range(90):
         victim = turn % 3
-        reports = outcomes_of(fresh_pool, die_after, victim, 0.0001 * (turn // 3))
-        engines = [engine for engine in reports[1:] if engine is not None]
+        _, *both = outcomes_of(fresh_pool, die_after, victim, 0.0001 * (turn // 3))
+        engines = [engine for engine in both if engine is not None]
         assert len({engine["serves"] for engine in engines}) == 1
         assert all(engine["serves"] == engine["version"] in (1, 2) for engine in engines)
         ended.add(engines[0]["serves"])
@@ -207,19 +197,16 @@ def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float
         if done == total:
             os.write(bell, b"now")
 
-    options: Any = {"progress": ring} if rank == victim else {}
-    story = Story(rank, name, **({} if rank == SENDER else options))
-    if rank == SENDER:
-        story.party = WeightSender(story.comm, story.weights, bucket_bytes=BUCKET_BYTES, **options)
+    story = Story(rank, name, **({"progress": ring} if rank == victim else {}))
     if rank == victim and os.fork() == 0:
         os.read(begin, 3)
         time.sleep(delay_s)
         os.kill(os.getppid(), signal.SIGKILL)
         os._exit(0)
-    report = story.update()
+    ending = story.update()
     if rank == victim:
         signal.pause()
-    return report
+    return ending
 
 
 # -- the decision ----------------------------------------------------------------------------------
@@ -227,7 +214,7 @@ def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float
 
 @pytest.mark.ranks(4)
 def test_ranks_that_want_different_things_decide_alike(comm: Communicator) -> None:
-    """What stands behind it: the first word of a group's end is everybody's."""
+    """What the decision stands on: the first reason for a group's end is everybody's."""
     decide_alike(comm, 50)
 
 
@@ -254,7 +241,7 @@ def decide_alike(comm: Communicator, turns: int) -> None:
 
 
 @pytest.mark.ranks(3)
-def test_an_exception_in_prepare_is_told_to_all_and_the_next_update_works(
+def test_all_learn_of_an_exception_in_prepare_and_the_next_update_works(
     comm: Communicator,
 ) -> None:
     weights = weights_of(1 if comm.rank == SENDER else 0)
@@ -287,16 +274,13 @@ def test_an_exception_in_prepare_is_told_to_all_and_the_next_update_works(
 
 
 @pytest.mark.ranks(3)
-def test_a_commit_that_fails_is_told_to_all(comm: Communicator) -> None:
+def test_all_learn_of_a_commit_that_fails(comm: Communicator) -> None:
     weights = weights_of(1 if comm.rank == SENDER else 0)
 
     def fail(staged: dict[str, torch.Tensor]) -> None:
         raise OSError("disk full")
 
-    if comm.rank == SENDER:
-        party: Any = WeightSender(comm, weights)
-    else:
-        party = WeightReceiver(comm, weights, commit=fail if comm.rank == FIRST else None)
+    party = endpoint(comm, weights, receiver={"commit": fail if comm.rank == FIRST else None})
     with pytest.raises(WeightUpdateError, match="serve version 1") as caught:
         party.update()
     assert caught.value.failed == {FIRST: "OSError: disk full"}
@@ -314,9 +298,8 @@ def test_what_an_update_needed_goes_with_the_last_reference(comm: Communicator, 
         raise KeyError(where)
 
     def update() -> None:
-        options: Any = {where: fail} if where and comm.rank == FIRST else {}
-        kind: Any = WeightSender if comm.rank == SENDER else WeightReceiver
-        kind(comm, weights_of(1), **options).update()
+        options = {where: fail} if where else {}
+        endpoint(comm, weights_of(1), receiver=options).update()
 
     def groups() -> set[int]:
         return {id(group) for group in gc.get_objects() if issubclass(type(group), Communicator)}
@@ -358,12 +341,8 @@ def test_a_damaged_bucket_is_noticed(
 
     if comm.rank == FIRST:
         monkeypatch.setattr(SharedMemoryCommunicator, "broadcast", damaging)
-    if comm.rank == SENDER:
-        party: Any = WeightSender(
-            comm, weights, bucket_bytes=BUCKET_BYTES, transactional=transactional
-        )
-    else:
-        party = WeightReceiver(comm, weights)
+    options = {"bucket_bytes": BUCKET_BYTES, "transactional": transactional}
+    party = endpoint(comm, weights, sender=options)
     with pytest.raises(WeightUpdateError) as caught:
         party.update()
     text = r"bucket 2 from rank 0 \(layer 2\) arrived damaged"
@@ -409,10 +388,7 @@ def test_a_receiver_that_falls_behind_is_named(comm: Communicator, where: str) -
     options: Any = {}
     if comm.rank == SECOND:
         options = {"progress": dawdle} if where == "receiving" else {"prepare": dawdle}
-    if comm.rank == SENDER:
-        party: Any = WeightSender(comm, weights, bucket_bytes=BUCKET_BYTES)
-    else:
-        party = WeightReceiver(comm, weights, **options)
+    party = endpoint(comm, weights, {"bucket_bytes": BUCKET_BYTES}, options)
     with pytest.raises(WeightUpdateError) as caught:
         party.update(timeout_s=2 if comm.rank != SECOND else 20)
     assert caught.value.group_ended
@@ -432,7 +408,7 @@ PROGRAM = """
 
     torch.set_num_threads(1)
     name, rank = sys.argv[1], int(sys.argv[2])
-    say = lambda *words: print(*words, flush=True)
+    say = lambda *values: print(*values, flush=True)
 
     def weights_of(version):
         return {f"layer {i}": torch.full((50_000,), float(version)) for i in range(4)}

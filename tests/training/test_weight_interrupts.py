@@ -75,7 +75,7 @@ def raising_at(event_number: int, opcodes: bool) -> tuple[Callable[..., Any], li
     return trace, seen
 
 
-def test_an_exception_at_any_instruction_of_the_exchange_leaves_one_version() -> None:
+def test_an_exception_at_any_instruction_of_the_swap_leaves_one_version() -> None:
     engine = Engine(3)
     ended = set()
     for instruction in range(1, 10_000):
@@ -99,17 +99,17 @@ def test_an_exception_at_any_instruction_of_the_exchange_leaves_one_version() ->
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_step_that_fails_is_undone_with_those_before_it(failing: int) -> None:
-    places = [["old"] for _ in range(3)]
+    cells = [["old"] for _ in range(3)]
 
     def fail() -> None:
         raise MemoryError
 
-    steps: list[Any] = [partial(place.__setitem__, 0, "new") for place in places]
+    steps: list[Any] = [partial(cell.__setitem__, 0, "new") for cell in cells]
     steps.insert(failing, fail)
-    back = [partial(place.__setitem__, 0, "old") for place in places]
+    back = [partial(cell.__setitem__, 0, "old") for cell in cells]
     with pytest.raises(MemoryError):
         weight_staging.do_all_or_none(steps, back)
-    assert places == [["old"]] * 3
+    assert cells == [["old"]] * 3
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def interrupting() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_signals_aimed_at_the_exchange_of_800_tensors(interrupting: None) -> None:
+def test_signals_aimed_at_the_swap_of_800_tensors(interrupting: None) -> None:
     engine = Engine(800)
     took_s = min(time_change_over(engine) for _ in range(5))
     interrupted = 0
@@ -140,7 +140,7 @@ def test_signals_aimed_at_the_exchange_of_800_tensors(interrupting: None) -> Non
         engine.check()
         if interrupted == 20:
             return
-    pytest.fail(f"only {interrupted} signals came during an exchange")
+    pytest.fail(f"only {interrupted} signals came during a swap")
 
 
 def time_change_over(engine: Engine) -> float:

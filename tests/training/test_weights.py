@@ -47,6 +47,13 @@ def assert_has(weights: Any, version: int, dtype: torch.dtype = torch.float32) -
         assert torch.equal(weights[name], numbers(name, dtype, version)), name
 
 
+def endpoint(comm: Communicator, weights: Any, sender: Any = None, receiver: Any = None) -> Any:
+    """Rank 0's sender, or an engine's receiver, with the options of its side."""
+    if comm.rank == 0:
+        return WeightSender(comm, weights, **(sender or {}))
+    return WeightReceiver(comm, weights, **(receiver or {}))
+
+
 # -- what travels ------------------------------------------------------------------------------
 
 
@@ -63,7 +70,7 @@ def test_every_engine_has_the_trainers_weights(comm: Communicator, transactional
             assert sender.update(version=40).version == 40
         return
     served = empty_weights()
-    places = {name: tensor.data_ptr() for name, tensor in served.items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in served.items()}
     with WeightReceiver(comm, served) as receiver:
         receiver.update()
         assert_has(served, 1)
@@ -72,22 +79,18 @@ def test_every_engine_has_the_trainers_weights(comm: Communicator, transactional
             assert_has(served, 2)
             assert receiver.version == version
     if not transactional:
-        assert places == {name: tensor.data_ptr() for name, tensor in served.items()}
+        assert addresses == {name: tensor.data_ptr() for name, tensor in served.items()}
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
 def test_tensors_may_be_larger_than_a_bucket(comm: Communicator, bucket_bytes: int) -> None:
-    shape = (5, 3, 7)
-    full = torch.arange(105, dtype=torch.int16).reshape(shape)
-    if comm.rank == 0:
-        summary = WeightSender(comm, {"w": full}, bucket_bytes=bucket_bytes).update()
-        assert (summary.bytes, summary.tensors) == (210, 1)
-        assert summary.buckets == {1: 105, 100: 3, 1 << 20: 1}[bucket_bytes]
-    else:
-        weights = {"w": torch.zeros(shape, dtype=torch.int16)}
-        assert WeightReceiver(comm, weights).update().bytes == 210
-        assert torch.equal(weights["w"], full)
+    full = torch.arange(105, dtype=torch.int16).reshape(5, 3, 7)
+    weights = {"w": full if comm.rank == 0 else torch.zeros_like(full)}
+    summary = endpoint(comm, weights, sender={"bucket_bytes": bucket_bytes}).update()
+    assert (summary.bytes, summary.tensors) == (210, 1)
+    assert summary.buckets == {1: 105, 100: 3, 1 << 20: 1}[bucket_bytes]
+    assert torch.equal(weights["w"], full)
 
 
 @pytest.mark.ranks(2)
@@ -101,12 +104,10 @@ def test_mixed_types_and_layouts(comm: Communicator) -> None:
         "every second": base[:, ::2],
         "expanded": base[:1].expand(3, 6),
     }
-    if comm.rank == 0:
-        WeightSender(comm, held, bucket_bytes=64).update()
-        return
     mine = {name: torch.zeros_like(tensor).contiguous() for name, tensor in held.items()}
     mine["transposed"] = torch.zeros(6, 8)[:, ::2]  # strided here, too
-    WeightReceiver(comm, mine).update()
+    mine = held if comm.rank == 0 else mine
+    endpoint(comm, mine, sender={"bucket_bytes": 64}).update()
     for name, tensor in held.items():
         same = mine[name].contiguous().view(torch.uint8) == tensor.contiguous().view(torch.uint8)
         assert same.all(), name
@@ -117,18 +118,15 @@ def test_mixed_types_and_layouts(comm: Communicator) -> None:
 def test_conversion_to_what_the_engines_hold(comm: Communicator, transactional: bool) -> None:
     values = torch.linspace(-3, 3, 1001)
     held = {"a": values, "b": values * 7, "steps": torch.arange(5), "c": values.to(torch.float64)}
-    if comm.rank == 0:
-        WeightSender(
-            comm, held, convert=True, transactional=transactional, bucket_bytes=700
-        ).update()
-        return
+    options = {"convert": True, "transactional": transactional, "bucket_bytes": 700}
     mine = {
         "a": torch.zeros(1001, dtype=torch.bfloat16),
         "b": torch.zeros(1001, dtype=torch.float32),
         "steps": torch.zeros(5, dtype=torch.int64),
         "c": torch.zeros(1001, dtype=torch.float16),
     }
-    WeightReceiver(comm, mine).update()
+    mine = held if comm.rank == 0 else mine
+    endpoint(comm, mine, sender=options).update()
     for name, tensor in held.items():
         assert torch.equal(mine[name], tensor.to(mine[name].dtype)), name
 
@@ -163,16 +161,12 @@ def test_a_module_and_what_it_ties(comm: Communicator) -> None:
 
 @pytest.mark.ranks(3)
 def test_tied_on_the_trainer_and_not_on_an_engine(comm: Communicator) -> None:
-    one = torch.arange(6.0)
-    if comm.rank == 0:
-        WeightSender(comm, {"a": one, "b": one, "c": one}).update()
-        return
-    shared = torch.zeros(6)
+    shared = torch.arange(6.0) if comm.rank == 0 else torch.zeros(6)
     mine = {"a": shared, "b": shared, "c": shared}
     if comm.rank == 2:
         mine["b"] = torch.zeros(6)
-    WeightReceiver(comm, mine).update()
-    assert all(torch.equal(tensor, one) for tensor in mine.values())
+    endpoint(comm, mine).update()
+    assert all(torch.equal(tensor, torch.arange(6.0)) for tensor in mine.values())
     assert mine["a"] is mine["c"]
 
 
@@ -292,14 +286,11 @@ def test_boxes_cut_into_small_ones_lose_nothing() -> None:
 @pytest.mark.ranks(3)
 def test_differences_are_shown_on_every_rank_before_anything_moves(comm: Communicator) -> None:
     held = {"a": torch.ones(2), "b": torch.ones(3, 4), "c": torch.ones(1), "d": torch.ones(4)}
-    if comm.rank == 0:
-        party: Any = WeightSender(comm, held)
-    else:
-        mine = {name: torch.zeros_like(tensor) for name, tensor in held.items()}
-        if comm.rank == 2:
-            mine |= {"b": torch.zeros(4, 3), "e": torch.zeros(5), "d": mine["d"].double()}
-            del mine["a"]
-        party = WeightReceiver(comm, mine)
+    mine = {name: torch.zeros_like(tensor) for name, tensor in held.items()}
+    if comm.rank == 2:
+        mine |= {"b": torch.zeros(4, 3), "e": torch.zeros(5), "d": mine["d"].double()}
+        del mine["a"]
+    party = endpoint(comm, mine if comm.rank else held)
     with pytest.raises(WeightMismatch) as caught:
         party.update()
     text = str(caught.value)
@@ -363,10 +354,7 @@ def test_roles_and_options_are_checked(comm: Communicator) -> None:
         WeightSender(comm, {}, bucket_bytes=0)
     with pytest.raises(ValueError, match="needs a commit"):
         WeightReceiver(comm)
-    if comm.rank == 0:
-        party: Any = WeightSender(comm, {"w": torch.ones(1)}, transactional=False)
-    else:
-        party = WeightReceiver(comm, {"w": torch.ones(1)}, prepare=print)
+    party = endpoint(comm, {"w": torch.ones(1)}, {"transactional": False}, {"prepare": print})
     with pytest.raises(WeightUpdateError, match=r"rank 1: .*need a transactional update"):
         party.update()
 
@@ -383,11 +371,8 @@ def test_progress_and_summary(comm: Communicator) -> None:
     def note(done: int, of: int) -> None:
         seen.append((done, of))
 
-    kind: Any = WeightReceiver
-    options: Any = {"progress": note}
-    if comm.rank == 0:
-        kind, options = WeightSender, options | {"bucket_bytes": 5000}
-    summary = kind(comm, weights, **options).update()
+    sender = {"progress": note, "bucket_bytes": 5000}
+    summary = endpoint(comm, weights, sender, {"progress": note}).update()
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (total, total)
     assert len(seen) == summary.buckets > 3
@@ -462,7 +447,7 @@ def test_weights_in_inference_mode(comm: Communicator, made: bool, updated: bool
     with torch.inference_mode(made):
         weights = {name: torch.full((4,), 1.0 - comm.rank) for name in "abc"}
     view = weights["a"][:2]
-    party: Any = (WeightSender if comm.rank == 0 else WeightReceiver)(comm, weights)
+    party = endpoint(comm, weights)
     for version in (1, 2):
         with torch.inference_mode(made):
             if comm.rank == 0:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from unisono.comm.base import Work
 from unisono.comm.over_torch.compile import never_compiled
+from unisono.comm.work import FinishedWork
 from unisono.torch_backend.futures import Completer, future_of
 
 Tensors = Sequence[torch.Tensor]
@@ -63,31 +64,11 @@ class TorchWork(dist.Work):
 
 
 @never_compiled
-class FinishedTorchWork(dist.Work):
+class FinishedTorchWork(TorchWork):
     """What was over before torch could wait for it."""
 
     def __init__(self, result: Tensors, completer: Completer) -> None:
-        super().__init__()
-        self._result = list(result)
-        completer.keep(self, self._result)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        return self._result
+        super().__init__(FinishedWork(), result, completer)
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()

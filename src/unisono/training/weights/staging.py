@@ -87,11 +87,11 @@ def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
     of Python. So there are none: the steps are functions in C, one call in C runs them all, and
     what is raised before or after it finds none or all of them done.
     """
-    over: list[bool] = []
+    completed: list[bool] = []
     try:
-        _run([*steps, partial(over.append, True)])
+        _run([*steps, partial(completed.append, True)])
     except BaseException:
-        if not over:
+        if not completed:
             _run(returns)
         raise
 
