@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from torch_names import all_gather_single, since_2_13, since_2_15
 from unisono.comm.rendezvous import discovery
-from unisono.errors import GroupAborted, GroupClosed, RendezvousError
+from unisono.errors import GroupAborted, GroupClosed, RendezvousError, UnisonoError
 from unisono.torch_backend import creation
 
 RANKS = [1, 2, 3]
@@ -63,6 +62,13 @@ def test_what_torch_knows_about_the_group(process_group: Any) -> None:
     assert dist.distributed_c10d._get_pg_config(process_group)["backend_config"] == "cpu:unisono"
 
 
+def test_a_backend_for_another_device_is_refused() -> None:
+    with pytest.raises(UnisonoError, match=r"new_group\(backend=\"unisono\"\)"):
+        dist.init_process_group(
+            "cpu:unisono,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1
+        )
+
+
 def test_torch_knows_the_name() -> None:
     assert dist.Backend("unisono") == "unisono"
     assert dist.Backend("UNISONO") == "unisono"
@@ -82,6 +88,7 @@ def test_a_group_s_description_is_kept(process_group: Any) -> None:
 # -- subgroups -----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Running all_reduce on global rank")
 @pytest.mark.ranks([3, 4])
 def test_a_subgroup_and_the_ranks_outside_it(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -101,10 +108,7 @@ def test_a_subgroup_and_the_ranks_outside_it(process_group: Any) -> None:
     else:
         assert group is dist.GroupMember.NON_GROUP_MEMBER
         assert dist.get_rank(group) == -1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            untouched = torch.ones(1)
-            dist.all_reduce(untouched, group=group)
+        dist.all_reduce(untouched := torch.ones(1), group=group)
         assert untouched.item() == 1
     assert count_ranks() == size
 
@@ -284,13 +288,7 @@ def test_a_rank_on_another_host_is_told_which_backend_to_use(
 
 
 def test_a_world_of_one_from_a_store_in_memory() -> None:
-    for _ in range(2):
-        dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            assert count_ranks() == 1
-            dist.barrier()
-        finally:
-            dist.destroy_process_group()
+    make_two_worlds_of_one()
 
 
 def test_a_torch_that_nobody_tried_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +303,11 @@ def test_a_torch_that_nobody_tried_warns_once(monkeypatch: pytest.MonkeyPatch) -
 def make_two_worlds_of_one() -> None:
     for _ in range(2):
         dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
+        try:
+            assert count_ranks() == 1
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
 
 
 @since_2_15

@@ -76,22 +76,21 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def learn(wrapped: Any, make_optimizer: Callable[..., Any] = adam) -> None:
-    """Learn from this rank's part of every batch."""
-    optimizer = make_optimizer(wrapped)
+def learn(
+    model: Any, make_optimizer: Callable[..., Any] = adam, part: Callable[..., Any] = mine
+) -> list[torch.Tensor]:
+    """The parameters, learned from a part of every batch."""
+    optimizer = make_optimizer(model)
     for inputs, targets in batches():
-        step(wrapped, optimizer, mine(inputs), mine(targets))
+        step(model, optimizer, part(inputs), part(targets))
+    return [parameter.detach() for parameter in model.parameters()]
 
 
 def learned_alone(
     lazy: bool = False, make_optimizer: Callable[..., Any] = adam
 ) -> list[torch.Tensor]:
     """What one process learns from the whole batches."""
-    model = Net(lazy)
-    optimizer = make_optimizer(model)
-    for inputs, targets in batches():
-        step(model, optimizer, inputs, targets)
-    return [parameter.detach() for parameter in model.parameters()]
+    return learn(Net(lazy), make_optimizer, part=lambda batch: batch)
 
 
 def assert_the_same_everywhere(parameters: list[torch.Tensor]) -> None:
@@ -218,24 +217,24 @@ def test_hooks_that_torch_allows_on_nccl_alone_are_refused_by_torch(process_grou
         wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 
-class Words(torch.nn.Module):
+class Embedder(torch.nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.table = torch.nn.Embedding(20, 4, sparse=sparse, dtype=torch.float64)
         self.last = torch.nn.Linear(4, 1, dtype=torch.float64)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.last(self.table(words))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(self.table(tokens))
         return output
 
 
 def test_sparse_gradients(process_group: Any) -> None:
-    words = torch.arange(BATCH).remainder(7) * 2  # ranks share some rows, and leave others out
-    model = Words(sparse=True)
+    tokens = torch.arange(BATCH).remainder(7) * 2  # ranks share some rows, and leave others out
+    model = Embedder(sparse=True)
     wrapped = DistributedDataParallel(model)
-    alone = Words(sparse=False)
-    for net, inputs in ((wrapped, mine(words)), (alone, words)):
+    alone = Embedder(sparse=False)
+    for net, inputs in ((wrapped, mine(tokens)), (alone, tokens)):
         optimizer = sgd(net)
         for _ in range(STEPS):
             optimizer.zero_grad()

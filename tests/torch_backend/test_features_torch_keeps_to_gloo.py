@@ -29,6 +29,13 @@ def filled(rows: int, value: complex, dtype: torch.dtype) -> torch.Tensor:
     return torch.full((rows, 2), value if dtype.is_complex else value.real).to(dtype)
 
 
+def wait_for(*works: Any) -> None:
+    """Of calls that are not asynchronous there is none."""
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
 # -- batches of messages ---------------------------------------------------------------------------
 
 
@@ -43,8 +50,7 @@ def test_a_batch_with_everybody(process_group: Any, elements: int) -> None:
     messages += [
         dist.P2POp(dist.irecv, received[peer], group_peer=peer) for peer in reversed(range(size))
     ]
-    for work in dist.batch_isend_irecv(messages):
-        work.wait()
+    wait_for(*dist.batch_isend_irecv(messages))
     assert all(tensor.eq(10.0 * peer + rank).all() for peer, tensor in enumerate(received))
 
 
@@ -57,8 +63,7 @@ def test_tags_of_a_batch_are_kept_apart(process_group: Any) -> None:
         dist.P2POp(dist.isend, torch.tensor([float(tag)]), right, tag=tag) for tag in range(4)
     ]
     messages += [dist.P2POp(dist.irecv, received[tag], left, tag=tag) for tag in (3, 1, 0, 2)]
-    for work in dist.batch_isend_irecv(messages):
-        work.wait()
+    wait_for(*dist.batch_isend_irecv(messages))
     assert [float(tensor) for tensor in received] == [0, 1, 2, 3]
 
 
@@ -73,8 +78,7 @@ def test_a_batch_in_a_subgroup_without_rank_0(process_group: Any) -> None:
         dist.P2POp(dist.irecv, received, peer, group),
         dist.P2POp(dist.isend, torch.full((2,), float(dist.get_rank())), peer, group),
     ]
-    for work in dist.batch_isend_irecv(messages):
-        work.wait()
+    wait_for(*dist.batch_isend_irecv(messages))
     assert received.eq(peer).all()
 
 
@@ -104,9 +108,7 @@ def test_all_reduce_coalesced(
         return [torch.full(shape, 2 + index - rank).to(dtype) for index, shape in enumerate(shapes)]
 
     tensors = brought(dist.get_rank())
-    work = dist.all_reduce_coalesced(tensors, getattr(dist.ReduceOp, op), async_op=async_op)
-    if async_op:
-        work.wait()
+    wait_for(dist.all_reduce_coalesced(tensors, getattr(dist.ReduceOp, op), async_op=async_op))
     everybody = [brought(rank) for rank in range(dist.get_world_size())]
     for tensor, *parts in zip(tensors, *everybody, strict=True):
         assert torch.equal(tensor, reduce(COMBINE[op], parts))
@@ -128,9 +130,7 @@ def test_all_to_all_single(
     splits = () if even else (rows, rows)
     parts = [filled(rows[peer], 10 * rank + peer + 1j, dtype) for peer in range(size)]
     output = torch.zeros_like(torch.cat(parts))
-    work = dist.all_to_all_single(output, torch.cat(parts), *splits, async_op=async_op)
-    if async_op:
-        work.wait()
+    wait_for(dist.all_to_all_single(output, torch.cat(parts), *splits, async_op=async_op))
     expected = [filled(rows[peer], 10 * peer + rank + 1j, dtype) for peer in range(size)]
     assert torch.equal(output, torch.cat(expected))
 
@@ -151,9 +151,7 @@ def test_all_to_all_of_lists(process_group: Any, dtype: torch.dtype, async_op: b
     rank, size = dist.get_rank(), dist.get_world_size()
     inputs = [filled(rank + 1, 10 * rank + peer, dtype) for peer in range(size)]
     outputs = [filled(peer + 1, -1, dtype) for peer in range(size)]
-    work = dist.all_to_all(outputs, inputs, async_op=async_op)
-    if async_op:
-        work.wait()
+    wait_for(dist.all_to_all(outputs, inputs, async_op=async_op))
     for peer, output in enumerate(outputs):
         assert torch.equal(output, filled(peer + 1, 10 * peer + rank, dtype))
 
@@ -203,9 +201,7 @@ def test_a_barrier_may_have_a_limit_of_its_own(process_group: Any, async_op: boo
     dist.barrier(group, timeout=timedelta(seconds=20))
     if dist.get_rank() != 2:
         with late(0.5):
-            work = dist.barrier(group, async_op=async_op, timeout=timedelta(seconds=0.5))
-            if async_op:
-                work.wait()
+            wait_for(dist.barrier(group, async_op=async_op, timeout=timedelta(seconds=0.5)))
         assert group.comm.timeout_s == 300
     dist.barrier()
 
@@ -257,9 +253,7 @@ def test_a_sum_of_sparse_tensors(process_group: Any, async_op: bool) -> None:
     )
     expected = torch.eye(size)
     expected[0, 1] = size - 1
-    work = dist.all_reduce(tensor, async_op=async_op)
-    if async_op:
-        work.wait()
+    wait_for(dist.all_reduce(tensor, async_op=async_op))
     assert torch.equal(tensor.to_dense(), expected)
 
 

@@ -1,4 +1,4 @@
-"""Libraries that train on torch.distributed, told to use "unisono". Skipped where not installed."""
+"""Libraries that train on torch.distributed, on "unisono". Skipped where not installed."""
 
 from __future__ import annotations
 
