@@ -79,9 +79,9 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | No
 def read_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks this process was started as one of, also where it is not told which."""
     info = read_rank_info(environment)
-    return (
-        _number(environment, _first(environment, ("WORLD_SIZE",)), 1) if info is None else info.size
-    )
+    if info is not None:
+        return info.size
+    return _number(environment, _first(environment, ("WORLD_SIZE",)), 1)
 
 
 def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:

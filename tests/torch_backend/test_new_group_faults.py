@@ -129,26 +129,18 @@ def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
     setattr(owner, name, staticmethod(method) if is_static else method)
 
 
-POINTS = {
-    "before it announces itself": (StoreAnnouncements, "announce", False),
-    "announced": (StoreAnnouncements, "announce", True),
-    "connected": (Connection, "connect", True),
-    "the segment is there": (Lobby, "_hand_over", True),
-    "has the segment": (Connection, "receive", True),
+POINTS = {  # and for whom they come: the leader is rank 0
+    "before it announces itself": (StoreAnnouncements, "announce", False, [0, 2]),
+    "announced": (StoreAnnouncements, "announce", True, [0, 2]),
+    "connected": (Connection, "connect", True, [2]),
+    "the segment is there": (Lobby, "_hand_over", True, [0]),
+    "has the segment": (Connection, "receive", True, [2]),
 }
 
 
 @pytest.mark.parametrize(
     ("victim", "point"),
-    [
-        (0, "before it announces itself"),
-        (0, "announced"),
-        (0, "the segment is there"),
-        (2, "before it announces itself"),
-        (2, "announced"),
-        (2, "connected"),
-        (2, "has the segment"),
-    ],
+    [(victim, point) for point, (*_, victims) in POINTS.items() for victim in victims],
 )
 def test_a_rank_dies_in_the_meeting(fresh_pool: RankPool, victim: int, point: str) -> None:
     check_losses(fresh_pool.outcomes(die_in_the_meeting, 3, victim, point, connected=False), victim)
@@ -157,7 +149,7 @@ def test_a_rank_dies_in_the_meeting(fresh_pool: RankPool, victim: int, point: st
 def die_in_the_meeting(rank: int, size: int, path: str, victim: int, point: str) -> Any:
     start(rank, size, path)
     if rank == victim:
-        owner, name, after = POINTS[point]
+        owner, name, after, _ = POINTS[point]
         dies_in(owner, name, path, after)
     return find_loss(path, everybody)
 

@@ -341,6 +341,7 @@ def test_everything_works_in_one_process_without_init() -> None:
     assert (unisono.get_rank(), unisono.get_world_size(), unisono.get_local_rank()) == (0, 1, 0)
     assert unisono.get_device() == torch.device("cpu")
     assert unisono.get_backend() == "unisono"
+    assert (resolve().rank, resolve().size) == (0, 1)
     unisono.barrier()
     unisono.monitored_barrier()
     unisono.shutdown()
@@ -357,6 +358,33 @@ def test_a_world_of_one_has_a_group_of_one(backend: str) -> None:
     finally:
         unisono.shutdown()
     assert not dist.is_initialized()
+
+
+# -- what `group=` means ---------------------------------------------------------------------------
+
+
+def test_a_launched_process_that_has_not_met_the_others_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(unisono.UnisonoError, match="one of 4 ranks"):
+        resolve()
+
+
+@pytest.mark.ranks(2)
+def test_a_communicator_is_itself(comm: Any) -> None:
+    assert resolve(comm) is comm
+
+
+@pytest.mark.ranks(3)
+def test_torch_groups_of_ours_unwrap(process_group: Any) -> None:
+    assert resolve() is process_group.comm
+    few = dist.new_group([0, 2])
+    if process_group.rank() == 1:
+        with pytest.raises(unisono.UnisonoError, match="member"):
+            resolve(few)
+    else:
+        assert resolve(few).global_ranks == (0, 2)
 
 
 # -- the way out -----------------------------------------------------------------------------------

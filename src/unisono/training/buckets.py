@@ -13,6 +13,7 @@ a rank that has nothing to send.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -207,6 +208,7 @@ class BucketReduction:
         if self._is_scaled_before and bucket.flat is not None:
             bucket.flat[: -len(bucket.slots)].mul_(1 / bucket.comm.size)
             op = "sum"
+        self.begun_s = time.monotonic()
         self.work = bucket.comm.all_reduce(travelling, op, async_op=True) or FinishedWork()
 
     def _row(self, index: int) -> torch.Tensor:

@@ -176,7 +176,6 @@ class GradientSync:
 
     def _start_step(self) -> None:
         self._reductions: list[BucketReduction] = []
-        self._begun_s: list[float] = []
         self._completed = 0  # how many were seen to have completed
         self._latest_s = 0.0  # and when
 
@@ -201,27 +200,23 @@ class GradientSync:
         bucket.waiting_for -= 1
         if self._overlap:
             self._note_completed()
-            while len(self._reductions) < len(self._buckets) and self._next_is_full():
+            for bucket in self._buckets[len(self._reductions) :]:
+                if bucket.waiting_for:
+                    break
                 self._begin_next()
-
-    def _next_is_full(self) -> bool:
-        return self._buckets[len(self._reductions)].waiting_for == 0
 
     def _begin_next(self) -> None:
         """Buckets set out in their order, whichever is full first: ranks may differ in that."""
         with torch.no_grad():
-            reduction = self._buckets[len(self._reductions)].begin()
-        self._reductions.append(reduction)
-        self._begun_s.append(time.monotonic())
+            self._reductions.append(self._buckets[len(self._reductions)].begin())
 
     def _note_completed(self) -> None:
         """See which buckets have arrived by now."""
-        while (
-            self._completed < len(self._reductions)
-            and self._reductions[self._completed].work.is_completed()
-        ):
-            now_s: float = time.monotonic()
-            self._communicating_s += now_s - max(self._begun_s[self._completed], self._latest_s)
+        for reduction in self._reductions[self._completed :]:
+            if not reduction.work.is_completed():
+                break
+            now_s = time.monotonic()
+            self._communicating_s += now_s - max(reduction.begun_s, self._latest_s)
             self._latest_s = now_s
             self._completed += 1
 

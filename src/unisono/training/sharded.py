@@ -190,22 +190,17 @@ def _wait_for(works: Iterable[Work | None]) -> None:
 
 def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
     """The parameters of each group, with the group's own options."""
-    if not isinstance(parameters, torch.nn.Module):
-        parameters = list(parameters)
-        if parameters and isinstance(parameters[0], dict):
-            return [
-                (_slots_of_group(group["params"]), _without_parameters(group))
-                for group in parameters
-            ]
-    return [(slots_of(parameters), {})]
-
-
-def _slots_of_group(given: Any) -> list[Slot]:
-    return slots_of([given] if isinstance(given, torch.Tensor) else given)
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    if isinstance(parameters, torch.nn.Module):
+        return [(slots_of(parameters), {})]
+    parameters = list(parameters)
+    if not parameters or not isinstance(parameters[0], dict):
+        return [(slots_of(parameters), {})]
+    groups = []
+    for group in parameters:
+        given = group["params"]
+        slots = slots_of([given] if isinstance(given, torch.Tensor) else given)
+        groups.append((slots, {key: value for key, value in group.items() if key != "params"}))
+    return groups
 
 
 def _make_row(comm: Communicator, slots: list[Slot]) -> _Row:

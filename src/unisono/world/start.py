@@ -98,11 +98,9 @@ def start(
             comm = SoloCommunicator(timeout_s=timeout_s)
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
-        return (
-            _start_torch_over(comm, store, reason)
-            if wants_torch
-            else StartedWorld(comm, reason, comm.close)
-        )
+        if wants_torch:
+            return _start_torch_over(comm, store, reason)
+        return StartedWorld(comm, reason, comm.close)
     return _start_over_torch(backend, comm, store, info, timeout_s, reason, everyone)
 
 

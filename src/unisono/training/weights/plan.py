@@ -186,11 +186,9 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
 
     Raises WeightMismatch, the same on every rank, if the tensors do not fit.
     """
-    senders = tuple(
-        rank for rank, description in enumerate(everyone) if description.role == "sender"
-    )
-    receivers = tuple(
-        rank for rank, description in enumerate(everyone) if description.role == "receiver"
+    senders, receivers = (
+        tuple(rank for rank, description in enumerate(everyone) if description.role == role)
+        for role in ("sender", "receiver")
     )
     if not senders or not receivers:
         raise WeightMismatch(
