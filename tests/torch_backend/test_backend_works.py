@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from test_backend_api import RANKS, SEVERAL, full
 
 from torch_names import all_gather_single, reduce_scatter_single
 from unisono.errors import CollectiveTimeout, GroupError, PeerLost
-
-RANKS = [1, 2, 3]
-SEVERAL = [2, 3]
-
-
-def full(value: float, count: int = 3) -> torch.Tensor:
-    return torch.full((count,), float(value))
 
 
 @pytest.mark.ranks(RANKS)

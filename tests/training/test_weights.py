@@ -26,25 +26,23 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-def numbers(name: str, dtype: torch.dtype, version: int) -> torch.Tensor:
-    """What the trainer holds under a name in a version: small integers, exact in every type."""
-    shape = SHAPES[name]
-    count = math.prod(shape)
-    values = [(i * 7 + len(name) * 3 + version * 11) % 127 for i in range(count)]
-    return torch.tensor(values, dtype=torch.float64).to(dtype).reshape(shape)
+def trainer_weights(version: int) -> dict[str, torch.Tensor]:
+    """What the trainer holds in a version."""
+    return {
+        name: (torch.arange(math.prod(shape)) * 7.0 + len(name) * 3 + version * 11)
+        .remainder(127)
+        .reshape(shape)
+        for name, shape in SHAPES.items()
+    }
 
 
-def trainer_weights(version: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return {name: numbers(name, dtype, version) for name in SHAPES}
+def empty_weights() -> dict[str, torch.Tensor]:
+    return {name: torch.full(shape, 255.0) for name, shape in SHAPES.items()}
 
 
-def empty_weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return {name: torch.full(shape, 255, dtype=dtype) for name, shape in SHAPES.items()}
-
-
-def assert_has(weights: Any, version: int, dtype: torch.dtype = torch.float32) -> None:
-    for name in SHAPES:
-        assert torch.equal(weights[name], numbers(name, dtype, version)), name
+def assert_has(weights: Any, version: int) -> None:
+    for name, expected in trainer_weights(version).items():
+        assert torch.equal(weights[name], expected), name
 
 
 def endpoint(comm: Communicator, weights: Any, sender: Any = None, receiver: Any = None) -> Any:
@@ -64,7 +62,7 @@ def test_every_engine_has_the_trainers_weights(comm: Communicator, transactional
         weights = trainer_weights(1)
         with WeightSender(comm, weights, transactional=transactional, bucket_bytes=4096) as sender:
             assert sender.update().version == 1
-            weights["odd"].copy_(numbers("odd", torch.float32, 2))
+            weights["odd"].copy_(trainer_weights(2)["odd"])
             weights.update(trainer_weights(2))
             assert sender.update().version == 2
             assert sender.update(version=40).version == 40

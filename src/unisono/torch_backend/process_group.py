@@ -33,7 +33,6 @@ from torch._C._profiler import _RecordFunctionFast
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
 from unisono.comm.over_torch.compile import never_compiled
-from unisono.errors import UnisonoError
 from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
@@ -58,18 +57,6 @@ _OPS = {
 }
 Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
-
-
-def communicator_of(group: Any) -> Communicator | None:
-    """What moves the data of a torch process group of ours; None means the default group. The
-    result is None where this process is not in the group, or there is no group."""
-    if group is None:
-        group = dist.group.WORLD
-    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
-        return None
-    if not isinstance(group, UnisonoProcessGroup):
-        raise UnisonoError(f"{group!r} is not a group of the backend {NAME}")
-    return group.comm
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

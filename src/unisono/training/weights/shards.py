@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +31,7 @@ class Box:
     @property
     def count(self) -> int:
         """How many elements it has."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
     def intersection(self, other: Box) -> Box | None:
         """The elements that two boxes share; None where there are none."""
@@ -105,18 +103,9 @@ def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
     firsts: dict[Any, str] = {}
     first: dict[str, str] = {}
     for name in sorted(weights):
-        held = weights[name]
-        memory = (
-            held.tensor.data_ptr(),
-            held.tensor.dtype,
-            held.tensor.stride(),
-            held.whole,
-            held.box,
-        )
-        if held.box.count:
-            first[name] = firsts.setdefault(memory, name)
-        else:
-            first[name] = name
+        held, tensor = weights[name], weights[name].tensor
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.stride(), held.whole, held.box)
+        first[name] = firsts.setdefault(memory, name) if held.box.count else name
     return first
 
 
@@ -128,7 +117,7 @@ def _held_tensor(name: str, value: Any) -> HeldTensor:
     elif isinstance(value, torch.Tensor):
         tensor, whole, offset = value, tuple(value.shape), (0,) * value.dim()
     else:
-        raise TypeError(f"the weight {name!r} is a {type(value).__name__}, no tensor")
+        raise TypeError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(f"the weight {name!r} is not dense")
     if tensor.is_meta or tensor.is_conj() or tensor.is_neg():
