@@ -211,7 +211,7 @@ def test_the_order_is_that_of_rank_0(comm: Communicator) -> None:
             everyone = torch.empty(3, *parameter.shape)
             comm.all_gather(everyone, parameter.grad)
             assert all(torch.equal(everyone[0], theirs) for theirs in everyone)
-    assert [bucket.slots[0].number for bucket in sync._buckets][:2] in ([6, 7], [7, 6])
+    assert [bucket.parameters[0].number for bucket in sync._buckets][:2] in ([6, 7], [7, 6])
 
 
 # -- accumulation ----------------------------------------------------------------------------------

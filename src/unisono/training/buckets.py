@@ -38,24 +38,24 @@ UNUSED = ("error", "zero")
 _OPS = {"mean": "avg", "avg": "avg", "sum": "sum"}
 
 
-class Slot(NamedTuple):  # in a hurry to be made: models have many parameters
+class NamedParameter(NamedTuple):  # in a hurry to be made: models have many parameters
     """A parameter, its number in the model and its name."""
 
     number: int
     name: str
-    parameter: torch.Tensor
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingGradient:
     """A parameter that had no gradient on so many ranks, and whether this is one of them."""
 
-    slot: Slot
+    parameter: NamedParameter
     ranks: int
     here: bool
 
 
-def slots_of(parameters: Parameters) -> list[Slot]:
+def named_parameters_of(parameters: Parameters) -> list[NamedParameter]:
     """The parameters that want gradients, each once, in the model's order."""
     given: Iterable[Any]
     given = parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters
@@ -65,16 +65,18 @@ def slots_of(parameters: Parameters) -> list[Slot]:
     ]
     once = {id(parameter): (name, parameter) for name, parameter in reversed(named)}
     wanted = [pair for pair in reversed(once.values()) if pair[1].requires_grad]
-    return [Slot(number, *pair) for number, pair in enumerate(wanted)]
+    return [NamedParameter(number, *pair) for number, pair in enumerate(wanted)]
 
 
-def check_the_same_everywhere(comm: Communicator, slots: Sequence[Slot], options: str = "") -> None:
+def check_the_same_everywhere(
+    comm: Communicator, parameters: Sequence[NamedParameter], options: str = ""
+) -> None:
     """Raise ValueError on every rank if the ranks' options differ, or their parameters in name,
     dtype or shape."""
     mine = [
-        f"{slot.name} of {str(slot.parameter.dtype).removeprefix('torch.')} "
-        f"{tuple(slot.parameter.shape)}"
-        for slot in slots
+        f"{parameter.name} of {str(parameter.tensor.dtype).removeprefix('torch.')} "
+        f"{tuple(parameter.tensor.shape)}"
+        for parameter in parameters
     ]
     digest = hashlib.sha256("\n".join([options, *mine]).encode()).digest()
     if len(set(all_gather_object(digest, comm))) == 1:
@@ -99,59 +101,63 @@ class GradientBucket:
     them have arrived. `kept`: in many steps."""
 
     def __init__(
-        self, slots: Sequence[Slot], comm: Communicator, op: str, kept: bool, wide: bool
+        self,
+        parameters: Sequence[NamedParameter],
+        comm: Communicator,
+        op: str,
+        kept: bool,
+        wide: bool,
     ) -> None:
-        first = slots[0].parameter
-        self.slots, self.comm, self.op = slots, comm, op
-        self.wide = wide and first.dtype in HALF_DTYPES
-        self.dtype = torch.float32 if self.wide else first.dtype
-        sizes = [slot.parameter.numel() for slot in slots]
+        tensors = [parameter.tensor for parameter in parameters]
+        dtype, device = tensors[0].dtype, tensors[0].device
+        self.parameters, self.comm, self.op = parameters, comm, op
+        self.wide = wide and dtype in HALF_DTYPES
+        self.dtype = torch.float32 if self.wide else dtype
+        sizes = [tensor.numel() for tensor in tensors]
         self.nbytes = sum(sizes) * self.dtype.itemsize
         self.flat: torch.Tensor | None = None
         self.views: list[torch.Tensor] = []  # of the flat tensor, one for each gradient
         if kept or comm.backend != "unisono":
-            self.flat = torch.zeros(sum(sizes) + len(slots), dtype=self.dtype, device=first.device)
-            *views, self.absent = torch.split(self.flat, [*sizes, len(slots)])
-            self.views = [
-                view.view(slot.parameter.shape) for view, slot in zip(views, slots, strict=True)
-            ]
+            self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=self.dtype, device=device)
+            *views, self.absent = torch.split(self.flat, [*sizes, len(sizes)])
+            self.views = [view.view_as(tensor) for view, tensor in zip(views, tensors, strict=True)]
         else:
-            self.absent = torch.zeros(len(slots), dtype=self.dtype, device=first.device)
+            self.absent = torch.zeros(len(sizes), dtype=self.dtype, device=device)
         self.start_over()
 
     def start_over(self) -> None:
         """Wait for the gradients of the next step."""
         self.begun = False
-        self.waiting_for = len(self.slots)
-        self.arrived = [False] * len(self.slots)
+        self.waiting_for = len(self.parameters)
+        self.arrived = [False] * len(self.parameters)
         self.summed: set[int] = set()  # of a wide one: whose sums have begun
         if self.wide and self.flat is not None:
             self.flat.zero_()
 
     def collect(self, index: int) -> None:
         """A gradient is there: move it in, or add it to the sum in float32, and drop it."""
-        parameter = self.slots[index].parameter
-        if self.views and parameter.grad is self.views[index]:
+        tensor = self.parameters[index].tensor
+        if self.views and tensor.grad is self.views[index]:
             return
         gradient = self.gradient(index)
         assert gradient is not None
         if self.wide:
             self.views[index].add_(gradient)
             self.summed.add(index)
-            parameter.grad = None
+            tensor.grad = None
         else:
             self.move_in(index, gradient)
 
     def gradient(self, index: int) -> torch.Tensor | None:
         """The gradient; raises TypeError, here and on the other ranks, if it has no plain
         memory."""
-        slot = self.slots[index]
-        gradient = slot.parameter.grad
+        parameter = self.parameters[index]
+        gradient = parameter.tensor.grad
         if gradient is None:
             return None
         if gradient.layout is not torch.strided:
             kind = str(gradient.layout).removeprefix("torch.")
-            why = f"the gradient of {slot.name} is {kind}, and only dense ones are reduced"
+            why = f"the gradient of {parameter.name} is {kind}, and only dense ones are reduced"
             refuse_type(self.comm, "all_reduce", f"{why}: use sparse=False")
         return gradient.detach() if gradient.requires_grad else gradient
 
@@ -163,17 +169,17 @@ class GradientBucket:
             view.copy_(gradient)
             if shares_storage(gradient):
                 return False
-            self.slots[index].parameter.grad = None if self.wide else view
+            self.parameters[index].tensor.grad = None if self.wide else view
         return True
 
     @torch.no_grad()
     def move_from(self, others: Iterable[GradientBucket]) -> None:
         """Move in the gradients that are views of other buckets, which are not used any more."""
         theirs = {id(view) for other in others for view in other.views}
-        for slot, view in zip(self.slots, self.views, strict=True):
-            gradient = slot.parameter.grad
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.tensor.grad
             if gradient is not None and id(gradient) in theirs:
-                slot.parameter.grad = view.copy_(gradient)
+                parameter.tensor.grad = view.copy_(gradient)
 
     def begin(self) -> BucketReduction:
         """Start reducing. A parameter without a gradient counts as zero, and is marked."""
@@ -182,8 +188,8 @@ class GradientBucket:
 
     def forget(self) -> None:
         """Drop what this bucket's parameters have, reduced or not."""
-        for slot in self.slots:
-            slot.parameter.grad = None
+        for parameter in self.parameters:
+            parameter.tensor.grad = None
         self.start_over()
 
 
@@ -195,7 +201,7 @@ class BucketReduction:
         self._zeros: dict[int, torch.Tensor] = {}  # where this rank has no gradient
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradient, what travels
         bucket.absent.zero_()
-        rows = [self._row(index) for index in range(len(bucket.slots))]
+        rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
         # What DDP does, too: a sum of scaled gradients needs no pass over the result.
         self._is_scaled_before = (
@@ -206,7 +212,7 @@ class BucketReduction:
         )
         op = bucket.op
         if self._is_scaled_before and bucket.flat is not None:
-            bucket.flat[: -len(bucket.slots)].mul_(1 / bucket.comm.size)
+            bucket.flat[: -len(bucket.parameters)].mul_(1 / bucket.comm.size)
             op = "sum"
         self.begun_s = time.monotonic()
         self.work = bucket.comm.all_reduce(travelling, op, async_op=True) or FinishedWork()
@@ -214,14 +220,14 @@ class BucketReduction:
     def _row(self, index: int) -> torch.Tensor:
         """What travels for one parameter."""
         bucket = self._bucket
-        parameter = bucket.slots[index].parameter
+        tensor = bucket.parameters[index].tensor
         view = bucket.views[index] if bucket.views else None
-        if view is not None and (index in bucket.summed or parameter.grad is view):
+        if view is not None and (index in bucket.summed or tensor.grad is view):
             return view
         gradient = bucket.gradient(index)
         if gradient is None:
             bucket.absent[index] = 1
-            zeros = torch.zeros_like(parameter) if view is None else view.zero_()
+            zeros = torch.zeros_like(tensor) if view is None else view.zero_()
             self._zeros[index] = zeros
             return zeros
         if view is not None:
@@ -234,7 +240,7 @@ class BucketReduction:
         self._copies.append((gradient, copy))
         return copy
 
-    def end(self) -> list[Missing]:
+    def end(self) -> list[MissingGradient]:
         """After the work has finished: give the parameters their gradients. Returns which were
         missing, and on how many ranks. Where every rank lacked one, the parameter has none."""
         bucket = self._bucket
@@ -242,17 +248,17 @@ class BucketReduction:
         given = self._zeros
         if bucket.wide:
             given = {
-                index: view.to(slot.parameter.dtype)
-                for index, (slot, view) in enumerate(zip(bucket.slots, bucket.views, strict=True))
+                index: view.to(bucket.parameters[index].tensor.dtype)
+                for index, view in enumerate(bucket.views)
             }
         for index, gradient in given.items():
             if without.get(index) != bucket.comm.size:
-                bucket.slots[index].parameter.grad = gradient
+                bucket.parameters[index].tensor.grad = gradient
         for gradient, copy in self._copies:
             gradient.copy_(copy)
         bucket.start_over()
         return [
-            Missing(bucket.slots[index], ranks, index in self._zeros)
+            MissingGradient(bucket.parameters[index], ranks, index in self._zeros)
             for index, ranks in without.items()
         ]
 
@@ -265,7 +271,7 @@ class BucketReduction:
 
 
 def buckets_of(
-    slots: Sequence[Slot],
+    parameters: Sequence[NamedParameter],
     comm: Communicator,
     bucket_bytes: int,
     op: str,
@@ -278,9 +284,9 @@ def buckets_of(
     filling: dict[Any, list[int]] = {}
     sizes: dict[Any, int] = {}
     full: list[list[int]] = []
-    for index, slot in enumerate(slots):
-        kind = (slot.parameter.dtype, slot.parameter.device)
-        size = slot.parameter.numel() * slot.parameter.dtype.itemsize
+    for index, parameter in enumerate(parameters):
+        kind = (parameter.tensor.dtype, parameter.tensor.device)
+        size = parameter.tensor.numel() * parameter.tensor.dtype.itemsize
         if kind in filling and sizes[kind] + size > bucket_bytes:
             full.append(filling.pop(kind))
         if kind not in filling:
@@ -289,16 +295,17 @@ def buckets_of(
         sizes[kind] += size
     full = sorted([*full, *filling.values()], key=lambda indices: indices[-1])
     return [
-        GradientBucket([slots[index] for index in indices], comm, op, kept, wide)
+        GradientBucket([parameters[index] for index in indices], comm, op, kept, wide)
         for indices in full
     ]
 
 
-def check_used(missing: Iterable[Missing], comm: Communicator) -> None:
+def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:
     """Raise UnisonoError if anybody lacked a gradient: on every rank, for all know it."""
     named = [
-        f"{lack.slot.name} (on {lack.ranks} of {comm.size} ranks{', this one too' * lack.here})"
-        for lack in sorted(missing, key=lambda lack: lack.slot.number)
+        f"{lack.parameter.name} (on {lack.ranks} of {comm.size} ranks"
+        f"{', this one too' * lack.here})"
+        for lack in sorted(missing, key=lambda lack: lack.parameter.number)
     ]
     if named:
         raise UnisonoError(

@@ -18,14 +18,14 @@ from unisono.errors import UnisonoError
 from unisono.training.buckets import (
     BucketReduction,
     GradientBucket,
-    Missing,
+    MissingGradient,
+    NamedParameter,
     Parameters,
-    Slot,
     buckets_of,
     check_options,
     check_the_same_everywhere,
     check_used,
-    slots_of,
+    named_parameters_of,
 )
 from unisono.training.coalescing import broadcast_many
 from unisono.world.world import resolve
@@ -113,7 +113,7 @@ class GradientSync:
         self._overlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
-        self._slots = slots_of(model)
+        self._parameters = named_parameters_of(model)
         self._refuse_those_of_another()
         self._frozen = [
             (name, parameter)
@@ -121,8 +121,8 @@ class GradientSync:
             if not parameter.requires_grad
         ]
         options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
-        check_the_same_everywhere(self._comm, self._slots, options)
-        if not self._slots:
+        check_the_same_everywhere(self._comm, self._parameters, options)
+        if not self._parameters:
             raise ValueError("no parameter wants a gradient")
         self._bucket_bytes = (
             _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
@@ -136,12 +136,12 @@ class GradientSync:
         self._served: set[int] = set()  # optimizers that have stepped since `finish`
         self._finished = False
         self._start_step()
-        self._arrange(list(reversed(self._slots)))
+        self._arrange(list(reversed(self._parameters)))
         self._handles: list[Any] = [
-            slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._arrived, slot)
+            parameter.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._arrived, parameter)
             )
-            for slot in self._slots
+            for parameter in self._parameters
         ]
 
     def _named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -149,29 +149,29 @@ class GradientSync:
 
     def _refuse_those_of_another(self) -> None:
         """Two that reduce the same gradients would do so at the same time."""
-        for slot in self._slots:
-            hooks = getattr(slot.parameter, "_post_accumulate_grad_hooks", None) or {}
+        for parameter in self._parameters:
+            hooks = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None) or {}
             methods = (getattr(hook, "func", None) for hook in hooks.values())
             if any(
                 isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
             ):
-                why = f"{slot.name} belongs to another GradientSync: close() that one first"
+                why = f"{parameter.name} belongs to another GradientSync: close() that one first"
                 self._comm.refuse("all_gather", why)
 
     def _start_from(self, src: int) -> None:
-        tensors = [slot.parameter for slot in self._slots]
+        tensors = [parameter.tensor for parameter in self._parameters]
         if self._model is not None:
             tensors = [*self._model.parameters(), *self._model.buffers()]
         broadcast_many(tensors, src, self._comm)
 
-    def _arrange(self, order: list[Slot]) -> None:
+    def _arrange(self, order: list[NamedParameter]) -> None:
         self._buckets = buckets_of(
             order, self._comm, self._bucket_bytes, self._op, kept=True, wide=self._wide
         )
         self._bucket_of: dict[int, tuple[GradientBucket, int]] = {
-            slot.number: (bucket, index)
+            parameter.number: (bucket, index)
             for bucket in self._buckets
-            for index, slot in enumerate(bucket.slots)
+            for index, parameter in enumerate(bucket.parameters)
         }
 
     def _start_step(self) -> None:
@@ -181,17 +181,17 @@ class GradientSync:
 
     # -- during backward -------------------------------------------------------------------------
 
-    def _arrived(self, slot: Slot, parameter: torch.Tensor) -> None:
+    def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
         """A gradient is there."""
         self._finished = False
-        bucket, index = self._bucket_of[slot.number]
+        bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(
-                f"a second gradient for {slot.name} before finish(): put all backward passes of a "
-                "step but the last under no_sync()"
+                f"a second gradient for {parameter.name} before finish(): put all backward passes "
+                "of a step but the last under no_sync()"
             )
         if not self._learned:
-            self._seen.setdefault(slot.number)
+            self._seen.setdefault(parameter.number)
         with torch.no_grad():
             bucket.collect(index)
         if self._silent:
@@ -269,18 +269,20 @@ class GradientSync:
 
     def _adopt_order(self) -> None:
         """Take the order in which rank 0 saw its gradients for that of all ranks."""
-        numbers = dict.fromkeys([*self._seen, *(slot.number for slot in self._slots)])
+        numbers = dict.fromkeys(
+            [*self._seen, *(parameter.number for parameter in self._parameters)]
+        )
         tensor = torch.tensor(list(numbers), device=device_of(self._comm))
         self._comm.broadcast(tensor)
         before = self._buckets
-        self._arrange([self._slots[index] for index in tensor.tolist()])
+        self._arrange([self._parameters[index] for index in tensor.tolist()])
         for bucket in self._buckets:
             bucket.move_from(before)
         self._learned = True
 
     def _check_for_newcomers(self) -> None:
         """Once: to look for them in every step would take long."""
-        known = {id(slot.parameter) for slot in self._slots} | {
+        known = {id(parameter.tensor) for parameter in self._parameters} | {
             id(parameter) for _, parameter in self._frozen
         }
         new = [name for name, parameter in self._named_parameters() if id(parameter) not in known]
@@ -360,10 +362,10 @@ def sync_gradients(
     """
     op = check_options(bucket_bytes, unused, op)
     comm = resolve(group)
-    buckets = buckets_of(slots_of(parameters), comm, bucket_bytes, op, kept=False)
+    buckets = buckets_of(named_parameters_of(parameters), comm, bucket_bytes, op, kept=False)
     with torch.no_grad():
         reductions = [bucket.begin() for bucket in buckets]
-    missing: list[Missing] = []
+    missing: list[MissingGradient] = []
     for reduction in reductions:
         reduction.work.wait()
         missing += reduction.end()

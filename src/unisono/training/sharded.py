@@ -19,12 +19,12 @@ from unisono.collectives.norms import clip_grad_norm
 from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator, Work
 from unisono.training.buckets import (
-    Missing,
-    Slot,
+    MissingGradient,
+    NamedParameter,
     check_options,
     check_the_same_everywhere,
     check_used,
-    slots_of,
+    named_parameters_of,
 )
 from unisono.training.coalescing import group_alike
 from unisono.training.deferral import defer_signals
@@ -35,7 +35,7 @@ from unisono.world.world import resolve
 class _Row:
     """Parameters of one group and dtype, one behind the other, cut into a share for each rank."""
 
-    slots: list[Slot]
+    parameters: list[NamedParameter]
     whole: torch.Tensor  # what the parameters are views of
     parts: list[torch.Tensor]  # these views
     mine: torch.Tensor  # this rank's part of the whole
@@ -48,20 +48,20 @@ class _Row:
         """Bring the gradients into one row; those that are views of it lie there already. Take
         over what was written into the parameters: they may come from a checkpoint."""
         self.share.copy_(self.mine)
-        for index, (slot, view) in enumerate(zip(self.slots, self.views, strict=True)):
-            if slot.parameter.data_ptr() != self.parts[index].data_ptr():
-                why = f"{slot.name} was given other memory after its ShardedOptimizer was made"
+        for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if parameter.tensor.data_ptr() != self.parts[index].data_ptr():
+                why = f"{parameter.name} was given other memory after its ShardedOptimizer was made"
                 comm.refuse("all_reduce", f"{why}: move and convert models before that")
-            gradient = slot.parameter.grad
+            gradient = parameter.tensor.grad
             self.absent[index] = float(gradient is None)
             if gradient is None:
                 view.zero_()
             elif gradient.layout is not torch.strided:
-                why = f"the gradient of {slot.name} is {gradient.layout}, not dense"
+                why = f"the gradient of {parameter.name} is {gradient.layout}, not dense"
                 refuse_type(comm, "all_reduce", why)
             elif gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
                 view.copy_(gradient)
-                slot.parameter.grad = view
+                parameter.tensor.grad = view
 
 
 class ShardedOptimizer:
@@ -96,20 +96,20 @@ class ShardedOptimizer:
         self._comm = resolve(group)
         self._unused = unused
         groups = _groups_of(parameters)
-        everything = [slot for slots, _ in groups for slot in slots]
-        lengths = [len(slots) for slots, _ in groups]
+        everything = [parameter for members, _ in groups for parameter in members]
+        lengths = [len(members) for members, _ in groups]
         check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
         if not everything:
             raise ValueError("no parameter wants a gradient")
-        if len({id(slot.parameter) for slot in everything}) < len(everything):
+        if len({id(parameter.tensor) for parameter in everything}) < len(everything):
             raise ValueError("a parameter is in two groups")
         self._rows: list[_Row] = []
         shares: list[dict[str, Any]] = []
         with torch.no_grad():
-            for slots, own in groups:
+            for members, own in groups:
                 rows = [
                     _make_row(self._comm, alike)
-                    for alike in group_alike(slots, attrgetter("parameter"))
+                    for alike in group_alike(members, attrgetter("tensor"))
                 ]
                 self._rows += rows
                 shares.append({"params": [row.share for row in rows], **own})
@@ -156,22 +156,22 @@ class ShardedOptimizer:
             _wait_for(gathers)
         return norm
 
-    def _missing(self) -> list[Missing]:
+    def _missing(self) -> list[MissingGradient]:
         return [
-            Missing(slot, round(ranks), slot.parameter.grad is None)
+            MissingGradient(parameter, round(ranks), parameter.tensor.grad is None)
             for row in self._rows
-            for slot, ranks in zip(row.slots, row.absent.tolist(), strict=True)
+            for parameter, ranks in zip(row.parameters, row.absent.tolist(), strict=True)
             if ranks
         ]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of torch's optimizers; zeros instead of None save a copy in the next step."""
         for row in self._rows:
-            for slot in row.slots:
+            for parameter in row.parameters:
                 if set_to_none:
-                    slot.parameter.grad = None
-                elif slot.parameter.grad is not None:
-                    slot.parameter.grad.detach().zero_()
+                    parameter.tensor.grad = None
+                elif parameter.tensor.grad is not None:
+                    parameter.tensor.grad.detach().zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's share. It fits the same rank of a group of the same size."""
@@ -188,39 +188,39 @@ def _wait_for(works: Iterable[Work | None]) -> None:
             work.wait()
 
 
-def _groups_of(parameters: Any) -> list[tuple[list[Slot], dict[str, Any]]]:
+def _groups_of(parameters: Any) -> list[tuple[list[NamedParameter], dict[str, Any]]]:
     """The parameters of each group, with the group's own options."""
     if isinstance(parameters, torch.nn.Module):
-        return [(slots_of(parameters), {})]
+        return [(named_parameters_of(parameters), {})]
     parameters = list(parameters)
     if not parameters or not isinstance(parameters[0], dict):
-        return [(slots_of(parameters), {})]
+        return [(named_parameters_of(parameters), {})]
     groups = []
     for group in parameters:
         given = group["params"]
-        slots = slots_of([given] if isinstance(given, torch.Tensor) else given)
-        groups.append((slots, {key: value for key, value in group.items() if key != "params"}))
+        own = named_parameters_of([given] if isinstance(given, torch.Tensor) else given)
+        groups.append((own, {key: value for key, value in group.items() if key != "params"}))
     return groups
 
 
-def _make_row(comm: Communicator, slots: list[Slot]) -> _Row:
-    first = slots[0].parameter
-    sizes = [slot.parameter.numel() for slot in slots]
+def _make_row(comm: Communicator, parameters: list[NamedParameter]) -> _Row:
+    first = parameters[0].tensor
+    sizes = [parameter.tensor.numel() for parameter in parameters]
     length = -(-sum(sizes) // comm.size)
     whole = torch.zeros(length * comm.size, dtype=first.dtype, device=first.device)
     gradients = torch.zeros_like(whole)
     parts, views = [], []
     begin = 0
-    for slot, size in zip(slots, sizes, strict=True):
-        shape = slot.parameter.shape
+    for parameter, size in zip(parameters, sizes, strict=True):
+        shape = parameter.tensor.shape
         here = whole[begin : begin + size].view(shape)
-        here.copy_(slot.parameter)
-        slot.parameter.data = here
+        here.copy_(parameter.tensor)
+        parameter.tensor.data = here
         parts.append(here)
         views.append(gradients[begin : begin + size].view(shape))
         begin += size
     mine = whole.view(comm.size, length)[comm.rank]
     share = torch.nn.Parameter(mine.clone())
     share.grad = torch.zeros_like(share)
-    absent = torch.zeros(len(slots), device=first.device)
-    return _Row(slots, whole, parts, mine, gradients, views, share, absent)
+    absent = torch.zeros(len(parameters), device=first.device)
+    return _Row(parameters, whole, parts, mine, gradients, views, share, absent)

@@ -122,7 +122,7 @@ class WeightBucket:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class WeightTransfer:
     """A sender and those receivers that take the same from it, and what."""
 
     sender: int
@@ -152,10 +152,10 @@ class WeightPlan:
     senders: tuple[int, ...]
     receivers: tuple[int, ...]
     tensors: dict[str, PlannedTensor]
-    transfers: list[Transfer]
+    transfers: list[WeightTransfer]
     version: int = -1
 
-    def steps(self, rank: int) -> list[tuple[Transfer, int]]:
+    def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
         """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
         transfers = [transfer for transfer in self.transfers if rank in transfer.members]
         longest = max((len(transfer.buckets) for transfer in transfers), default=0)
@@ -342,8 +342,8 @@ def _plan_transfers(
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
     senders: Sequence[int],
-) -> list[Transfer]:
-    transfers: dict[tuple[int, tuple[int, ...]], Transfer] = {}
+) -> list[WeightTransfer]:
+    transfers: dict[tuple[int, tuple[int, ...]], WeightTransfer] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
         dtype = tensors[name].dtype
@@ -351,7 +351,7 @@ def _plan_transfers(
             sender = min(holders, key=lambda rank: (load[rank], rank))
             for box, takers in _shared_parts(piece, name, wanted):
                 load[sender] += box.count * dtype.itemsize
-                transfer = transfers.setdefault((sender, takers), Transfer(sender, takers))
+                transfer = transfers.setdefault((sender, takers), WeightTransfer(sender, takers))
                 for cut in box.split(max(1, bucket_bytes // dtype.itemsize)):
                     _add_to_last(transfer.buckets, Unit(name, dtype, cut), bucket_bytes)
     return [transfers[key] for key in sorted(transfers)]

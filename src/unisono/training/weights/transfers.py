@@ -17,7 +17,7 @@ import torch
 from unisono.collectives.integers import device_of
 from unisono.comm.base import Communicator, Work
 from unisono.training.weights.checksum import checksum
-from unisono.training.weights.plan import Transfer, Unit, WeightBucket, WeightPlan
+from unisono.training.weights.plan import Unit, WeightBucket, WeightPlan, WeightTransfer
 
 Progress = Callable[[int, int], Any]
 """Called with the bytes that have moved and the bytes that will."""
@@ -65,7 +65,7 @@ class TransferGroups:
         most = 2 if sends else 2 * len(transfers)
         sums: dict[tuple[int, ...], list[int]] = {transfer.members: [] for transfer in transfers}
         total, done = plan.bytes(rank), 0
-        under_way: deque[tuple[Transfer, int, list[torch.Tensor], Work]] = deque()
+        under_way: deque[tuple[WeightTransfer, int, list[torch.Tensor], Work]] = deque()
 
         def finish() -> int:
             transfer, index, tensors, work = under_way.popleft()
@@ -114,7 +114,7 @@ class TransferGroups:
             yield packed.copy_(tensor)
 
     def _find_damage(
-        self, transfers: list[Transfer], sums: dict[tuple[int, ...], list[int]]
+        self, transfers: list[WeightTransfer], sums: dict[tuple[int, ...], list[int]]
     ) -> list[str]:
         """Compare with the senders' checksums."""
         found = []
