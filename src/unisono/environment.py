@@ -77,7 +77,7 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | No
 
 
 def read_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks this process was started as one of, also where it is not told which."""
+    """How many ranks this process was started as one of, even where nobody says which."""
     info = read_rank_info(environment)
     if info is not None:
         return info.size

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
+from implementations import on_backends
 from torch_names import all_gather_single, since_2_13, since_2_15
 from unisono.comm.rendezvous import discovery
 from unisono.errors import GroupAborted, GroupClosed, RendezvousError, UnisonoError
@@ -193,19 +194,12 @@ def test_torch_splits_no_groups_of_cpu_tensors(process_group: Any) -> None:
     assert count_ranks() == 2
 
 
-@pytest.mark.ranks(2)
-def test_a_group_of_ours_beside_one_of_gloo(process_group: Any) -> None:
+@on_backends(unisono=[2], gloo=[2])
+def test_a_group_of_ours_beside_one_of_gloo(process_group: Any, backend: str) -> None:
     gloo = dist.new_group(backend="gloo")
     ours = dist.new_group(backend="unisono")
     assert (dist.get_backend(gloo), dist.get_backend(ours)) == ("gloo", "unisono")
     assert count_ranks(gloo) == count_ranks(ours) == count_ranks() == 2
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_a_group_of_ours_in_a_world_of_gloo(process_group: Any) -> None:
-    ours = dist.new_group(backend="unisono")
-    assert dist.get_backend(ours) == "unisono"
-    assert count_ranks(ours) == count_ranks() == 2
 
 
 # -- the end -------------------------------------------------------------------------------------

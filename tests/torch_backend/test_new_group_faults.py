@@ -61,10 +61,6 @@ def check_losses(
         assert took_s < within_s
 
 
-def everybody() -> None:
-    dist.new_group()
-
-
 # -- after a death ---------------------------------------------------------------------------------
 
 
@@ -77,7 +73,7 @@ def die_before(rank: int, size: int, path: str, victim: int) -> Any:
     start(rank, size, path)
     if rank == victim:
         die(path)
-    return find_loss(path, everybody)
+    return find_loss(path, dist.new_group)
 
 
 def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
@@ -151,7 +147,7 @@ def die_in_the_meeting(rank: int, size: int, path: str, victim: int, point: str)
     if rank == victim:
         owner, name, after, _ = POINTS[point]
         dies_in(owner, name, path, after)
-    return find_loss(path, everybody)
+    return find_loss(path, dist.new_group)
 
 
 def test_the_store_dies_with_rank_0(fresh_pool: RankPool) -> None:
@@ -172,7 +168,7 @@ def die_with_the_store(rank: int, size: int, path: str) -> Any:
     all_gather_single(torch.zeros(size), torch.zeros(1))
     if rank == 0:
         die(path)
-    return find_loss(path, everybody)
+    return find_loss(path, dist.new_group)
 
 
 # -- a world that has ended for another reason -----------------------------------------------------
@@ -190,6 +186,6 @@ def leave_after_a_mismatch(rank: int, size: int, path: str) -> str:
     if rank == 1:
         os._exit(7)
     creation._LATECOMERS_S = 0.3  # type: ignore[misc]
-    error = attempt(everybody)
+    error = attempt(dist.new_group)
     dist.destroy_process_group()
     return type(error).__name__

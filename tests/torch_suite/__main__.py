@@ -31,7 +31,8 @@ def main() -> int:
         if options.again or options.retry:
             job.forget("" if options.again else "failed")
         _run(job, options)
-    results = {job: known for job in _all_jobs() if (known := job.results())}
+    every = [Job(backend, ranks) for backend in ("gloo", "unisono") for ranks in (3, 4)]
+    results = {job: known for job in every if (known := job.results())}
     if not options.only:
         page.write(results, TORCH)
     print("\n".join(page.counts(results)))
@@ -57,10 +58,6 @@ def _part(text: str) -> tuple[int, int]:
     if not 1 <= part <= parts:
         raise ValueError(text)
     return part, parts
-
-
-def _all_jobs() -> list[Job]:
-    return [Job(backend, ranks) for backend in ("gloo", "unisono") for ranks in (3, 4)]
 
 
 def _run(job: Job, options: argparse.Namespace) -> None:

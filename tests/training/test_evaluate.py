@@ -71,7 +71,7 @@ def test_a_part_of_the_world(comm: Any) -> None:
 
 
 @pytest.mark.ranks([1, 2, 4])
-def test_what_makes_no_sense_is_told_to_every_rank(comm: Any) -> None:
+def test_what_makes_no_sense_raises_on_every_rank(comm: Any) -> None:
     mine = list(range(comm.rank, 9, comm.size))
     last = comm.rank == comm.size - 1
     with pytest.raises(ValueError, match=r"of 10 samples, number 9 has no result$"):

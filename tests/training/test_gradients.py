@@ -83,7 +83,9 @@ def loss_of(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def learn(model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any]) -> Any:
+def learn(
+    model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any] = lambda: None
+) -> Any:
     """Train; returns the parameters. Not with Adam, which makes much of gradients that would be
     zero but for rounding: a transformer has some."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -93,10 +95,6 @@ def learn(model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any]
         before_step()
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
-
-
-def nothing() -> None:
-    pass
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -117,7 +115,7 @@ def test_as_ddp(process_group: Any, backend: str, make: Any, bucket_bytes: int) 
     wrapped = DistributedDataParallel(
         theirs, find_unused_parameters=make is Lazy, bucket_cap_mb=bucket_bytes / 2**20
     )
-    expected = learn(wrapped, mine, nothing)
+    expected = learn(wrapped, mine)
     model = make()
     sync = GradientSync(model, bucket_bytes=bucket_bytes, unused="zero")
     got = learn(model, mine, sync.finish)
@@ -126,7 +124,7 @@ def test_as_ddp(process_group: Any, backend: str, make: Any, bucket_bytes: int) 
     close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}
     for tensor, other in zip(got, expected, strict=True):
         torch.testing.assert_close(tensor, other, **close)
-    alone = learn(make(), batches(), nothing)
+    alone = learn(make(), batches())
     torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -136,7 +134,7 @@ def test_without_hooks(process_group: Any, backend: str) -> None:
     double = batches(torch.float64)
     model = mlp(torch.float64)
     got = learn(model, [part(batch, comm) for batch in double], lambda: sync_gradients(model))
-    torch.testing.assert_close(got, learn(mlp(torch.float64), double, nothing))
+    torch.testing.assert_close(got, learn(mlp(torch.float64), double))
 
 
 @pytest.mark.ranks([2, 3])
@@ -234,7 +232,7 @@ def test_no_sync(process_group: Any, backend: str, set_to_none: bool) -> None:
                 weight = len(half) * len(halves) / len(part(batch, comm)) / 2
                 (loss_of(model, half) * weight).backward()
         optimizer.step()
-    alone = learn(mlp(torch.float64), batches(torch.float64), nothing)
+    alone = learn(mlp(torch.float64), batches(torch.float64))
     torch.testing.assert_close([parameter.detach() for parameter in model.parameters()], alone)
 
 
@@ -580,7 +578,7 @@ def test_one_process_that_has_started_nothing() -> None:
     model = mlp()
     sync = GradientSync(model)
     got = learn(model, batches(), sync.finish)
-    torch.testing.assert_close(got, learn(mlp(), batches(), nothing), rtol=0, atol=0)
+    torch.testing.assert_close(got, learn(mlp(), batches()), rtol=0, atol=0)
 
 
 # -- any tensors -----------------------------------------------------------------------------------

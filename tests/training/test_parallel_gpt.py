@@ -64,10 +64,6 @@ def example() -> Iterator[Any]:
             sys.modules.pop(name, None)
 
 
-def ranks_of(layout: dict[str, int]) -> int:
-    return math.prod(layout.values())
-
-
 def named(layout: dict[str, int]) -> str:
     return " ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "alone"
 
@@ -77,7 +73,9 @@ def in_layouts(layouts: list[dict[str, int]], backend: str) -> Any:
         "layout",
         [
             pytest.param(
-                layout, marks=pytest.mark.ranks(ranks_of(layout), backend=backend), id=named(layout)
+                layout,
+                marks=pytest.mark.ranks(math.prod(layout.values()), backend=backend),
+                id=named(layout),
             )
             for layout in layouts
         ],

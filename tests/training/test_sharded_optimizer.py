@@ -167,7 +167,7 @@ def test_ctrl_c_in_an_update_waits_until_all_ranks_have_it(
         interrupted = [attempt(learn, cut, optimizer, [batch]) for batch in mine]
     finally:
         signal.signal(signal.SIGINT, before)
-    kinds = [type(error) for error in interrupted if error is not None]
+    kinds = [type(error) for error in interrupted if error]
     assert kinds == ([KeyboardInterrupt] if comm.rank == 1 else [])
     torch.testing.assert_close([parameter.detach() for parameter in cut.parameters()], expected)
 

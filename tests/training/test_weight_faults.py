@@ -106,14 +106,12 @@ def test_a_receiver_that_dies_before_the_vote_keeps_all_at_the_old_version(
 
 
 def lose_a_receiver(rank: int, _: int, __: str, name: str, where: str) -> Any:
-    options: dict[str, Any] = {}
-    if rank == FIRST:
-        options = {
-            "first": {"progress": die_at(0)},
-            "sending": {"progress": die_at(4)},
-            "prepare": {"prepare": die},
-        }[where]
-    story = Story(rank, name, **options)
+    deaths: dict[str, Any] = {
+        "first": {"progress": die_at(0)},
+        "sending": {"progress": die_at(4)},
+        "prepare": {"prepare": die},
+    }
+    story = Story(rank, name, **(deaths[where] if rank == FIRST else {}))
     ending = story.update()
     story.close()
     return ending

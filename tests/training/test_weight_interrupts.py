@@ -34,11 +34,11 @@ class Interrupt(BaseException):
 
 
 class Engine:
-    """Tensors of one version, some with a view that somebody holds, and a staged next version."""
+    """Tensors of one version, one with a view that somebody holds, and a staged next version."""
 
     def __init__(self, tensors: int) -> None:
         self.weights = {f"{i}": torch.zeros(2) for i in range(tensors)}
-        self.views = [self.weights["0"][:1]]
+        self.view = self.weights["0"][:1]
         self.version = 0
         self.staging = Staging()
 
@@ -50,13 +50,12 @@ class Engine:
         return mine
 
     def change_over(self, mine: dict[str, HeldTensor]) -> None:
-        number = self.version + 1
-        self.staging.swap(mine, partial(setattr, self, "version", number))
+        self.staging.swap(mine, partial(setattr, self, "version", self.version + 1))
 
     def check(self) -> None:
         """All weights are of the version that the engine says."""
         assert torch.stack(list(self.weights.values())).unique().tolist() == [self.version]
-        assert {float(view) for view in self.views} == {self.version}
+        assert float(self.view) == self.version
 
 
 def raising_at(event_number: int, opcodes: bool) -> tuple[Callable[..., Any], list[int]]:

@@ -168,18 +168,13 @@ def test_ranks_of_torchrun_meet_in_its_store(
     assert eventually(found.exists)
     for name in [name for name in os.environ if name.startswith("UNISONO_")]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "RANK": rank,
-        "WORLD_SIZE": 2,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": found.read_text(),
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_RESTART_COUNT": 0,
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    torchrun = (
+        f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+        f"MASTER_PORT={found.read_text()} TORCHELASTIC_USE_AGENT_STORE=True "
+        "TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0"
+    )
+    for name, value in variables(torchrun).items():
+        monkeypatch.setenv(name, value)
     for backend, name in (("auto", "unisono"), ("gloo", "gloo"), ("unisono", "unisono")):
         comm = unisono.init(backend)
         comm.all_reduce(tensor := torch.ones(2))

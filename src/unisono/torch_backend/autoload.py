@@ -18,7 +18,7 @@ def autoload() -> None:
     """Register our backend, make the one that UNISONO_BACKEND names the default of
     `init_process_group()`, and start the watch if UNISONO_WATCH says so.
 
-    `import torch` is no place to fail: a variable that means nothing is a warning.
+    `import torch` must not fail: a variable that means nothing is a warning.
     """
     register()
     name = variables.BACKEND.read_or_warn()

@@ -128,7 +128,10 @@ class GradientSync:
             _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
         )
         if src is not None:
-            self._start_from(src)
+            tensors = [parameter.tensor for parameter in self._parameters]
+            if self._model is not None:
+                tensors = [*self._model.parameters(), *self._model.buffers()]
+            broadcast_many(tensors, src, self._comm)
         self._seen: dict[int, None] = {}  # the order of the first step
         self._learned = False
         self._silent = False
@@ -157,12 +160,6 @@ class GradientSync:
             ):
                 why = f"{parameter.name} belongs to another GradientSync: close() that one first"
                 self._comm.refuse("all_gather", why)
-
-    def _start_from(self, src: int) -> None:
-        tensors = [parameter.tensor for parameter in self._parameters]
-        if self._model is not None:
-            tensors = [*self._model.parameters(), *self._model.buffers()]
-        broadcast_many(tensors, src, self._comm)
 
     def _arrange(self, order: list[NamedParameter]) -> None:
         self._buckets = buckets_of(
