@@ -64,7 +64,8 @@ assert {name for name in new if "unisono" in name} == {
 def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_world="""
-        import os, pathlib, numpy, pytest, unisono
+        import gc, os, pathlib, numpy, pytest, unisono
+        from unisono.comm.shared_memory.records import read_process
 
         def everyone(comm, value):
             all_values = numpy.zeros(comm.size, dtype=numpy.int64)
@@ -96,15 +97,20 @@ def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester
             assert comm.size == size
 
         @pytest.mark.ranks(2)
+        @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the group in a cycle
         def test_init_finds_the_ranks(shared_tmp_path, tmp_path):
             comm = unisono.init()  # and leaves it open: the next test is not disturbed
             (shared_tmp_path / str(comm.rank)).write_text(str(tmp_path))
             comm.barrier()
             assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
             assert len({path.read_text() for path in shared_tmp_path.iterdir()}) == 2
+            gc.disable()
+            cycle = [comm.split([0, 1])]
+            cycle.append(cycle)
 
         @pytest.mark.ranks(2)
-        def test_no_world_is_left_and_no_port_open(comm):
+        def test_no_group_is_left_and_no_port_open(comm):
+            assert [group.name for group in read_process(os.getpid())] == [comm.name]
             sockets = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                        if os.path.islink(f"/proc/self/fd/{fd}")}
             for table in ("tcp", "tcp6", "udp", "udp6"):
@@ -259,6 +265,11 @@ def test_fixtures_live_as_long_as_their_scope_on_every_rank(pytester: pytest.Pyt
     pytester.makepyfile(
         **{
             "conftest": helper + fixture("session", "whole"),
+            "first/test_z": """
+import pytest
+@pytest.mark.ranks(2)
+def test_ranks(): note(f"z:{where()}")
+""",
             "package/__init__": "",
             "package/conftest": fixture("package", "package"),
             "package/test_a": fixture("module", "a")
@@ -278,14 +289,15 @@ def test_ranks(): note(f"b:{where()}")
             "test_c": "def test_last(): note(f'last:{where()}')",
         }
     )
-    run(pytester).assert_outcomes(passed=7)
+    # pytest loads the conftest of every argument before ranks collect file by file
+    run(pytester, "first", "package", "test_c.py").assert_outcomes(passed=8)
     log = words(pytester)
 
     def of(where: str) -> list[str]:
         return [word.removesuffix(f":{where}") for word in log if word.endswith(f":{where}")]
 
-    assert " ".join(of("0")) == "+whole +package +a a0 a1 a2 one -a +b b -b -package -whole"
-    assert " ".join(of("1")) == "+whole +package +a a0 a1 a2 -a +b b -b -package -whole"
+    assert " ".join(of("0")) == "+whole z +package +a a0 a1 a2 one -a +b b -b -package -whole"
+    assert " ".join(of("1")) == "+whole z +package +a a0 a1 a2 -a +b b -b -package -whole"
     assert " ".join(of("controller")) == "+whole +package +a here -a -package last -whole"
 
 

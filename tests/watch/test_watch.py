@@ -19,11 +19,13 @@ from click.testing import CliRunner
 from faults.corpus import Fault, corpus, names_place, read, reports_in, right
 from faults.page import named_by_peer
 from faults.runner import Outcome
+from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
 from unisono.errors import GroupAborted, UnisonoError
+from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
@@ -425,11 +427,32 @@ def test_top_finds_the_job_it_runs_in(comm: Communicator) -> None:
     if comm.rank == 0:
         done = CliRunner().invoke(main, ["top", "--json"])
         jobs = [job for job in json.loads(done.output) if os.getpid() in job["pids"]]
+        assert len(jobs) == 1
         rows = [row for row in jobs[0]["rows"] if row["group"] == group.name]
         assert [row["rank"] for row in rows] == [0, 1]
         assert rows[0]["calls"] == 10
         assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
     comm.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_job_is_shown_once_also_where_a_rank_has_left_a_group(shared_tmp_path: Path) -> None:
+    """Ranks 0 and 1 share a group; only rank 2 still holds the one that it had with rank 1."""
+    rank = int(os.environ["UNISONO_RANK"])
+    done = shared_tmp_path / "done"
+    if rank > 0:
+        with connect(str(shared_tmp_path / "left"), rank - 1, 2) as left:
+            left.barrier()
+            if rank == 2:
+                assert eventually(done.exists)
+    if rank < 2:
+        with connect(str(shared_tmp_path / "kept"), rank, 2) as kept:
+            kept.barrier()
+            if rank == 0:
+                jobs = [job for job in top.jobs() if os.getpid() in job.pids]
+                done.touch()
+                assert [(len(job.pids), len(job.rows)) for job in jobs] == [(3, 4)]
+            kept.barrier()
 
 
 @pytest.mark.ranks(3)

@@ -91,6 +91,7 @@ class RankSession:
         self._start = start
         self._items: dict[str, pytest.Item] = {}
         self._directories: dict[tuple[Path, pytest.Collector], pytest.Collector] = {}
+        self._entered: set[pytest.Collector] = set()
         self._errors: list[str] = []
         self._reports: list[dict[str, Any]] = []
         self._warnings: list[protocol.Warned] = []
@@ -171,6 +172,19 @@ class RankSession:
             self._directories[path, parent] = node
         return node
 
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """pytest loads the conftest files of all arguments at its start, but after a collection it
+        forgets the fixtures of those that were not yet needed: announce them again."""
+        if not isinstance(collector, pytest.Directory) or collector in self._entered:
+            return
+        self._entered.add(collector)
+        plugins, name = self._config.pluginmanager, str(collector.path / "conftest.py")
+        conftest = plugins.get_plugin(name)
+        # those of the root are never forgotten
+        if conftest is not None and collector.path != self._config.rootpath:
+            fixtures: Any = plugins.get_plugin("funcmanage")
+            fixtures.pytest_plugin_registered(plugin=conftest, plugin_name=name)
+
     # -- running ---------------------------------------------------------------------------------
 
     def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | protocol.Exit:
@@ -190,7 +204,6 @@ class RankSession:
         try:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            membership.close_worlds()
         except pytest.exit.Exception as error:
             return protocol.Exit(str(error.msg), error.returncode)
         except BaseException as error:
@@ -199,6 +212,13 @@ class RankSession:
         finally:
             del session.config.stash[membership.MEMBERSHIP]
         return Ran(tuple(self._reports), tuple(self._warnings))
+
+    @pytest.fixture(autouse=True)
+    def _leave_no_group(self) -> Generator[None, None, None]:
+        """A plugin's fixture begins before those of tests and ends after them, so that what it
+        finds, and warnings about it, are this test's and not the next one's."""
+        yield
+        membership.close_groups()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config
