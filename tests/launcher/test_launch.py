@@ -180,7 +180,7 @@ def test_every_traceback_once_and_the_first_to_fail_on_top() -> None:
     error = failed(one_raises, 4)
     text = str(error)
     assert error.first == 2
-    assert text.startswith("rank 2 failed first, of 4 rank(s): LookupError: no such luck\n")
+    assert text.startswith("rank 2 failed first, of 4 ranks: LookupError: no such luck\n")
     assert text.index("rank 2, the first to fail, raised:") < text.index("ranks 0, 1 and 3 raised:")
     assert text.count("Traceback") == 2
     assert "in one_raises\n" in text
@@ -216,7 +216,7 @@ def test_a_signal_has_a_name(number: signal.Signals) -> None:
     ending = error.endings[1]
     assert ending.signal == number.name
     assert ending.exit_code == 128 + number
-    assert f"rank 1 failed first, of 3 rank(s): it was killed by {number.name}" in str(error)
+    assert f"rank 1 failed first, of 3 ranks: it was killed by {number.name}" in str(error)
     assert "ranks 0 and 2 raised:" in str(error)
     assert "PeerLost: rank 1 (pid " in str(error)
     if number == signal.SIGSEGV:  # the crash left a stack
@@ -301,7 +301,7 @@ def test_a_timeout_shows_where_each_rank_was() -> None:
     with pytest.raises(RanksTimedOut) as caught:
         unisono.launch(one_is_late, 3, timeout=2.5)
     text = str(caught.value)
-    assert text.startswith("not done within 2.5 s: ranks 0 and 1 of 3 rank(s)")
+    assert text.startswith("not done within 2.5 s: ranks 0 and 1 of 3 ranks")
     assert "rank 2 returned" in text
     assert "in one_is_late" in caught.value.endings[0].stack
     assert "in barrier" in caught.value.endings[1].stack

@@ -239,10 +239,20 @@ ENDS = """
 def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code: int) -> None:
     done = run(write_program(tmp_path, ENDS), 3, how)
     assert done.returncode == code
-    assert "unisono run: rank 1 failed first, of 3 rank(s): " in done.stderr
+    assert "unisono run: rank 1 failed first, of 3 ranks: " in done.stderr
     assert "ranks 0 and 2 raised:" in done.stderr
     assert done.stderr.count("PeerLost") == 1
     assert done.stderr.count("LookupError: no such luck") == (2 if how == "raise" else 0)
+
+
+def test_a_failure_counts_also_where_its_rank_takes_long_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.launcher.crew.SURVIVORS_S", 0.2)
+    text = "import atexit, time\natexit.register(time.sleep, 600)\nraise LookupError('no luck')\n"
+    done = CliRunner().invoke(main, ["run", "-n", "1", str(write_program(tmp_path, text).path)])
+    assert done.exit_code == 1
+    assert "unisono run: rank 0 failed first, of 1 rank: LookupError: no luck" in done.stderr
 
 
 def test_the_programs_own_hook_still_runs(tmp_path: Path) -> None:

@@ -98,15 +98,13 @@ class _ResultPipe:
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
-    def send_failure(self, error: BaseException) -> None:
+    def send_failure(self, error: BaseException, exit_code: int) -> None:
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = _has_cause(error, (PeerLost, GroupAborted))
-        self.send(
-            FAILED, Failure(type(error).__name__, _first_line(error), text, follows).to_bytes()
-        )
+        self.send(FAILED, Failure(exit_code, _first_line(error), text, follows).to_bytes())
 
 
 def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
@@ -119,7 +117,7 @@ def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
         world.shutdown()
     except BaseException as error:
         sys.last_value = error
-        results.send_failure(error)
+        results.send_failure(error, 1)
         return 1
     results.send(VALUE, value)
     return 0
@@ -159,9 +157,10 @@ def _run_script(script: Script, results: _ResultPipe) -> int:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python itself does, for those who look at exit
-        results.send_failure(error)
+        exit_code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        results.send_failure(error, exit_code)
         _show_in_the_programs_own_way(error)
-        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        return exit_code
     return 0
 
 

@@ -59,10 +59,10 @@ class Instructions:
 class Failure:
     """An exception that ended a rank.
 
-    `follows` says that it only tells of another rank's end.
+    `follows` says that it only tells of another rank's end, `exit_code` with what the rank exits.
     """
 
-    name: str
+    exit_code: int
     summary: str
     traceback: str
     follows: bool
