@@ -26,7 +26,7 @@ import unisono
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
-from user_programs import eventually, lives, read_pids, write_program
+from user_programs import WriteProgram, eventually, lives, read_pids
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -93,10 +93,8 @@ def descriptors() -> list[str]:
     return names
 
 
-def test_what_the_program_itself_defines(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_what_the_program_itself_defines(program: WriteProgram) -> None:
+    script = program("""
         import pickle
         import unisono
 
@@ -113,13 +111,12 @@ def test_what_the_program_itself_defines(tmp_path: Path) -> None:
         things = unisono.launch(make, 2, kwargs={"more": 5})
         assert all(type(thing) is Thing for thing in things)
         print([thing.rank for thing in things], unisono.launch(lambda: Thing, 1)[0] is Thing)
-        """,
-    )
+    """)
     done = script.run()
     assert done.stdout == "[5, 6] True\n", done.stderr
 
 
-def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
+def test_a_function_that_mentions_torchs_operators(program: WriteProgram) -> None:
     text = """
         import torch, unisono
         from torch.ops import aten
@@ -132,14 +129,12 @@ def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
         if __name__ == "__main__":
             assert unisono.launch(work, 2) == [(4.0, aten), (4.0, aten)]
     """
-    result = write_program(tmp_path, text).run()
+    result = program(text).run()
     assert result.returncode == 0, result.stderr
 
 
-def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_code_without_a_file_is_shown_in_tracebacks(program: WriteProgram) -> None:
+    script = program("""
         import linecache, unisono
         text = "def cell():\\n    raise ValueError('in a cell')  # a notebook's\\n"
         linecache.cache["<cell 1>"] = (len(text), None, text.splitlines(True), "<cell 1>")
@@ -148,13 +143,12 @@ def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
             unisono.launch(cell, 2)
         except unisono.RanksFailed as error:
             print(error)
-        """,
-    )
+    """)
     assert "# a notebook's" in script.run().stdout
 
 
-def test_a_module_that_cannot_be_imported_by_name(tmp_path: Path) -> None:
-    path = write_program(tmp_path, "def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
+def test_a_module_that_cannot_be_imported_by_name(program: WriteProgram) -> None:
+    path = program("def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
     spec = importlib.util.spec_from_file_location("loaded_by_hand", path)
     assert spec is not None
     assert spec.loader is not None
@@ -346,8 +340,8 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
-def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
-    process = write_program(tmp_path, INTERRUPTED).start(how)
+def test_ctrl_c_ends_all_ranks(program: WriteProgram, how: str) -> None:
+    process = program(INTERRUPTED).start(how)
     pids = read_pids(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)
@@ -361,9 +355,9 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
     assert not any(map(lives, pids))
 
 
-def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+def test_a_parent_that_is_killed_leaves_no_orphan(program: WriteProgram) -> None:
     """Neither ranks nor what they have started."""
-    process = write_program(tmp_path, INTERRUPTED).start("parent")
+    process = program(INTERRUPTED).start("parent")
     pids = read_pids(process, 4)
     process.kill()
     process.communicate()
@@ -509,18 +503,15 @@ def leaves_a_talker(note: str) -> str:
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["in colour", "NO_COLOR"])
-def test_on_a_terminal(tmp_path: Path, plain: bool) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_on_a_terminal(program: WriteProgram, plain: bool) -> None:
+    script = program("""
         import sys, time, unisono
         def work():
             print("question? ", end="", flush=True)
             time.sleep(0.6)  # long enough for it to be shown
             print("\\rprogress")
         unisono.launch(work, 1)
-        """,
-    )
+    """)
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment |= {"TERM": "xterm"} | ({"NO_COLOR": "1"} if plain else {})
@@ -634,18 +625,15 @@ def test_bad_requests_are_one_sentence() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_too_many_open_files_is_one_sentence(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_too_many_open_files_is_one_sentence(program: WriteProgram) -> None:
+    script = program("""
         import resource, unisono
         resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
         try:
             unisono.launch(print, 20)
         except unisono.UnisonoError as error:
             print(error)
-        """,
-    )
+    """)
     assert "could not be started: Too many open files" in script.run().stdout
 
 

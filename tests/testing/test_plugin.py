@@ -130,8 +130,7 @@ def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester
 
 
 def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import logging, sys, pytest
 
         @pytest.mark.ranks(4)
@@ -163,8 +162,7 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
         @pytest.mark.ranks(1)
         def test_alone(comm):
             assert comm.size == 7
-        """
-    )
+    """)
     result = run(pytester, "--junitxml=report.xml", "--durations=3")
     result.assert_outcomes(failed=2, errors=2, passed=1)
     result.stdout.fnmatch_lines(
@@ -193,8 +191,7 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
 
 
 def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import warnings, pytest
 
         @pytest.mark.ranks(2)
@@ -231,8 +228,7 @@ def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytest
 
         @pytest.mark.ranks(2)
         async def test_async(): pass
-        """
-    )
+    """)
     result = run(pytester, "-rsxX", "--junitxml=report.xml")
     result.assert_outcomes(skipped=2, passed=2, xfailed=1, xpassed=1, failed=2, warnings=2)
     result.stdout.fnmatch_lines(["*not today*", "*nor tomorrow*"])
@@ -304,8 +300,7 @@ def test_ranks(): note(f"b:{where()}")
 def test_fixtures_of_the_controller_end_with_the_last_test_of_their_scope(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest
 
         @pytest.fixture(scope="module")
@@ -317,8 +312,7 @@ def test_fixtures_of_the_controller_end_with_the_last_test_of_their_scope(
 
         @pytest.mark.ranks(1)
         def test_last(): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "*in the controller*"])
@@ -358,8 +352,7 @@ def test_two(comm):
 
 
 def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import unittest, pytest
         ranks = pytest.mark.ranks
 
@@ -390,8 +383,7 @@ def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) 
             def test_method(self): pass
         def test_no_mark(comm): pass
         def test_fine(): pass
-        """
-    )
+    """)
     result = run(pytester, "--strict-markers")
     result.assert_outcomes(errors=13, passed=1)
     text = result.stdout.str()
@@ -467,8 +459,7 @@ def test_at_last(comm): comm.barrier()
 
 def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nranks_timeout_s = 1.5")
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import time, pytest
 
         def sleep_for_long():
@@ -494,8 +485,7 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
 
         @pytest.mark.ranks(2, timeout_s=1)
         def test_half_a_setup(fails_on_one, comm): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(
@@ -561,21 +551,18 @@ def test_ranks_that_cannot_serve_say_why(pytester: pytest.Pytester) -> None:
     assert result.ret == 11
     result.stdout.fnmatch_lines(["*_pytest.outcomes.Exit: enough*"])
 
-    pytester.makeconftest(
-        """
+    pytester.makeconftest("""
         import sys
         if "unisono.testing.rank" in sys.modules:
             raise RuntimeError("this conftest does not load")
-        """
-    )
+    """)
     result = run(pytester, "test_ids.py")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["the process exited with code*", "*does not load*"])
 
 
 def start_and_hang(pytester: pytest.Pytester) -> tuple[subprocess.Popen[bytes], list[int]]:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import os, subprocess, time, pytest
         @pytest.mark.ranks(2)
         def test_hangs():
@@ -583,8 +570,7 @@ def start_and_hang(pytester: pytest.Pytester) -> tuple[subprocess.Popen[bytes], 
             with open("pids", "a") as file:
                 file.write(f"{os.getpid()} {child.pid}\\n")
             time.sleep(1000)
-        """
-    )
+    """)
     command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
     controller = subprocess.Popen(
         command, cwd=pytester.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -647,8 +633,7 @@ def test_fails(comm):
 
 
 def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest, torch
         import torch.distributed as dist
 
@@ -672,8 +657,7 @@ def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.ranks(2, backend="pigeon")
         def test_unknown(process_group): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=4, errors=1)
     result.stdout.fnmatch_lines(["torch does not know the backend 'pigeon' of pytest.mark.ranks*"])

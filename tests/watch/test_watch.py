@@ -33,7 +33,7 @@ from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
-from user_programs import eventually, write_program
+from user_programs import WriteProgram, eventually
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
@@ -337,10 +337,8 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
         signal.signal(DEFAULT_SIGNAL, before)
 
 
-def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:
+    script = program("""
         import os, time
         from unisono import watch
         from unisono.watch.stack_server import ask
@@ -356,8 +354,7 @@ def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
         print(ask(child)[0].program_frame())
         os.kill(child, 9)
         os.waitpid(child, 0)
-        """,
-    )
+    """)
     done = script.run()
     assert done.stdout == "program.py:12 in <module>\n", done.stderr
 
@@ -467,11 +464,9 @@ def test_a_summary_counts(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
+def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> None:
     """Both ranks die without a word; the launcher has kept their records."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, time, numpy, unisono
         comm = unisono.init()
         comm.all_reduce(numpy.ones(3))
@@ -482,8 +477,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
             comm.all_reduce(numpy.ones(3))
         except unisono.PeerLost:
             os.abort()
-        """,
-    )
+    """)
     command = ("-m", "unisono", "run", "-n", "2", "--watch")
     done = script.run(before=command, environment={"UNISONO_SITES": "1"})
     assert done.returncode == 128 + signal.SIGABRT
@@ -495,19 +489,16 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
 
 @pytest.mark.provokes
 @pytest.mark.slow
-def test_top_in_a_terminal(tmp_path: Path) -> None:
+def test_top_in_a_terminal(tmp_path: Path, program: WriteProgram) -> None:
     """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import numpy, os, threading, time, unisono
         comm = unisono.init()
         if comm.rank == 1:
             while os.path.exists("wait"):
                 time.sleep(0.1)
         comm.all_reduce(numpy.ones(3))
-        """,
-    )
+    """)
     (tmp_path / "wait").touch()
     name = f"unisono-{os.getpid()}"
     job = script.start(before=("-m", "unisono", "run", "-n", "2", "--watch"))
@@ -534,11 +525,9 @@ def test_top_in_a_terminal(tmp_path: Path) -> None:
 # -- watched gloo --------------------------------------------------------------------------------
 
 
-def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
+def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     """Every collective gives what it gave, the records say so, and nobody reports anything."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, time
         import torch, torch.distributed as dist
         from unisono.comm.shared_memory.records import read_process
@@ -584,20 +573,17 @@ def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
         dist.destroy_process_group()
         assert not dist.is_initialized()
         print("well")
-        """,
-    )
+    """)
     outcome = in_another_process(script.path, 2, "watched")
     assert outcome.ended, outcome.said
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
 
 @pytest.mark.provokes
-def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
+def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
     """Two of three ranks share a machine: each machine watches its own, and says so when the
     missing rank is none of its own."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import time, sys
         import torch, torch.distributed as dist
         import unisono.watch, unisono.watch.attach as attach
@@ -621,8 +607,7 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
         print(sorted({(r.kind, r.operation, r.site) for r in found}))
         dist.barrier()
         dist.destroy_process_group()
-        """,
-    )
+    """)
     outcome = in_another_process(script.path, 3, "watched")
     assert outcome.ended, outcome.said
     last = [text.splitlines()[-1] for text in outcome.said]
@@ -632,10 +617,8 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.provokes
-def test_check_compares_before_data_moves(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_check_compares_before_data_moves(program: WriteProgram) -> None:
+    script = program("""
         import torch, torch.distributed as dist
         import unisono
         x = torch.ones(3 + dist.get_rank())
@@ -643,8 +626,7 @@ def test_check_compares_before_data_moves(tmp_path: Path) -> None:
             dist.all_reduce(x)
         except unisono.CollectiveMismatch as error:
             print("refused", x.tolist() == [1.0] * len(x), error.call)
-        """,
-    )
+    """)
     outcome = in_another_process(script.path, 2, "checked")
     assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
 

@@ -73,8 +73,8 @@ def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
 @functools.cache
 def _say_once(ranks: int, threads: int) -> None:
     print(
-        f"unisono: {ranks} ranks on {core_count()} cores get {name_number(threads, 'thread')} each; "
-        "set OMP_NUM_THREADS or ask for a number of threads to have another",
+        f"unisono: {ranks} ranks on {core_count()} cores get {name_number(threads, 'thread')} "
+        "each; set OMP_NUM_THREADS or ask for a number of threads to have another",
         file=sys.stderr,
     )
 
