@@ -220,22 +220,7 @@ TEST_CHANNEL = Variable(
     _whole(0, "a descriptor"),
 )
 
-ALL: tuple[Variable[Any], ...] = (
-    RANK,
-    SIZE,
-    RENDEZVOUS,
-    BACKEND,
-    ALGO,
-    EAGER_SEND,
-    SITES,
-    CHECK,
-    CHECK_SHAPES,
-    WATCH,
-    WATCH_HANG_S,
-    WATCH_CHECK,
-    WATCH_SIGNAL,
-    WATCH_FOLDER,
-    TRACE,
-    RECORD_KEEPER,
-    TEST_CHANNEL,
+ALL: tuple[Variable[Any], ...] = tuple(
+    value for value in globals().values() if isinstance(value, Variable)
 )
+"""In the order in which they stand above."""

@@ -106,9 +106,8 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("value", overflow="fold")
     table.add_column("meaning", ratio=1)
     for variable, value in variables.relevant(os.environ, every, every or software.has_gpu()):
-        meaning = f"use {variable.renamed}" if variable.renamed else variable.meaning
         text = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
-        table.add_row(variable.name, text, escape(meaning))
+        table.add_row(variable.name, text, escape(variable.meaning))
     console.print(table)
 
 

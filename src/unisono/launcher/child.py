@@ -250,10 +250,9 @@ def _first_line(error: BaseException) -> str:
 
 def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Whether `error` is one of these kinds, or was raised from one."""
-    links = 0
     cause: BaseException | None = error
-    while cause is not None and links < 20:
-        if isinstance(cause, kinds):
-            return True
-        cause, links = cause.__cause__, links + 1
-    return False
+    for _ in range(20):  # a chain may be a circle
+        if cause is None or isinstance(cause, kinds):
+            break
+        cause = cause.__cause__
+    return isinstance(cause, kinds)

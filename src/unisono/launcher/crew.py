@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Protocol
 
 from unisono.launcher import terminal
@@ -78,12 +77,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nobody is left, whatever has happened."""
         for rank in self._living():
             rank.send_signal(signal.SIGKILL)
@@ -97,7 +91,7 @@ class Crew:
                 os.close(rank.pidfd)
         self._selector.close()
         if self._guardian is not None:
-            self._guardian.__exit__(kind, value, traceback)
+            self._guardian.close()
 
     def call_when_readable(self, handler: DescriptorHandler) -> None:
         """Call `handler.ready()` once, as soon as its descriptor is readable."""

@@ -16,7 +16,7 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_given_up, ranks_timed_out
-from unisono.launcher.output import Listener, Silence, Terminal
+from unisono.launcher.output import Callback, Listener, Terminal
 from unisono.launcher.protocol import (
     RECORD_KEEPER_VARIABLE,
     Instructions,
@@ -82,7 +82,7 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
     """
     check_not_nested()
     share.check_memory(settings.ranks)
-    listener: Listener = Silence() if settings.capture else Terminal(settings.prefix)
+    listener: Listener = Callback() if settings.capture else Terminal(settings.prefix)
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     with ExitStack() as stack:
         instructions = Instructions(
