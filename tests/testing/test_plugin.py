@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 
 import pytest
 
-from user_programs import lives
+from user_programs import eventually, lives
 
 pytest_plugins = ["pytester"]
 
@@ -31,21 +32,19 @@ def words(pytester: pytest.Pytester, name: str = "log") -> list[str]:
     return (pytester.path / name).read_text().split()
 
 
-def wait_until(condition: object, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.02)
-    return False
-
-
-NOTE = """
-import os
-def note(*words):
-    with open("log", "a") as file:
-        file.write("".join(f"{word}\\n" for word in words))
-"""
+@pytest.fixture
+def notes(pytester: pytest.Pytester) -> None:
+    """A module that tests of a project write with."""
+    pytester.makepyfile(
+        notes="""
+        import os
+        def note(word, name="log"):
+            with open(name, "a") as file:
+                file.write(f"{word}\\n")
+        def where():
+            return os.environ.get("UNISONO_RANK", "controller")
+    """
+    )
 
 
 def test_the_plugin_costs_a_run_without_ranks_next_to_nothing() -> None:
@@ -241,48 +240,37 @@ def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytest
     assert 'name="rank" value="1"' in report
 
 
+@pytest.mark.usefixtures("notes")
 def test_fixtures_live_as_long_as_their_scope_on_every_rank(pytester: pytest.Pytester) -> None:
-    scopes = """
-        import pytest
-        @pytest.fixture(scope="{scope}", autouse=True)
-        def {name}(request):
-            note(f"+{name}:{{where()}}")
-            yield
-            note(f"-{name}:{{where()}}")
-        """
-    helper = (
-        NOTE + "def where(): return os.environ.get('UNISONO_RANK', 'controller')\n"
-        "import builtins\nbuiltins.note, builtins.where = note, where\n"
-    )
+    head = "import pytest\nfrom notes import note, where\n"
 
     def fixture(scope: str, name: str) -> str:
-        return "\n".join(line[8:] for line in scopes.format(scope=scope, name=name).splitlines())
+        return head + textwrap.dedent(f"""
+            @pytest.fixture(scope="{scope}", autouse=True)
+            def {name}():
+                note(f"+{name}:{{where()}}")
+                yield
+                note(f"-{name}:{{where()}}")
+        """)
 
-    pytester.makepyfile(
-        **{
-            "conftest": helper + fixture("session", "whole"),
-            "first/test_z": """
-import pytest
-@pytest.mark.ranks(2)
-def test_ranks(): note(f"z:{where()}")
-""",
-            "package/__init__": "",
-            "package/conftest": fixture("package", "package"),
-            "package/test_a": fixture("module", "a")
-            + """
+    test_on_ranks = "@pytest.mark.ranks(2)\ndef test_ranks(): note(f'{}:{{where()}}')\n"
+    test_a = """
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("i", range(3))
 def test_ranks(i): note(f"a{i}:{where()}")
 def test_here(): note(f"here:{where()}")
 @pytest.mark.ranks(1)
 def test_one(): note(f"one:{where()}")
-""",
-            "package/test_b": fixture("module", "b")
-            + """
-@pytest.mark.ranks(2)
-def test_ranks(): note(f"b:{where()}")
-""",
-            "test_c": "def test_last(): note(f'last:{where()}')",
+"""
+    pytester.makepyfile(
+        **{
+            "conftest": fixture("session", "whole"),
+            "first/test_z": head + test_on_ranks.format("z"),
+            "package/__init__": "",
+            "package/conftest": fixture("package", "package"),
+            "package/test_a": fixture("module", "a") + test_a,
+            "package/test_b": fixture("module", "b") + test_on_ranks.format("b"),
+            "test_c": head + "def test_last(): note(f'last:{where()}')",
         }
     )
     # pytest loads the conftest of every argument before ranks collect file by file
@@ -318,21 +306,20 @@ def test_fixtures_of_the_controller_end_with_the_last_test_of_their_scope(
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "*in the controller*"])
 
 
+@pytest.mark.usefixtures("notes")
 def test_choosing_tests_and_stopping_early(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NOTE
-        + """
-import pytest
-@pytest.mark.ranks([1, 2])
-def test_one(comm):
-    note(f"one:{comm.size}")
-    assert comm.size == 1
-@pytest.mark.ranks(2)
-def test_two(comm):
-    note("two")
-    assert comm.rank == 5
-"""
-    )
+    pytester.makepyfile("""
+        import pytest
+        from notes import note
+        @pytest.mark.ranks([1, 2])
+        def test_one(comm):
+            note(f"one:{comm.size}")
+            assert comm.size == 1
+        @pytest.mark.ranks(2)
+        def test_two(comm):
+            note("two")
+            assert comm.rank == 5
+    """)
     name = "test_choosing_tests_and_stopping_early.py"
     result = run(pytester, "--collect-only", "-q")
     result.stdout.fnmatch_lines([f"{name}::test_one[[]1ranks[]]", f"{name}::test_two"])
@@ -406,37 +393,35 @@ def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) 
     assert "During handling" not in text
 
 
+@pytest.mark.usefixtures("notes")
 def test_a_rank_that_dies_is_named_and_replaced_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NOTE
-        + """
-import signal, pytest
-def pids(comm, name):
-    with open(name, "a") as file:
-        file.write(f"{comm.rank}:{os.getpid()}\\n")
-    comm.barrier()
-@pytest.mark.ranks(3)
-def test_before(comm): pids(comm, "before")
-@pytest.mark.ranks(3)
-def test_killed(comm):
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    comm.barrier()
-@pytest.mark.ranks(3)
-def test_after(comm): pids(comm, "after")
-@pytest.mark.ranks(2)
-def test_exits(comm):
-    if comm.rank == 0:
-        os._exit(7)
-@pytest.mark.ranks(2)
-def test_interrupted(comm):
-    if comm.rank == 1:
-        raise KeyboardInterrupt
-    comm.barrier()
-@pytest.mark.ranks(2)
-def test_at_last(comm): comm.barrier()
-"""
-    )
+    pytester.makepyfile("""
+        import os, signal, pytest
+        from notes import note
+        def pids(comm, name):
+            note(f"{comm.rank}:{os.getpid()}", name)
+            comm.barrier()
+        @pytest.mark.ranks(3)
+        def test_before(comm): pids(comm, "before")
+        @pytest.mark.ranks(3)
+        def test_killed(comm):
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.barrier()
+        @pytest.mark.ranks(3)
+        def test_after(comm): pids(comm, "after")
+        @pytest.mark.ranks(2)
+        def test_exits(comm):
+            if comm.rank == 0:
+                os._exit(7)
+        @pytest.mark.ranks(2)
+        def test_interrupted(comm):
+            if comm.rank == 1:
+                raise KeyboardInterrupt
+            comm.barrier()
+        @pytest.mark.ranks(2)
+        def test_at_last(comm): comm.barrier()
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=3, failed=3)
     result.stdout.fnmatch_lines(
@@ -576,7 +561,7 @@ def start_and_hang(pytester: pytest.Pytester) -> tuple[subprocess.Popen[bytes], 
         command, cwd=pytester.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     pids = pytester.path / "pids"
-    assert wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+    assert eventually(lambda: pids.exists() and pids.read_text().count("\n") == 2)
     return controller, [int(word) for word in pids.read_text().split()]
 
 
@@ -588,37 +573,36 @@ def test_an_interrupt_ends_all_at_once(pytester: pytest.Pytester) -> None:
     assert time.monotonic() - began < 5
     assert controller.returncode == pytest.ExitCode.INTERRUPTED
     assert b"KeyboardInterrupt" in output
-    assert wait_until(lambda: not any(map(lives, pids)), 2)
+    assert eventually(lambda: not any(map(lives, pids)), 2)
 
 
 def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> None:
     controller, pids = start_and_hang(pytester)
     controller.kill()
     controller.communicate()
-    assert wait_until(lambda: not any(lives(pid) for pid in pids[::2]), 5)
+    assert eventually(lambda: not any(lives(pid) for pid in pids[::2]), 5)
     for child in pids[1::2]:  # a test's own children are its own
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("notes")
 def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
-    pytester.makepyfile(
-        NOTE
-        + """
-import pytest
-@pytest.fixture(scope="session")
-def once():
-    note("session")
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("i", range(6))
-def test_sum(comm, once, worker_id, i):
-    comm.barrier()
-    note(f"{worker_id}:{comm.rank}:{os.getpid()}")
-@pytest.mark.ranks(2)
-def test_fails(comm):
-    assert comm.size == 3
-"""
-    )
+    pytester.makepyfile("""
+        import os, pytest
+        from notes import note
+        @pytest.fixture(scope="session")
+        def once():
+            note("session")
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("i", range(6))
+        def test_sum(comm, once, worker_id, i):
+            comm.barrier()
+            note(f"{worker_id}:{comm.rank}:{os.getpid()}")
+        @pytest.mark.ranks(2)
+        def test_fails(comm):
+            assert comm.size == 3
+    """)
     result = run(pytester, "-n2")
     result.assert_outcomes(passed=6, failed=1)
     result.stdout.fnmatch_lines(
