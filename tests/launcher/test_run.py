@@ -303,16 +303,22 @@ def test_signals_are_passed_on_and_everything_ends(
     assert not any(map(lives, pids))
 
 
-def test_a_run_that_is_killed_leaves_no_orphan(program: WriteProgram) -> None:
+@pytest.mark.parametrize("way", ["unisono run", "unisono.launch"])
+def test_a_launcher_that_is_killed_leaves_no_orphan(program: WriteProgram, way: str) -> None:
     """Neither ranks nor what they have started."""
-    text = """
-        import subprocess, os
-        child = subprocess.Popen(["sleep", "600"])
-        print("pid", os.getpid())
-        print("pid", child.pid)
-        child.wait()
-    """
-    process = program(text).start(before=(*RUN, "-n", "2"))
+    script = program("""
+        import os, subprocess, unisono
+        def work():
+            child = subprocess.Popen(["sleep", "600"])
+            print("pid", os.getpid())
+            print("pid", child.pid)
+            child.wait()
+        if "UNISONO_RANK" in os.environ:
+            work()
+        else:
+            unisono.launch(work, 2)
+    """)
+    process = script.start(before=(*RUN, "-n", "2") if way == "unisono run" else ())
     pids = read_pids(process, 4)
     time.sleep(0.1)
     process.kill()

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from made_up_records import group, record
 
 from faults.corpus import Fault, corpus, names_place, read, reports_in, right
 from faults.page import named_by_peer
@@ -23,7 +25,7 @@ from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, read_process
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
@@ -33,7 +35,7 @@ from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
-from user_programs import WriteProgram, eventually
+from user_programs import Program, WriteProgram, eventually
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
@@ -41,24 +43,32 @@ SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch",
 # -- the corpus ----------------------------------------------------------------------------------
 
 
-def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
-    """Play programs of the corpus, all in one other process: a play forks, and torch takes long to
-    load."""
-    command = [sys.executable, "-m", "faults", "--json", *args]
+def run_module(name: str, *args: str) -> Any:
+    """What a module of ours prints as JSON. It forks: not here, where there are threads."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(subprocess.check_output([sys.executable, "-m", name, *args], env=environment))
+
+
+def run_corpus(*args: str) -> list[tuple[Fault, str, Outcome]]:
+    """Run programs of the corpus, all from one other process: torch takes long to load."""
     faults = {fault.name: fault for fault in corpus()}
     return [
         (faults[result["name"]], result["setup"], Outcome(tuple(result["said"]), result["ended"]))
-        for result in json.loads(done.stdout)
+        for result in run_module("faults", "--json", *args)
     ]
+
+
+def run_on_ranks(script: Program, ranks: int, setup: str) -> Outcome:
+    """Run a program as the corpus is run."""
+    result = run_module("faults.runner", str(script.path), str(ranks), setup)
+    return Outcome(tuple(result["said"]), result["ended"])
 
 
 @pytest.mark.provokes
 def test_the_verdict_names_the_right_rank_and_line() -> None:
-    plays = played(*SAMPLE)
-    assert len(plays) == sum(len(fault.setups) for fault in corpus() if fault.name in SAMPLE)
-    for fault, setup, outcome in plays:
+    runs = run_corpus(*SAMPLE)
+    assert len(runs) == sum(len(fault.setups) for fault in corpus() if fault.name in SAMPLE)
+    for fault, setup, outcome in runs:
         assert right(fault, outcome), (fault.name, setup, outcome.said)
 
 
@@ -66,10 +76,10 @@ def test_the_verdict_names_the_right_rank_and_line() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
 def test_the_whole_corpus(fault: Fault) -> None:
-    plays = played(fault.name)
-    assert [make for _, make, _ in plays] == list(fault.setups)
-    for _, make, outcome in plays:
-        assert right(fault, outcome), (make, reports_in(outcome), outcome.said)
+    runs = run_corpus(fault.name)
+    assert [setup for _, setup, _ in runs] == list(fault.setups)
+    for _, setup, outcome in runs:
+        assert right(fault, outcome), (setup, reports_in(outcome), outcome.said)
 
 
 def test_a_wrong_verdict_does_not_count() -> None:
@@ -95,34 +105,6 @@ def test_what_counts_of_what_others_say() -> None:
 
 
 # -- from records to a verdict -------------------------------------------------------------------
-
-
-def record(number: int, state: str = "finished", **more: object) -> Record:
-    fields: dict[str, object] = {
-        "number": number,
-        "operation": "all_reduce",
-        "dtype": "float32",
-        "bytes": 16,
-        "call": number,
-        "tag": None,
-        "peer": None,
-        "root": None,
-        "reduction": "sum",
-        "state": state,
-        "status": "OK",
-        "arrived_s": float(number),
-        "started_s": None,
-        "ended_s": number + 0.5 if state == "finished" else None,
-        "site": f"train.py:{number} in step",
-    }
-    return Record(**(fields | more))  # type: ignore[arg-type]
-
-
-def group(*ranks: list[Record], name: str = "dp", segment: int = 1) -> GroupRecords:
-    members = tuple(
-        RankRecords(rank, rank, 100 + rank, tuple(records)) for rank, records in enumerate(ranks)
-    )
-    return GroupRecords(name, len(ranks), members, "gloo", (0, segment))
 
 
 def where(states: dict[int, Whereabouts]) -> object:
@@ -574,7 +556,7 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
         assert not dist.is_initialized()
         print("well")
     """)
-    outcome = in_another_process(script.path, 2, "watched")
+    outcome = run_on_ranks(script, 2, "watched")
     assert outcome.ended, outcome.said
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
@@ -608,7 +590,7 @@ def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
         dist.barrier()
         dist.destroy_process_group()
     """)
-    outcome = in_another_process(script.path, 3, "watched")
+    outcome = run_on_ranks(script, 3, "watched")
     assert outcome.ended, outcome.said
     last = [text.splitlines()[-1] for text in outcome.said]
     assert "('elsewhere', 'all_reduce', 'program.py:" in last[0], outcome.said
@@ -627,18 +609,5 @@ def test_check_compares_before_data_moves(program: WriteProgram) -> None:
         except unisono.CollectiveMismatch as error:
             print("refused", x.tolist() == [1.0] * len(x), error.call)
     """)
-    outcome = in_another_process(script.path, 2, "checked")
+    outcome = run_on_ranks(script, 2, "checked")
     assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
-
-
-def in_another_process(path: Path, ranks: int, setup: str) -> Outcome:
-    """A play forks: not in the process of these tests, which has threads."""
-    code = (
-        "import sys, json; from pathlib import Path; from faults.runner import run_program\n"
-        "o = run_program(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
-        "print(json.dumps([o.said, o.ended]))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", code, str(path), str(ranks), setup]
-    said, ended = json.loads(subprocess.check_output(command, env=environment))
-    return Outcome(tuple(said), ended)

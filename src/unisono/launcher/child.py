@@ -20,7 +20,6 @@ from unisono import variables
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.protocol import (
     FAILED,
-    RECORD_KEEPER_VARIABLE,
     STACK_SIGNAL,
     STARTED,
     VALUE,
@@ -231,7 +230,7 @@ def _rendezvous_descriptor() -> list[int]:
 def _connect_to_record_keeper() -> None:
     """Send the records of our groups to the launcher, where it keeps them. The variable is for us
     alone: what we start does not inherit the descriptor."""
-    descriptor = os.environ.pop(RECORD_KEEPER_VARIABLE, "")
+    descriptor = os.environ.pop(variables.RECORD_KEEPER.name, "")
     if descriptor:
         from unisono.comm.shared_memory.segment_listeners import use_launcher_socket
 

@@ -17,9 +17,6 @@ from typing import IO
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """Makes a rank write down where it is; a number that no program uses for something else."""
 
-RECORD_KEEPER_VARIABLE = "UNISONO_RECORD_KEEPER"
-"""Tells a rank the descriptor of its connection to the record keeper; it removes it at once."""
-
 STARTED = b"S"
 VALUE = b"V"
 FAILED = b"F"
