@@ -1,7 +1,7 @@
 """The corpus: small buggy programs, and whether what was said about one names the right place.
 
-Each program says in its head on how many ranks it runs, whose fault it is, and in which setups of
-runner.py it can occur. The line that a good verdict names is marked with `# <- here`.
+Each program says in its head whose fault it is and, unless it is 3 ranks on both of ours, on how
+many ranks it runs and in which setups of runner.py it can occur. The line that a good verdict names is marked with `# <- here`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def read(path: Path) -> Fault:
     lines = text.splitlines()
     return Fault(
         path=path,
-        ranks=int(head["ranks"]),
+        ranks=int(head.get("ranks", 3)),
         culprits=tuple(int(rank) for rank in head["culprit"].split(",")),
-        setups=tuple(head["setups"].split()),
+        setups=tuple(head.get("setups", "unisono watched").split()),
         line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
         story=text.split('"""')[1],
     )
