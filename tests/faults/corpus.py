@@ -1,7 +1,8 @@
 """The corpus: small buggy programs, and whether what was said about one names the right place.
 
 Each program says in its head whose fault it is and, unless it is 3 ranks on both of ours, on how
-many ranks it runs and in which setups of runner.py it can occur. The line that a good verdict names is marked with `# <- here`.
+many ranks it runs and in which setups of runner.py it can occur. The line that a good verdict
+names is marked with `# <- here`.
 """
 
 from __future__ import annotations

@@ -224,12 +224,8 @@ def one_leaves() -> None:
 
 
 def test_a_value_that_cannot_be_sent() -> None:
-    error = failed(returns_a_lock, 1)
+    error = failed(threading.Lock, 1)
     assert "what the function returned, a lock, cannot be sent back" in str(error)
-
-
-def returns_a_lock() -> Any:
-    return threading.Lock()
 
 
 def test_a_survivor_that_does_not_notice_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +247,16 @@ def one_sleeps() -> None:
 
 def test_what_a_failed_rank_started_is_ended_too(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    failed(leaves_a_child, 1, str(note))
+    failed(leaves_a_child, 1, str(note), True)
     assert eventually(lambda: not lives(int(note.read_text())))
 
 
-def leaves_a_child(note: str) -> None:
+def leaves_a_child(note: str, fails: bool) -> str:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(note).write_text(str(child.pid))
-    raise ValueError("gone")
+    if fails:
+        raise ValueError("gone")
+    return "done"
 
 
 def test_a_crash_after_the_value_is_told() -> None:
@@ -465,15 +463,9 @@ def speaks_and_fails() -> None:
 def test_a_background_process_that_keeps_the_pipe_open_delays_nothing(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     start = time.monotonic()
-    assert unisono.launch(leaves_a_talker, 1, (str(note),), capture=True) == ["done"]
+    assert unisono.launch(leaves_a_child, 1, (str(note), False), capture=True) == ["done"]
     assert time.monotonic() - start < 20
     os.kill(int(note.read_text()), signal.SIGKILL)
-
-
-def leaves_a_talker(note: str) -> str:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    Path(note).write_text(str(child.pid))
-    return "done"
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["in colour", "NO_COLOR"])
@@ -612,13 +604,9 @@ def test_too_many_open_files_is_one_sentence(program: WriteProgram) -> None:
 
 
 def test_ranks_cannot_launch_ranks() -> None:
-    error = failed(launches_again, 2)
+    error = failed(unisono.launch, 2, print, 2)
     assert "this process is rank" in str(error)
     assert "ranks cannot launch ranks" in str(error)
-
-
-def launches_again() -> None:
-    unisono.launch(print, 2)
 
 
 def test_launch_works_in_another_thread() -> None:
