@@ -27,7 +27,7 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "no:hypothesispytest", *args, timeout=60)
 
 
-def words(pytester: pytest.Pytester, name: str = "log") -> list[str]:
+def notes_in(pytester: pytest.Pytester, name: str = "log") -> list[str]:
     """What tests have appended to a file."""
     return (pytester.path / name).read_text().split()
 
@@ -275,7 +275,7 @@ def test_one(): note(f"one:{where()}")
     )
     # pytest loads the conftest of every argument before ranks collect file by file
     run(pytester, "first", "package", "test_c.py").assert_outcomes(passed=8)
-    log = words(pytester)
+    log = notes_in(pytester)
 
     def of(where: str) -> list[str]:
         return [word.removesuffix(f":{where}") for word in log if word.endswith(f":{where}")]
@@ -325,15 +325,15 @@ def test_choosing_tests_and_stopping_early(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines([f"{name}::test_one[[]1ranks[]]", f"{name}::test_two"])
     assert not (pytester.path / "log").exists()
     run(pytester, "-x").assert_outcomes(passed=1, failed=1)
-    assert Counter(words(pytester)) == {"one:1": 1, "one:2": 2}
+    assert Counter(notes_in(pytester)) == {"one:1": 1, "one:2": 2}
     run(pytester, "--lf", "--pdb").assert_outcomes(failed=1)
-    assert Counter(words(pytester)) == {"one:1": 1, "one:2": 4}
+    assert Counter(notes_in(pytester)) == {"one:1": 1, "one:2": 4}
     run(pytester, "-k", "1ranks", "-p", "no:cacheprovider", "-p", "no:tmpdir").assert_outcomes(
         passed=1, deselected=2
     )
     result = run(pytester, f"{name}::test_one[1ranks]", "-s", "--setup-show")
     result.assert_outcomes(passed=1)
-    assert Counter(words(pytester)) == {"one:1": 3, "one:2": 4}
+    assert Counter(notes_in(pytester)) == {"one:1": 3, "one:2": 4}
     result = run(pytester, "-p", "no:unisono", "-k", "test_two")
     result.stdout.fnmatch_lines(["*fixture 'comm' not found*"])
 
@@ -437,7 +437,7 @@ def test_a_rank_that_dies_is_named_and_replaced_alone(pytester: pytest.Pytester)
             "FAILED *::test_killed - rank 1: the process was killed by SIGKILL",
         ]
     )
-    before, after = set(words(pytester, "before")), set(words(pytester, "after"))
+    before, after = set(notes_in(pytester, "before")), set(notes_in(pytester, "after"))
     assert {word[0] for word in before & after} == {"0", "2"}
     assert not any(lives(int(word[2:])) for word in before | after)
 
@@ -608,7 +608,7 @@ def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(
         ["*- all 2 ranks, shown by rank 0 -*", "*assert 2 == 3*", "FAILED *all 2 ranks: *2 == 3"]
     )
-    log = words(pytester)
+    log = notes_in(pytester)
     processes = {word for word in log if word != "session"}
     assert {word.rpartition(":")[0] for word in processes} == {
         f"gw{worker}:{rank}" for worker in range(2) for rank in range(2)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from made_up_records import group, record
 
-from faults.corpus import Fault, corpus, names_place, read, reports_in, right
+from faults.corpus import Fault, corpus, names_rank_and_line, read, reports_in, right
 from faults.page import named_by_peer
 from faults.runner import Outcome
 from ranks import connect
@@ -84,9 +84,9 @@ def test_the_whole_corpus(fault: Fault) -> None:
 
 def test_a_wrong_verdict_does_not_count() -> None:
     fault = read(corpus()[0].path)
-    assert not names_place(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
-    assert not names_place(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
-    assert not names_place(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
+    assert not names_rank_and_line(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
+    assert not names_rank_and_line(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
+    assert not names_rank_and_line(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
     assert len(corpus()) >= 25
 
 
@@ -379,7 +379,7 @@ def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_pat
     comm.barrier()
     if comm.rank == 0:
         trace = json.loads((shared_tmp_path / "trace.json").read_text())
-        (thread,) = {  # others may be of groups that warm ranks still hold from other tests
+        (thread,) = {  # others may be of groups that a failed test has left
             event["tid"]
             for event in trace["traceEvents"]
             if event["args"].get("name") == f"{group.name} (unisono)"
@@ -399,7 +399,7 @@ def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_pat
 
 @pytest.mark.ranks(2)
 def test_top_finds_the_job_it_runs_in(comm: Communicator) -> None:
-    group = comm.split(range(2), "shown")  # warm ranks may still be in groups of other tests
+    group = comm.split(range(2), "shown")  # a failed test may have left others
     assert group is not None
     for _ in range(10):
         group.all_reduce(torch.ones(100))
