@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
 
 from unisono.launcher import terminal
 from unisono.launcher.guardian import Guardian
@@ -42,16 +41,6 @@ class Verdict(Enum):
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
     GIVEN_UP = "given up"
-
-
-class DescriptorHandler(Protocol):
-    """Something else that waits for a descriptor in the crew's loop."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
-
-    def ready(self) -> None:
-        """It is readable."""
 
 
 class Crew:
@@ -93,14 +82,14 @@ class Crew:
         if self._guardian is not None:
             self._guardian.close()
 
-    def call_when_readable(self, handler: DescriptorHandler) -> None:
-        """Call `handler.ready()` once, as soon as its descriptor is readable."""
+    def call_when_readable(self, descriptor: int, function: Callable[[], None]) -> None:
+        """Call `function` once, as soon as `descriptor` is readable."""
 
-        def ready() -> None:
-            self._selector.unregister(handler)
-            handler.ready()
+        def call() -> None:
+            self._selector.unregister(descriptor)
+            function()
 
-        self._selector.register(handler, selectors.EVENT_READ, ready)
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
 
     def start(
         self, environment: Mapping[str, str], instructions_fd: int, inherit: Sequence[int]
@@ -152,7 +141,7 @@ class Crew:
         return verdict
 
     def give_up(self) -> None:
-        """Ranks that still run are to be ended; for a handler."""
+        """Ranks that still run are to be ended."""
         self._given_up = True
 
     # -- what has become of them ---------------------------------------------------------------

@@ -101,14 +101,14 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
         if settings.is_watched():  # it ends after the ranks
             settings_of()  # so that a wrong variable is one error, before any rank
             record_keeper = stack.enter_context(
-                RecordKeeper(settings.trace, settings.watch_grace_s, lambda: crew.give_up())
+                RecordKeeper(settings.trace, settings.watch_grace_s)
             )
             environment[RECORD_KEEPER.name] = str(record_keeper.ranks_fd)
             inherited.append(record_keeper.ranks_fd)
         crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
-        crew.call_when_readable(store)
+        crew.call_when_readable(store.fileno(), store.start)
         if record_keeper is not None:
-            crew.call_when_readable(record_keeper)
+            crew.call_when_readable(record_keeper.fileno(), crew.give_up)
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break
