@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import importlib
 import importlib.util
 import os
@@ -34,7 +33,6 @@ def main() -> None:
     for name in sys.argv[3:]:
         with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
             importlib.import_module(name)
-    gc.freeze()  # ranks collect garbage after every test: what stays need not be looked at
     wakeup, woken = socket.socketpair()
     for end in (wakeup, woken):
         end.setblocking(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -101,6 +102,7 @@ class RankSession:
             importlib.import_module("unisono.world.world")  # not in the first test's time
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
+            gc.freeze()  # what is here stays: the collections after every test are quick
             self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)
