@@ -276,10 +276,13 @@ def crashes_late() -> int:
 
 
 def test_a_timeout_shows_where_each_rank_was() -> None:
-    with pytest.raises(RanksTimedOut) as caught:
-        unisono.launch(one_is_late, 3, timeout=2.5)
-    text = str(caught.value)
-    assert text.startswith("not done within 2.5 s: ranks 0 and 1 of 3 ranks")
+    for timeout_s in (2.5, 10.0, 40.0):
+        with pytest.raises(RanksTimedOut) as caught:
+            unisono.launch(one_is_late, 3, timeout=timeout_s)
+        text = str(caught.value)
+        if "while starting" not in text:  # a busy machine takes long for that
+            break
+    assert text.startswith(f"not done within {timeout_s:g} s: ranks 0 and 1 of 3 ranks")
     assert "rank 2 returned" in text
     assert "in one_is_late" in caught.value.endings[0].stack
     assert "in barrier" in caught.value.endings[1].stack
