@@ -41,14 +41,12 @@ test-watched: .venv/.stamp ## run the tests and examples watched; fails if the w
 	$(WATCHED) UNISONO_BACKEND=gloo .venv/bin/python -m pytest -m slow tests/test_examples.py
 
 # Everything that stands on torch. An environment of its own: build/torch-2.15.
-# Every implementation's conformance is a run of its own: ranks do not find its tests behind others.
 ON_TORCH = tests/torch_backend tests/launcher tests/world tests/watch tests/doctor/test_doctor.py \
-	tests/training/test_weights.py tests/training/test_weight_faults.py
-CONFORMANCE = tests/comm/conformance tests/comm/test_over_torch.py
+	tests/training/test_weights.py tests/training/test_weight_faults.py \
+	tests/comm/conformance tests/comm/test_over_torch.py
 TORCH_HOME = build/torch-$(TORCH)
 
 test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another one: TORCH=2.11, newest
-	$(TORCH_HOME)/bin/python -m pytest $(CONFORMANCE)
 	$(TORCH_HOME)/bin/python -m pytest $(ON_TORCH)
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from alarms import Alarms
 from ranks import RankPool
+from user_programs import WriteProgram, write_program
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +32,12 @@ def fresh_pool() -> Iterator[RankPool]:
     """Ranks of this test alone: it may kill, fork or confuse them."""
     with RankPool() as own:
         yield own
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> WriteProgram:
+    """Writes a program down in the folder of this test."""
+    return functools.partial(write_program, tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -68,6 +68,10 @@ def run_python(
     )
 
 
+WriteProgram = Callable[..., Program]
+"""The fixture `program`: writes one down in the folder of the test."""
+
+
 def read_line(process: subprocess.Popen[str]) -> str:
     """The next line that a program prints; it must print one."""
     assert process.stdout is not None

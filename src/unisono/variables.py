@@ -137,7 +137,10 @@ def _file(text: str) -> str:
 
 # -- the table -----------------------------------------------------------------------------------
 
-_ZERO_ONE = ("0", "1")
+
+def _on_or_off(name: str, meaning: str, worth_knowing: bool = False) -> Variable[bool]:
+    return Variable(name, meaning, _switch, ("0", "1"), worth_knowing)
+
 
 RANK = Variable(
     "UNISONO_RANK",
@@ -163,40 +166,27 @@ EAGER_SEND = Variable(
     _whole(0, "a number of bytes"),
     worth_knowing=True,
 )
-SITES = Variable(
+SITES = _on_or_off(
     "UNISONO_SITES",
     "1: every call notes its source line, blocking ones too (about 0.3 us)",
-    _switch,
-    _ZERO_ONE,
     worth_knowing=True,
 )
-CHECK = Variable(
+CHECK = _on_or_off(
     "UNISONO_CHECK",
     "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
-    _switch,
-    _ZERO_ONE,
 )
-CHECK_SHAPES = Variable(
+CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
-    _switch,
-    _ZERO_ONE,
 )
-WATCH = Variable(
-    "UNISONO_WATCH",
-    "1: the watch starts with the rank, or with import torch",
-    _switch,
-    _ZERO_ONE,
-    worth_knowing=True,
+WATCH = _on_or_off(
+    "UNISONO_WATCH", "1: the watch starts with the rank, or with import torch", worth_knowing=True
 )
 WATCH_HANG_S = Variable(
     "UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported", _seconds
 )
-WATCH_CHECK = Variable(
-    "UNISONO_WATCH_CHECK",
-    "1: calls of watched groups are compared before data moves",
-    _switch,
-    _ZERO_ONE,
+WATCH_CHECK = _on_or_off(
+    "UNISONO_WATCH_CHECK", "1: calls of watched groups are compared before data moves"
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
@@ -215,27 +205,10 @@ RECORD_KEEPER = Variable(
     _whole(0, "a descriptor"),
 )
 TEST_CHANNEL = Variable(
-    "UNISONO_TEST_CHANNEL",
-    "a rank of the pytest plugin: its socket",
-    _whole(0, "a descriptor"),
+    "UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket", _whole(0, "a descriptor")
 )
 
-ALL: tuple[Variable[Any], ...] = (
-    RANK,
-    SIZE,
-    RENDEZVOUS,
-    BACKEND,
-    ALGO,
-    EAGER_SEND,
-    SITES,
-    CHECK,
-    CHECK_SHAPES,
-    WATCH,
-    WATCH_HANG_S,
-    WATCH_CHECK,
-    WATCH_SIGNAL,
-    WATCH_FOLDER,
-    TRACE,
-    RECORD_KEEPER,
-    TEST_CHANNEL,
+ALL: tuple[Variable[Any], ...] = tuple(
+    value for value in globals().values() if isinstance(value, Variable)
 )
+"""In the order in which they stand above."""

@@ -19,7 +19,7 @@ from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.errors import CollectiveMismatch
 from unisono.watch.report import RankReport, Report
-from user_programs import eventually, plain_environment, write_program
+from user_programs import WriteProgram, eventually, plain_environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 WATCHED = ("-m", "unisono", "run", "--watch", "-n")
@@ -50,11 +50,11 @@ def report(**more: object) -> Report:
 # -- ranks that fail, and save what they know ------------------------------------------------------
 
 
-def test_the_page_shows_what_its_program_leads_to(tmp_path: Path) -> None:
+def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: WriteProgram) -> None:
     text = PAGE.read_text().partition("## Saved reports")[2]
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     expected = re.findall(r"```\n(.*?)```", text.partition(snippet)[2][4:], re.DOTALL)[0]
-    ran = write_program(tmp_path, snippet, "train.py").run(before=(*WATCHED, "4"))
+    ran = program(snippet, "train.py").run(before=(*WATCHED, "4"))
     assert ran.returncode == 1
     assert saved(tmp_path) == [f"report-{rank}.json" for rank in range(4)]
     command = [sys.executable, "-m", "unisono", "doctor", *saved(tmp_path)]
@@ -93,10 +93,8 @@ def test_a_mismatch_is_told_once_by_all_ranks(comm: Communicator, shared_tmp_pat
         assert shown.stdout.count("called something else") == 1
 
 
-def test_a_death_is_told_by_those_who_survive(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_a_death_is_told_by_those_who_survive(tmp_path: Path, program: WriteProgram) -> None:
+    script = program("""
         import numpy, os, signal, unisono
         comm = unisono.init()
         comm.barrier()
@@ -106,8 +104,7 @@ def test_a_death_is_told_by_those_who_survive(tmp_path: Path) -> None:
             comm.all_reduce(numpy.ones(10))
         except unisono.GroupError as error:
             error.report.save(f"report-{comm.rank}.json")
-        """,
-    )
+    """)
     assert script.run(before=(*WATCHED, "3")).returncode == 128 + 9
     assert saved(tmp_path) == ["report-1.json", "report-2.json"]
     files = [str(tmp_path / name) for name in saved(tmp_path)]

@@ -12,20 +12,10 @@ from unisono.comm.base import Communicator, Work
 from unisono.comm.solo import SoloCommunicator
 
 PRIMITIVES = {
-    "barrier",
-    "broadcast",
-    "reduce",
-    "all_reduce sum",
-    "all_reduce mean",
-    "all_reduce max",
-    "all_reduce async",
-    "gather",
-    "scatter",
-    "all_gather",
-    "reduce_scatter",
-    "reduce_scatter, gather",
-    "all_to_all",
-}
+    "barrier", "broadcast", "reduce", "gather", "scatter", "all_gather", "all_to_all",
+    "all_reduce sum", "all_reduce mean", "all_reduce max", "all_reduce async",
+    "reduce_scatter", "reduce_scatter, gather",
+}  # fmt: skip
 MESSAGES = {"send, recv", "isend, irecv", "batch_isend_irecv"}
 
 

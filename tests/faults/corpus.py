@@ -1,7 +1,8 @@
-"""The corpus: small buggy programs, and whether what was said about one names the right place.
+"""The corpus: small buggy programs, and whether what was said about one names rank and line.
 
-Each program says in its head on how many ranks it runs, whose fault it is, and in which setups of
-runner.py it can occur. The line that a good verdict names is marked with `# <- here`.
+Each program says in its head whose fault it is and, unless it is 3 ranks on both of ours, on how
+many ranks it runs and in which setups of runner.py it can occur. The line that a good verdict
+names is marked with `# <- here`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def read(path: Path) -> Fault:
     lines = text.splitlines()
     return Fault(
         path=path,
-        ranks=int(head["ranks"]),
+        ranks=int(head.get("ranks", 3)),
         culprits=tuple(int(rank) for rank in head["culprit"].split(",")),
-        setups=tuple(head["setups"].split()),
+        setups=tuple(head.get("setups", "unisono watched").split()),
         line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
         story=text.split('"""')[1],
     )
@@ -81,11 +82,11 @@ def names_line(fault: Fault, text: str) -> bool:
     return re.search(rf'{re.escape(name)}(:|", line ){line}\b', text) is not None
 
 
-def names_place(fault: Fault, report: str) -> bool:
+def names_rank_and_line(fault: Fault, report: str) -> bool:
     """Whether the verdict (the first line) names the ranks, and the report the line."""
     return names_ranks(fault, report.partition("\n")[0]) and names_line(fault, report)
 
 
 def right(fault: Fault, outcome: Outcome) -> bool:
     """Whether somebody named the right rank and line, and the first verdict of all is right."""
-    return any(names_place(fault, report) for report in reports_in(outcome))
+    return any(names_rank_and_line(fault, report) for report in reports_in(outcome))

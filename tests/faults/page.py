@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.corpus import Fault, corpus, names_line, names_place, names_ranks, reports_in
+from faults.corpus import Fault, corpus, names_line, names_rank_and_line, names_ranks, reports_in
 from faults.runner import PEERS_S, Outcome, run_program
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
@@ -37,7 +37,7 @@ def messages_in(outcome: Outcome) -> list[str]:
 
 @dataclass(frozen=True)
 class Named:
-    """What was named of the place of a fault: the ranks, the line."""
+    """What was named of a fault: the ranks, the line."""
 
     rank: bool
     line: bool
@@ -51,7 +51,7 @@ class Named:
 def named_by_us(fault: Fault, outcome: Outcome) -> Named:
     """Both have to stand in one report: the ranks in its first sentence."""
     reports = reports_in(outcome)
-    if any(names_place(fault, report) for report in reports):
+    if any(names_rank_and_line(fault, report) for report in reports):
         return Named(True, True)
     verdicts = [report.partition("\n")[0] for report in reports]
     return Named(
@@ -70,7 +70,7 @@ def named_by_peer(fault: Fault, outcome: Outcome) -> Named:
     )
 
 
-def words_of_peer(fault: Fault, outcome: Outcome) -> str:
+def quote_peer(fault: Fault, outcome: Outcome) -> str:
     """A message that names the ranks, or the first one."""
     messages = messages_in(outcome)
     if not messages:
@@ -81,10 +81,10 @@ def words_of_peer(fault: Fault, outcome: Outcome) -> str:
     return "`" + short.replace("|", "/") + "`"
 
 
-def words_of_ours(fault: Fault, outcome: Outcome) -> str:
+def quote_ours(fault: Fault, outcome: Outcome) -> str:
     """The verdict that is right, or the first one."""
     reports = reports_in(outcome)
-    good = [report for report in reports if names_place(fault, report)]
+    good = [report for report in reports if names_rank_and_line(fault, report)]
     return (good or reports or ["says nothing"])[0].partition("\n")[0]
 
 
@@ -97,21 +97,21 @@ def page(faults: Sequence[Fault]) -> str:
         for setup, name in (OURS | PEERS).items():
             if setup in PEERS:
                 outcome = run_program(fault.path, fault.ranks, setup, deadline_s=3 * PEERS_S)
-                named, words = named_by_peer(fault, outcome), words_of_peer(fault, outcome)
+                named, quote = named_by_peer(fault, outcome), quote_peer(fault, outcome)
             elif setup in fault.setups:
                 outcome = run_program(fault.path, fault.ranks, setup)
-                named, words = named_by_us(fault, outcome), words_of_ours(fault, outcome)
+                named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
             else:
                 continue
             score[setup].append(named)
-            said.append(f"- {name} ({named}): {words}")
+            said.append(f"- {name} ({named}): {quote}")
             print(fault.name, said[-1], flush=True)
     lines = [MARK, "", "| | right rank and line | right rank | right line |", "|---|---|---|---|"]
     for setup, name in (OURS | PEERS).items():
         found = score[setup]
         both = sum(named.rank and named.line for named in found)
-        ranks, places = sum(named.rank for named in found), sum(named.line for named in found)
-        lines.append(f"| {name} | {both} of {len(found)} | {ranks} | {places} |")
+        ranks, lines_right = sum(named.rank for named in found), sum(named.line for named in found)
+        lines.append(f"| {name} | {both} of {len(found)} | {ranks} | {lines_right} |")
     return "\n".join([*lines, "", "## Every program", *said, ""])
 
 

@@ -1,13 +1,14 @@
 """Runs one buggy program on several ranks, and brings back what was said about it.
 
 Ranks are forked from a process that has torch loaded, so that a program takes seconds and not a
-minute. Each writes into a file of its own. A play is over when every rank has ended, when what was
+minute. Each writes into a file of its own. A run is over when every rank has ended, when what was
 said is enough, or when somebody has given a verdict and the others had time to do so too.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import runpy
@@ -17,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,6 @@ def run_program(
     ranks: int,
     setup: str,
     deadline_s: float = 20.0,
-    environment: dict[str, str] | None = None,
     enough: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> Outcome:
     """Run `program` on `ranks` ranks. `setup` is one of
@@ -69,7 +69,7 @@ def run_program(
     before every collective): what there is without us, with a timeout of two seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pids = [_start(program, rank, ranks, setup, folder, environment) for rank in range(ranks)]
+        pids = [_start(program, rank, ranks, setup, folder) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         living = set(pids)
         end = time.monotonic() + deadline_s
@@ -97,14 +97,7 @@ def _read(file: Path) -> str:
     return file.read_text(errors="replace") if file.exists() else ""
 
 
-def _start(
-    program: Path,
-    rank: int,
-    ranks: int,
-    setup: str,
-    folder: str,
-    environment: dict[str, str] | None,
-) -> int:
+def _start(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -112,7 +105,6 @@ def _start(
         return pid
     code = 1
     try:
-        os.environ |= environment or {}
         output = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -173,13 +165,6 @@ def _monitored(call: Any, *args: Any, **named: Any) -> Any:
     return call(*args, **named)
 
 
-if __name__ == "__main__":
-    began_s = time.monotonic()
-    played = run_program(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
-    for number, text in enumerate(played.said):
-        print(f"-- rank {number}\n{text}", end="")
-    print(
-        played.verdicts,
-        "ended" if played.ended else "killed",
-        f"{time.monotonic() - began_s:.1f} s",
-    )
+if __name__ == "__main__":  # program, ranks, setup
+    outcome = run_program(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
+    print(json.dumps(asdict(outcome)))

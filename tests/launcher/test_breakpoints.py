@@ -7,11 +7,10 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from user_programs import DEADLINE_S, Program, plain_environment, write_program
+from user_programs import DEADLINE_S, Program, WriteProgram, plain_environment
 
 PROGRAM = """
     import unisono
@@ -54,25 +53,27 @@ def debug(
     return done.stdout, done.stderr
 
 
-def test_one_rank_after_the_other_reads_from_a_pipe(tmp_path: Path) -> None:
-    out, err = debug(write_program(tmp_path, PROGRAM), "p secret * 1000\nc\n" * 2)
+def test_one_rank_after_the_other_reads_from_a_pipe(program: WriteProgram) -> None:
+    out, err = debug(program(PROGRAM), "p secret * 1000\nc\n" * 2)
     assert "returned [42, 43]" in out, err
     for rank in (0, 1):
         assert f"(Pdb rank {rank}) {42 + rank}000" in out
 
 
-def test_a_script_is_debugged_and_a_step_over_a_collective_lets_others_come(tmp_path: Path) -> None:
+def test_a_script_is_debugged_and_a_step_over_a_collective_lets_others_come(
+    program: WriteProgram,
+) -> None:
     """The first rank steps into the barrier, where it waits for the other one, which waits for
     the debugger."""
     run = ("-m", "unisono", "run", "-n", "2")
     commands = "n\nc\n" + "c\n" * 3
-    out, err = debug(write_program(tmp_path, SCRIPT), commands, *run)
+    out, err = debug(program(SCRIPT), commands, *run)
     assert out.count("all over") == 2, (out, err)
     assert "waits until the debugger is free" in out
 
 
-def test_nothing_to_read_is_a_sentence(tmp_path: Path) -> None:
-    written = write_program(tmp_path, PROGRAM)
+def test_nothing_to_read_is_a_sentence(program: WriteProgram) -> None:
+    written = program(PROGRAM)
     out, err = debug(written, None)
     assert re.search(
         r"breakpoint\(\) in rank \d, .*program.py:\d+: the launching process has no", err
@@ -85,7 +86,7 @@ def test_nothing_to_read_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["c", "kill"])
-def test_on_a_terminal(tmp_path: Path, how: str) -> None:
+def test_on_a_terminal(program: WriteProgram, how: str) -> None:
     """The rank has the terminal while it is debugged, and the launching process afterwards."""
     text = PROGRAM.replace(
         'print("returned", unisono.launch(work, 2))',
@@ -96,7 +97,7 @@ def test_on_a_terminal(tmp_path: Path, how: str) -> None:
         import os
         print("foreground", os.tcgetpgrp(0) == os.getpgrp())""",
     )
-    path = write_program(tmp_path, text).path
+    path = program(text).path
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, str(path)], plain_environment())

@@ -26,7 +26,7 @@ import unisono
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
-from user_programs import eventually, lives, read_pids, write_program
+from user_programs import WriteProgram, eventually, lives, read_pids
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -70,33 +70,17 @@ def test_a_closure_a_lambda_and_large_values() -> None:
 
 
 def test_a_rank_needs_no_torch_and_no_port() -> None:
-    assert unisono.launch(without_torch, 2) == [[], []]
+    assert unisono.launch(without_torch, 2) == [(0, False)] * 2
 
 
-def without_torch() -> list[str]:
+def without_torch() -> tuple[int, bool]:
     comm = unisono.init()
     comm.all_reduce(numpy.ones(3))
-    ports = [
-        line
-        for table in ("tcp", "tcp6", "udp")
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
-        if any(f"socket:[{line.split()[9]}]" == name for name in descriptors())
-    ]
-    return ports + [name for name in sys.modules if name == "torch"]
+    return count_ports(), "torch" in sys.modules
 
 
-def descriptors() -> list[str]:
-    names = []
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            names.append(os.readlink(f"/proc/self/fd/{entry}"))
-    return names
-
-
-def test_what_the_program_itself_defines(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_what_the_program_itself_defines(program: WriteProgram) -> None:
+    script = program("""
         import pickle
         import unisono
 
@@ -113,13 +97,12 @@ def test_what_the_program_itself_defines(tmp_path: Path) -> None:
         things = unisono.launch(make, 2, kwargs={"more": 5})
         assert all(type(thing) is Thing for thing in things)
         print([thing.rank for thing in things], unisono.launch(lambda: Thing, 1)[0] is Thing)
-        """,
-    )
+    """)
     done = script.run()
     assert done.stdout == "[5, 6] True\n", done.stderr
 
 
-def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
+def test_a_function_that_mentions_torchs_operators(program: WriteProgram) -> None:
     text = """
         import torch, unisono
         from torch.ops import aten
@@ -132,14 +115,12 @@ def test_a_function_that_mentions_torchs_operators(tmp_path: Path) -> None:
         if __name__ == "__main__":
             assert unisono.launch(work, 2) == [(4.0, aten), (4.0, aten)]
     """
-    result = write_program(tmp_path, text).run()
+    result = program(text).run()
     assert result.returncode == 0, result.stderr
 
 
-def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_code_without_a_file_is_shown_in_tracebacks(program: WriteProgram) -> None:
+    script = program("""
         import linecache, unisono
         text = "def cell():\\n    raise ValueError('in a cell')  # a notebook's\\n"
         linecache.cache["<cell 1>"] = (len(text), None, text.splitlines(True), "<cell 1>")
@@ -148,13 +129,12 @@ def test_code_without_a_file_is_shown_in_tracebacks(tmp_path: Path) -> None:
             unisono.launch(cell, 2)
         except unisono.RanksFailed as error:
             print(error)
-        """,
-    )
+    """)
     assert "# a notebook's" in script.run().stdout
 
 
-def test_a_module_that_cannot_be_imported_by_name(tmp_path: Path) -> None:
-    path = write_program(tmp_path, "def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
+def test_a_module_that_cannot_be_imported_by_name(program: WriteProgram) -> None:
+    path = program("def double(x):\n    return 2 * x\n", "loaded_by_hand.py").path
     spec = importlib.util.spec_from_file_location("loaded_by_hand", path)
     assert spec is not None
     assert spec.loader is not None
@@ -180,7 +160,7 @@ def test_every_traceback_once_and_the_first_to_fail_on_top() -> None:
     error = failed(one_raises, 4)
     text = str(error)
     assert error.first == 2
-    assert text.startswith("rank 2 failed first, of 4 rank(s): LookupError: no such luck\n")
+    assert text.startswith("rank 2 failed first, of 4 ranks: LookupError: no such luck\n")
     assert text.index("rank 2, the first to fail, raised:") < text.index("ranks 0, 1 and 3 raised:")
     assert text.count("Traceback") == 2
     assert "in one_raises\n" in text
@@ -216,7 +196,7 @@ def test_a_signal_has_a_name(number: signal.Signals) -> None:
     ending = error.endings[1]
     assert ending.signal == number.name
     assert ending.exit_code == 128 + number
-    assert f"rank 1 failed first, of 3 rank(s): it was killed by {number.name}" in str(error)
+    assert f"rank 1 failed first, of 3 ranks: it was killed by {number.name}" in str(error)
     assert "ranks 0 and 2 raised:" in str(error)
     assert "PeerLost: rank 1 (pid " in str(error)
     if number == signal.SIGSEGV:  # the crash left a stack
@@ -244,12 +224,8 @@ def one_leaves() -> None:
 
 
 def test_a_value_that_cannot_be_sent() -> None:
-    error = failed(returns_a_lock, 1)
+    error = failed(threading.Lock, 1)
     assert "what the function returned, a lock, cannot be sent back" in str(error)
-
-
-def returns_a_lock() -> Any:
-    return threading.Lock()
 
 
 def test_a_survivor_that_does_not_notice_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,14 +247,16 @@ def one_sleeps() -> None:
 
 def test_what_a_failed_rank_started_is_ended_too(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    failed(leaves_a_child, 1, str(note))
+    failed(leaves_a_child, 1, str(note), True)
     assert eventually(lambda: not lives(int(note.read_text())))
 
 
-def leaves_a_child(note: str) -> None:
+def leaves_a_child(note: str, fails: bool) -> str:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(note).write_text(str(child.pid))
-    raise ValueError("gone")
+    if fails:
+        raise ValueError("gone")
+    return "done"
 
 
 def test_a_crash_after_the_value_is_told() -> None:
@@ -298,10 +276,13 @@ def crashes_late() -> int:
 
 
 def test_a_timeout_shows_where_each_rank_was() -> None:
-    with pytest.raises(RanksTimedOut) as caught:
-        unisono.launch(one_is_late, 3, timeout=2.5)
-    text = str(caught.value)
-    assert text.startswith("not done within 2.5 s: ranks 0 and 1 of 3 rank(s)")
+    for timeout_s in (2.5, 10.0, 40.0):
+        with pytest.raises(RanksTimedOut) as caught:
+            unisono.launch(one_is_late, 3, timeout=timeout_s)
+        text = str(caught.value)
+        if "while starting" not in text:  # a busy machine takes long for that
+            break
+    assert text.startswith(f"not done within {timeout_s:g} s: ranks 0 and 1 of 3 ranks")
     assert "rank 2 returned" in text
     assert "in one_is_late" in caught.value.endings[0].stack
     assert "in barrier" in caught.value.endings[1].stack
@@ -328,9 +309,6 @@ INTERRUPTED = """
         print("pid", os.getpid())
         if how == "in a barrier" and unisono.init().rank == 1:
             unisono.get_world().barrier()
-        if how == "parent":
-            import subprocess
-            print("pid", subprocess.Popen(["sleep", "600"]).pid)
         if how == "deaf":
             import signal
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -346,8 +324,8 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
-def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
-    process = write_program(tmp_path, INTERRUPTED).start(how)
+def test_ctrl_c_ends_all_ranks(program: WriteProgram, how: str) -> None:
+    process = program(INTERRUPTED).start(how)
     pids = read_pids(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)
@@ -359,15 +337,6 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, how: str) -> None:
     assert "Traceback" not in err
     assert process.returncode == 0
     assert not any(map(lives, pids))
-
-
-def test_a_parent_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
-    """Neither ranks nor what they have started."""
-    process = write_program(tmp_path, INTERRUPTED).start("parent")
-    pids = read_pids(process, 4)
-    process.kill()
-    process.communicate()
-    assert eventually(lambda: not any(map(lives, pids)))
 
 
 # -- torch's own programs --------------------------------------------------------------------------
@@ -397,15 +366,15 @@ def start_torch_thrice(port: int) -> list[tuple[str, float, int | None]]:
         x = torch.full((1,), dist.get_rank() + 1.0)
         dist.all_reduce(x)
         dist.barrier(dist.new_group([0, 1]))
-        said.append((backend, x.item(), None if turn else tcp_sockets()))
+        said.append((backend, x.item(), None if turn else count_ports()))
         dist.destroy_process_group()
     return said
 
 
-def tcp_sockets() -> int:
-    """How many TCP sockets this process has."""
+def count_ports() -> int:
+    """How many sockets of the network this process has."""
     links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
-    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6", "udp", "udp6")]
     inodes = {row.split()[9] for table in tables for row in table.splitlines()[1:]}
     return sum(f"socket:[{inode}]" in link for inode in inodes for link in links)
 
@@ -497,30 +466,21 @@ def speaks_and_fails() -> None:
 def test_a_background_process_that_keeps_the_pipe_open_delays_nothing(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     start = time.monotonic()
-    assert unisono.launch(leaves_a_talker, 1, (str(note),), capture=True) == ["done"]
+    assert unisono.launch(leaves_a_child, 1, (str(note), False), capture=True) == ["done"]
     assert time.monotonic() - start < 20
     os.kill(int(note.read_text()), signal.SIGKILL)
 
 
-def leaves_a_talker(note: str) -> str:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    Path(note).write_text(str(child.pid))
-    return "done"
-
-
 @pytest.mark.parametrize("plain", [False, True], ids=["in colour", "NO_COLOR"])
-def test_on_a_terminal(tmp_path: Path, plain: bool) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_on_a_terminal(program: WriteProgram, plain: bool) -> None:
+    script = program("""
         import sys, time, unisono
         def work():
             print("question? ", end="", flush=True)
             time.sleep(0.6)  # long enough for it to be shown
             print("\\rprogress")
         unisono.launch(work, 1)
-        """,
-    )
+    """)
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment |= {"TERM": "xterm"} | ({"NO_COLOR": "1"} if plain else {})
@@ -634,29 +594,22 @@ def test_bad_requests_are_one_sentence() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_too_many_open_files_is_one_sentence(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_too_many_open_files_is_one_sentence(program: WriteProgram) -> None:
+    script = program("""
         import resource, unisono
         resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
         try:
             unisono.launch(print, 20)
         except unisono.UnisonoError as error:
             print(error)
-        """,
-    )
+    """)
     assert "could not be started: Too many open files" in script.run().stdout
 
 
 def test_ranks_cannot_launch_ranks() -> None:
-    error = failed(launches_again, 2)
+    error = failed(unisono.launch, 2, print, 2)
     assert "this process is rank" in str(error)
     assert "ranks cannot launch ranks" in str(error)
-
-
-def launches_again() -> None:
-    unisono.launch(print, 2)
 
 
 def test_launch_works_in_another_thread() -> None:

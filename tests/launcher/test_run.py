@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
-from user_programs import Program, eventually, lives, plain_environment, read_pids, write_program
+from user_programs import Program, WriteProgram, eventually, lives, plain_environment, read_pids
 
 RUN = ("-m", "unisono", "run")
 
@@ -31,11 +31,9 @@ def run(
 # -- what a program finds ------------------------------------------------------------------------
 
 
-def test_a_script_is_run_as_python_would(tmp_path: Path) -> None:
+def test_a_script_is_run_as_python_would(tmp_path: Path, program: WriteProgram) -> None:
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, sys, beside, unisono
         import __main__
         comm = unisono.init()
@@ -43,8 +41,7 @@ def test_a_script_is_run_as_python_would(tmp_path: Path) -> None:
         names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR".split()
         print(comm.rank, comm.size, sys.argv[1:], os.path.basename(__file__), beside.NAME)
         print([os.environ[name] for name in names], "torch" in sys.modules)
-        """,
-    )
+    """)
     done = run(script, 2, "--lr", "0.1", "-n", "7")
     assert done.returncode == 0, done.stderr
     for rank in "01":
@@ -89,8 +86,8 @@ TORCH = """
 """
 
 
-def test_torch_programs_run_two_at_once_without_a_port_of_their_own(tmp_path: Path) -> None:
-    script = write_program(tmp_path, TORCH)
+def test_torch_programs_run_two_at_once_without_a_port_of_their_own(program: WriteProgram) -> None:
+    script = program(TORCH)
     runs = [script.start(before=(*RUN, "-n", str(ranks))) for ranks in (1, 2)]
     for ranks, total, process in zip((1, 2), (1.0, 3.0), runs, strict=True):
         out, err = process.communicate(timeout=120)
@@ -101,15 +98,12 @@ def test_torch_programs_run_two_at_once_without_a_port_of_their_own(tmp_path: Pa
         assert sorted(out.splitlines()) == lines
 
 
-def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_the_default_backend_is_the_one_asked_for(program: WriteProgram) -> None:
+    script = program("""
         import torch.distributed as dist
         print(dist.Backend.default_device_backend_map)
         print(dist.distributed_c10d.BackendConfig(dist.Backend("undefined")))
-        """,
-    )
+    """)
     environment = {"UNISONO_BACKEND": "fake"}
     done = script.run(environment=environment)
     assert "'cpu': 'fake'" in done.stdout, done.stderr
@@ -120,26 +114,21 @@ def test_the_default_backend_is_the_one_asked_for(tmp_path: Path) -> None:
     assert refused.output.count("\n") == 1
 
 
-def test_torchrun_starts_ranks_for_unisono_too(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_torchrun_starts_ranks_for_unisono_too(program: WriteProgram) -> None:
+    script = program("""
         import numpy, os, unisono
         comm = unisono.init()
         comm.all_reduce(array := numpy.ones(2))
         os.write(1, f"sum {array[0]}\\n".encode())  # torchrun keeps no lines together
-        """,
-    )
+    """)
     done = script.run(before=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 2
 
 
 @pytest.mark.parametrize("way", ["a parent", "a store"])
-def test_spawned_ranks_meet_by_setup(tmp_path: Path, way: str) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_spawned_ranks_meet_by_setup(tmp_path: Path, program: WriteProgram, way: str) -> None:
+    script = program("""
         import multiprocessing, os, socket, sys, tempfile
         import numpy, unisono
 
@@ -161,18 +150,15 @@ def test_spawned_ranks_meet_by_setup(tmp_path: Path, way: str) -> None:
             for rank in ranks: rank.start()
             for rank in ranks: rank.join()
             print([rank.exitcode for rank in ranks], os.listdir(tempfile.gettempdir()))
-        """,
-    )
+    """)
     folder = tmp_path / "temporary"
     folder.mkdir()
     done = script.run(way, environment={"TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""})
     assert done.stdout == "[0, 0] []\n", done.stderr
 
 
-def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_setup_refuses_what_is_unclear(program: WriteProgram) -> None:
+    script = program("""
         import os, unisono
         os.getppid = lambda: 1  # as for a process whose parent has ended
         for call in (lambda: unisono.setup(0, 2), lambda: unisono.setup(2, 2)):
@@ -180,8 +166,7 @@ def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
                 call()
             except (unisono.RendezvousError, ValueError) as error:
                 print(error)
-        """,
-    )
+    """)
     done = script.run()
     first, second = done.stdout.splitlines()[:2]
     assert "do not say where to meet" in first
@@ -189,18 +174,15 @@ def test_setup_refuses_what_is_unclear(tmp_path: Path) -> None:
     assert second == "rank 2 does not lie in a world of 2"
 
 
-def test_two_children_cannot_be_the_same_rank(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_two_children_cannot_be_the_same_rank(program: WriteProgram) -> None:
+    script = program("""
         import unisono
         print("here", flush=True)
         try:
             unisono.setup(1, 2)
         except unisono.RendezvousError as error:
             print(error, flush=True)
-        """,
-    )
+    """)
     both = [script.start(), script.start()]
     try:
         with selectors.DefaultSelector() as selector:
@@ -236,48 +218,57 @@ ENDS = """
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", 137), ("7", 7)])
-def test_the_exit_code_is_the_first_failing_ranks(tmp_path: Path, how: str, code: int) -> None:
-    done = run(write_program(tmp_path, ENDS), 3, how)
+def test_the_exit_code_is_the_first_failing_ranks(
+    program: WriteProgram, how: str, code: int
+) -> None:
+    done = run(program(ENDS), 3, how)
     assert done.returncode == code
-    assert "unisono run: rank 1 failed first, of 3 rank(s): " in done.stderr
+    assert "unisono run: rank 1 failed first, of 3 ranks: " in done.stderr
     assert "ranks 0 and 2 raised:" in done.stderr
     assert done.stderr.count("PeerLost") == 1
     assert done.stderr.count("LookupError: no such luck") == (2 if how == "raise" else 0)
 
 
-def test_the_programs_own_hook_still_runs(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_a_failure_counts_also_where_its_rank_takes_long_to_end(
+    program: WriteProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.launcher.crew.SURVIVORS_S", 0.2)
+    text = "import atexit, time\natexit.register(time.sleep, 600)\nraise LookupError('no luck')\n"
+    done = CliRunner().invoke(main, ["run", "-n", "1", str(program(text).path)])
+    assert done.exit_code == 1
+    assert "unisono run: rank 0 failed first, of 1 rank: LookupError: no luck" in done.stderr
+
+
+def test_the_programs_own_hook_still_runs(program: WriteProgram) -> None:
+    script = program("""
         import sys
         sys.excepthook = lambda kind, error, frames: print("hooked", error)
         raise ValueError("gone")
-        """,
-    )
+    """)
     assert "hooked gone" in run(script, 1).stdout
 
 
-def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_one_sentence(tmp_path: Path, program: WriteProgram) -> None:
     missing = Program(tmp_path / "missing.py")
     done = run(missing, 2)
     assert done.returncode == 2
     assert done.stderr == f"Error: {missing.path} does not exist\n"
-    script = write_program(tmp_path, "print('here')")
+    script = program("print('here')")
     nested = script.run(before=(*RUN, "-n", "2"), environment={"UNISONO_RANK": "0"})
     assert nested.returncode == 1
     assert "ranks cannot launch ranks" in nested.stderr
 
 
-def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
-    script = write_program(tmp_path, "import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
+def test_a_timeout_shows_where_each_rank_was(program: WriteProgram) -> None:
+    script = program("import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
     done = run(script, 2, options=("--timeout", "2"))
     assert done.returncode == 124
     assert "not done within 2 s: ranks 0 and 1" in done.stderr
     assert "in stuck" in done.stderr
 
 
-def test_captured_output_is_shown_only_if_ranks_fail(tmp_path: Path) -> None:
-    script = write_program(tmp_path, "import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
+def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> None:
+    script = program("import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
     quiet = run(script, 2, "0", options=("--capture",))
     assert (quiet.returncode, quiet.stdout) == (0, "")
     loud = run(script, 2, "3", options=("--capture",))
@@ -298,8 +289,10 @@ WAITS = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signal.Signals) -> None:
-    process = write_program(tmp_path, WAITS).start(before=(*RUN, "-n", "2"))
+def test_signals_are_passed_on_and_everything_ends(
+    program: WriteProgram, number: signal.Signals
+) -> None:
+    process = program(WAITS).start(before=(*RUN, "-n", "2"))
     pids = read_pids(process, 2)
     time.sleep(0.1)
     process.send_signal(number)
@@ -310,16 +303,22 @@ def test_signals_are_passed_on_and_everything_ends(tmp_path: Path, number: signa
     assert not any(map(lives, pids))
 
 
-def test_a_run_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["unisono run", "unisono.launch"])
+def test_a_launcher_that_is_killed_leaves_no_orphan(program: WriteProgram, way: str) -> None:
     """Neither ranks nor what they have started."""
-    text = """
-        import subprocess, os
-        child = subprocess.Popen(["sleep", "600"])
-        print("pid", os.getpid())
-        print("pid", child.pid)
-        child.wait()
-    """
-    process = write_program(tmp_path, text).start(before=(*RUN, "-n", "2"))
+    script = program("""
+        import os, subprocess, unisono
+        def work():
+            child = subprocess.Popen(["sleep", "600"])
+            print("pid", os.getpid())
+            print("pid", child.pid)
+            child.wait()
+        if "UNISONO_RANK" in os.environ:
+            work()
+        else:
+            unisono.launch(work, 2)
+    """)
+    process = script.start(before=(*RUN, "-n", "2") if way == "unisono run" else ())
     pids = read_pids(process, 4)
     time.sleep(0.1)
     process.kill()
@@ -339,10 +338,8 @@ def guards_of(pid: int) -> list[str]:
     return found
 
 
-def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path, "import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n"
-    )
+def test_a_reader_that_goes_away_ends_the_run(program: WriteProgram) -> None:
+    script = program("import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n")
     process = script.start(before=(*RUN, "-n", "1"))
     (pid,) = read_pids(process, 1)
     time.sleep(0.1)

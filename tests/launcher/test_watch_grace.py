@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 
-from user_programs import write_program
+from user_programs import WriteProgram
 
 SOON = {"UNISONO_WATCH_HANG_S": "1"}
 MISMATCH = """
@@ -26,8 +25,8 @@ MISMATCH = """
 
 
 @pytest.mark.provokes
-def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None:
-    script = write_program(tmp_path, MISMATCH)
+def test_a_mismatch_on_gloo_ends_the_job_with_the_report(program: WriteProgram) -> None:
+    script = program(MISMATCH)
     done = script.run(
         before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "0.5"),
         environment=SOON,
@@ -42,8 +41,8 @@ def test_a_mismatch_on_gloo_ends_the_job_with_the_report(tmp_path: Path) -> None
 
 @pytest.mark.provokes
 @pytest.mark.slow
-def test_it_goes_on_for_as_long_as_is_asked_for(tmp_path: Path) -> None:
-    script = write_program(tmp_path, MISMATCH)
+def test_it_goes_on_for_as_long_as_is_asked_for(program: WriteProgram) -> None:
+    script = program(MISMATCH)
     process = script.start(
         before=("-m", "unisono", "run", "-n", "3", "--watch", "--watch-grace", "inf"),
         environment=SOON,

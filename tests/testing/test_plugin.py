@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 
 import pytest
 
-from user_programs import lives
+from user_programs import eventually, lives
 
 pytest_plugins = ["pytester"]
 
@@ -26,26 +27,24 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "no:hypothesispytest", *args, timeout=60)
 
 
-def words(pytester: pytest.Pytester, name: str = "log") -> list[str]:
+def notes_in(pytester: pytest.Pytester, name: str = "log") -> list[str]:
     """What tests have appended to a file."""
     return (pytester.path / name).read_text().split()
 
 
-def wait_until(condition: object, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.02)
-    return False
-
-
-NOTE = """
-import os
-def note(*words):
-    with open("log", "a") as file:
-        file.write("".join(f"{word}\\n" for word in words))
-"""
+@pytest.fixture
+def notes(pytester: pytest.Pytester) -> None:
+    """A module that tests of a project write with."""
+    pytester.makepyfile(
+        notes="""
+        import os
+        def note(word, name="log"):
+            with open(name, "a") as file:
+                file.write(f"{word}\\n")
+        def where():
+            return os.environ.get("UNISONO_RANK", "controller")
+    """
+    )
 
 
 def test_the_plugin_costs_a_run_without_ranks_next_to_nothing() -> None:
@@ -64,7 +63,8 @@ assert {name for name in new if "unisono" in name} == {
 def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_world="""
-        import os, pathlib, numpy, pytest, unisono
+        import gc, os, pathlib, numpy, pytest, unisono
+        from unisono.comm.shared_memory.records import read_process
 
         def everyone(comm, value):
             all_values = numpy.zeros(comm.size, dtype=numpy.int64)
@@ -96,15 +96,20 @@ def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester
             assert comm.size == size
 
         @pytest.mark.ranks(2)
+        @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the group in a cycle
         def test_init_finds_the_ranks(shared_tmp_path, tmp_path):
             comm = unisono.init()  # and leaves it open: the next test is not disturbed
             (shared_tmp_path / str(comm.rank)).write_text(str(tmp_path))
             comm.barrier()
             assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
             assert len({path.read_text() for path in shared_tmp_path.iterdir()}) == 2
+            gc.disable()
+            cycle = [comm.split([0, 1])]
+            cycle.append(cycle)
 
         @pytest.mark.ranks(2)
-        def test_no_world_is_left_and_no_port_open(comm):
+        def test_no_group_is_left_and_no_port_open(comm):
+            assert [group.name for group in read_process(os.getpid())] == [comm.name]
             sockets = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                        if os.path.islink(f"/proc/self/fd/{fd}")}
             for table in ("tcp", "tcp6", "udp", "udp6"):
@@ -124,8 +129,7 @@ def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester
 
 
 def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import logging, sys, pytest
 
         @pytest.mark.ranks(4)
@@ -157,8 +161,7 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
         @pytest.mark.ranks(1)
         def test_alone(comm):
             assert comm.size == 7
-        """
-    )
+    """)
     result = run(pytester, "--junitxml=report.xml", "--durations=3")
     result.assert_outcomes(failed=2, errors=2, passed=1)
     result.stdout.fnmatch_lines(
@@ -187,8 +190,7 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
 
 
 def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import warnings, pytest
 
         @pytest.mark.ranks(2)
@@ -225,8 +227,7 @@ def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytest
 
         @pytest.mark.ranks(2)
         async def test_async(): pass
-        """
-    )
+    """)
     result = run(pytester, "-rsxX", "--junitxml=report.xml")
     result.assert_outcomes(skipped=2, passed=2, xfailed=1, xpassed=1, failed=2, warnings=2)
     result.stdout.fnmatch_lines(["*not today*", "*nor tomorrow*"])
@@ -239,61 +240,55 @@ def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytest
     assert 'name="rank" value="1"' in report
 
 
+@pytest.mark.usefixtures("notes")
 def test_fixtures_live_as_long_as_their_scope_on_every_rank(pytester: pytest.Pytester) -> None:
-    scopes = """
-        import pytest
-        @pytest.fixture(scope="{scope}", autouse=True)
-        def {name}(request):
-            note(f"+{name}:{{where()}}")
-            yield
-            note(f"-{name}:{{where()}}")
-        """
-    helper = (
-        NOTE + "def where(): return os.environ.get('UNISONO_RANK', 'controller')\n"
-        "import builtins\nbuiltins.note, builtins.where = note, where\n"
-    )
+    head = "import pytest\nfrom notes import note, where\n"
 
     def fixture(scope: str, name: str) -> str:
-        return "\n".join(line[8:] for line in scopes.format(scope=scope, name=name).splitlines())
+        return head + textwrap.dedent(f"""
+            @pytest.fixture(scope="{scope}", autouse=True)
+            def {name}():
+                note(f"+{name}:{{where()}}")
+                yield
+                note(f"-{name}:{{where()}}")
+        """)
 
-    pytester.makepyfile(
-        **{
-            "conftest": helper + fixture("session", "whole"),
-            "package/__init__": "",
-            "package/conftest": fixture("package", "package"),
-            "package/test_a": fixture("module", "a")
-            + """
+    test_on_ranks = "@pytest.mark.ranks(2)\ndef test_ranks(): note(f'{}:{{where()}}')\n"
+    test_a = """
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("i", range(3))
 def test_ranks(i): note(f"a{i}:{where()}")
 def test_here(): note(f"here:{where()}")
 @pytest.mark.ranks(1)
 def test_one(): note(f"one:{where()}")
-""",
-            "package/test_b": fixture("module", "b")
-            + """
-@pytest.mark.ranks(2)
-def test_ranks(): note(f"b:{where()}")
-""",
-            "test_c": "def test_last(): note(f'last:{where()}')",
+"""
+    pytester.makepyfile(
+        **{
+            "conftest": fixture("session", "whole"),
+            "first/test_z": head + test_on_ranks.format("z"),
+            "package/__init__": "",
+            "package/conftest": fixture("package", "package"),
+            "package/test_a": fixture("module", "a") + test_a,
+            "package/test_b": fixture("module", "b") + test_on_ranks.format("b"),
+            "test_c": head + "def test_last(): note(f'last:{where()}')",
         }
     )
-    run(pytester).assert_outcomes(passed=7)
-    log = words(pytester)
+    # pytest loads the conftest of every argument before ranks collect file by file
+    run(pytester, "first", "package", "test_c.py").assert_outcomes(passed=8)
+    log = notes_in(pytester)
 
     def of(where: str) -> list[str]:
         return [word.removesuffix(f":{where}") for word in log if word.endswith(f":{where}")]
 
-    assert " ".join(of("0")) == "+whole +package +a a0 a1 a2 one -a +b b -b -package -whole"
-    assert " ".join(of("1")) == "+whole +package +a a0 a1 a2 -a +b b -b -package -whole"
+    assert " ".join(of("0")) == "+whole z +package +a a0 a1 a2 one -a +b b -b -package -whole"
+    assert " ".join(of("1")) == "+whole z +package +a a0 a1 a2 -a +b b -b -package -whole"
     assert " ".join(of("controller")) == "+whole +package +a here -a -package last -whole"
 
 
 def test_fixtures_of_the_controller_end_with_the_last_test_of_their_scope(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest
 
         @pytest.fixture(scope="module")
@@ -305,49 +300,46 @@ def test_fixtures_of_the_controller_end_with_the_last_test_of_their_scope(
 
         @pytest.mark.ranks(1)
         def test_last(): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "*in the controller*"])
 
 
+@pytest.mark.usefixtures("notes")
 def test_choosing_tests_and_stopping_early(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NOTE
-        + """
-import pytest
-@pytest.mark.ranks([1, 2])
-def test_one(comm):
-    note(f"one:{comm.size}")
-    assert comm.size == 1
-@pytest.mark.ranks(2)
-def test_two(comm):
-    note("two")
-    assert comm.rank == 5
-"""
-    )
+    pytester.makepyfile("""
+        import pytest
+        from notes import note
+        @pytest.mark.ranks([1, 2])
+        def test_one(comm):
+            note(f"one:{comm.size}")
+            assert comm.size == 1
+        @pytest.mark.ranks(2)
+        def test_two(comm):
+            note("two")
+            assert comm.rank == 5
+    """)
     name = "test_choosing_tests_and_stopping_early.py"
     result = run(pytester, "--collect-only", "-q")
     result.stdout.fnmatch_lines([f"{name}::test_one[[]1ranks[]]", f"{name}::test_two"])
     assert not (pytester.path / "log").exists()
     run(pytester, "-x").assert_outcomes(passed=1, failed=1)
-    assert Counter(words(pytester)) == {"one:1": 1, "one:2": 2}
+    assert Counter(notes_in(pytester)) == {"one:1": 1, "one:2": 2}
     run(pytester, "--lf", "--pdb").assert_outcomes(failed=1)
-    assert Counter(words(pytester)) == {"one:1": 1, "one:2": 4}
+    assert Counter(notes_in(pytester)) == {"one:1": 1, "one:2": 4}
     run(pytester, "-k", "1ranks", "-p", "no:cacheprovider", "-p", "no:tmpdir").assert_outcomes(
         passed=1, deselected=2
     )
     result = run(pytester, f"{name}::test_one[1ranks]", "-s", "--setup-show")
     result.assert_outcomes(passed=1)
-    assert Counter(words(pytester)) == {"one:1": 3, "one:2": 4}
+    assert Counter(notes_in(pytester)) == {"one:1": 3, "one:2": 4}
     result = run(pytester, "-p", "no:unisono", "-k", "test_two")
     result.stdout.fnmatch_lines(["*fixture 'comm' not found*"])
 
 
 def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import unittest, pytest
         ranks = pytest.mark.ranks
 
@@ -378,8 +370,7 @@ def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) 
             def test_method(self): pass
         def test_no_mark(comm): pass
         def test_fine(): pass
-        """
-    )
+    """)
     result = run(pytester, "--strict-markers")
     result.assert_outcomes(errors=13, passed=1)
     text = result.stdout.str()
@@ -402,37 +393,35 @@ def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) 
     assert "During handling" not in text
 
 
+@pytest.mark.usefixtures("notes")
 def test_a_rank_that_dies_is_named_and_replaced_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NOTE
-        + """
-import signal, pytest
-def pids(comm, name):
-    with open(name, "a") as file:
-        file.write(f"{comm.rank}:{os.getpid()}\\n")
-    comm.barrier()
-@pytest.mark.ranks(3)
-def test_before(comm): pids(comm, "before")
-@pytest.mark.ranks(3)
-def test_killed(comm):
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    comm.barrier()
-@pytest.mark.ranks(3)
-def test_after(comm): pids(comm, "after")
-@pytest.mark.ranks(2)
-def test_exits(comm):
-    if comm.rank == 0:
-        os._exit(7)
-@pytest.mark.ranks(2)
-def test_interrupted(comm):
-    if comm.rank == 1:
-        raise KeyboardInterrupt
-    comm.barrier()
-@pytest.mark.ranks(2)
-def test_at_last(comm): comm.barrier()
-"""
-    )
+    pytester.makepyfile("""
+        import os, signal, pytest
+        from notes import note
+        def pids(comm, name):
+            note(f"{comm.rank}:{os.getpid()}", name)
+            comm.barrier()
+        @pytest.mark.ranks(3)
+        def test_before(comm): pids(comm, "before")
+        @pytest.mark.ranks(3)
+        def test_killed(comm):
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.barrier()
+        @pytest.mark.ranks(3)
+        def test_after(comm): pids(comm, "after")
+        @pytest.mark.ranks(2)
+        def test_exits(comm):
+            if comm.rank == 0:
+                os._exit(7)
+        @pytest.mark.ranks(2)
+        def test_interrupted(comm):
+            if comm.rank == 1:
+                raise KeyboardInterrupt
+            comm.barrier()
+        @pytest.mark.ranks(2)
+        def test_at_last(comm): comm.barrier()
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=3, failed=3)
     result.stdout.fnmatch_lines(
@@ -448,15 +437,14 @@ def test_at_last(comm): comm.barrier()
             "FAILED *::test_killed - rank 1: the process was killed by SIGKILL",
         ]
     )
-    before, after = set(words(pytester, "before")), set(words(pytester, "after"))
+    before, after = set(notes_in(pytester, "before")), set(notes_in(pytester, "after"))
     assert {word[0] for word in before & after} == {"0", "2"}
     assert not any(lives(int(word[2:])) for word in before | after)
 
 
 def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nranks_timeout_s = 1.5")
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import time, pytest
 
         def sleep_for_long():
@@ -482,8 +470,7 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
 
         @pytest.mark.ranks(2, timeout_s=1)
         def test_half_a_setup(fails_on_one, comm): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(
@@ -549,21 +536,18 @@ def test_ranks_that_cannot_serve_say_why(pytester: pytest.Pytester) -> None:
     assert result.ret == 11
     result.stdout.fnmatch_lines(["*_pytest.outcomes.Exit: enough*"])
 
-    pytester.makeconftest(
-        """
+    pytester.makeconftest("""
         import sys
         if "unisono.testing.rank" in sys.modules:
             raise RuntimeError("this conftest does not load")
-        """
-    )
+    """)
     result = run(pytester, "test_ids.py")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["the process exited with code*", "*does not load*"])
 
 
 def start_and_hang(pytester: pytest.Pytester) -> tuple[subprocess.Popen[bytes], list[int]]:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import os, subprocess, time, pytest
         @pytest.mark.ranks(2)
         def test_hangs():
@@ -571,14 +555,13 @@ def start_and_hang(pytester: pytest.Pytester) -> tuple[subprocess.Popen[bytes], 
             with open("pids", "a") as file:
                 file.write(f"{os.getpid()} {child.pid}\\n")
             time.sleep(1000)
-        """
-    )
+    """)
     command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
     controller = subprocess.Popen(
         command, cwd=pytester.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     pids = pytester.path / "pids"
-    assert wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+    assert eventually(lambda: pids.exists() and pids.read_text().count("\n") == 2)
     return controller, [int(word) for word in pids.read_text().split()]
 
 
@@ -590,43 +573,42 @@ def test_an_interrupt_ends_all_at_once(pytester: pytest.Pytester) -> None:
     assert time.monotonic() - began < 5
     assert controller.returncode == pytest.ExitCode.INTERRUPTED
     assert b"KeyboardInterrupt" in output
-    assert wait_until(lambda: not any(map(lives, pids)), 2)
+    assert eventually(lambda: not any(map(lives, pids)), 2)
 
 
 def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> None:
     controller, pids = start_and_hang(pytester)
     controller.kill()
     controller.communicate()
-    assert wait_until(lambda: not any(lives(pid) for pid in pids[::2]), 5)
+    assert eventually(lambda: not any(lives(pid) for pid in pids[::2]), 5)
     for child in pids[1::2]:  # a test's own children are its own
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("notes")
 def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
-    pytester.makepyfile(
-        NOTE
-        + """
-import pytest
-@pytest.fixture(scope="session")
-def once():
-    note("session")
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("i", range(6))
-def test_sum(comm, once, worker_id, i):
-    comm.barrier()
-    note(f"{worker_id}:{comm.rank}:{os.getpid()}")
-@pytest.mark.ranks(2)
-def test_fails(comm):
-    assert comm.size == 3
-"""
-    )
+    pytester.makepyfile("""
+        import os, pytest
+        from notes import note
+        @pytest.fixture(scope="session")
+        def once():
+            note("session")
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("i", range(6))
+        def test_sum(comm, once, worker_id, i):
+            comm.barrier()
+            note(f"{worker_id}:{comm.rank}:{os.getpid()}")
+        @pytest.mark.ranks(2)
+        def test_fails(comm):
+            assert comm.size == 3
+    """)
     result = run(pytester, "-n2")
     result.assert_outcomes(passed=6, failed=1)
     result.stdout.fnmatch_lines(
         ["*- all 2 ranks, shown by rank 0 -*", "*assert 2 == 3*", "FAILED *all 2 ranks: *2 == 3"]
     )
-    log = words(pytester)
+    log = notes_in(pytester)
     processes = {word for word in log if word != "session"}
     assert {word.rpartition(":")[0] for word in processes} == {
         f"gw{worker}:{rank}" for worker in range(2) for rank in range(2)
@@ -635,8 +617,7 @@ def test_fails(comm):
 
 
 def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import pytest, torch
         import torch.distributed as dist
 
@@ -660,8 +641,7 @@ def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.ranks(2, backend="pigeon")
         def test_unknown(process_group): pass
-        """
-    )
+    """)
     result = run(pytester)
     result.assert_outcomes(passed=4, errors=1)
     result.stdout.fnmatch_lines(["torch does not know the backend 'pigeon' of pytest.mark.ranks*"])

@@ -7,54 +7,35 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
+from made_up_records import group, record
 
 from unisono import watch
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.comm.shared_memory.records import GroupRecords
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually
 
-RECORD = Record(
-    number=1,
-    operation="all_reduce",
-    dtype="float32",
-    bytes=4,
-    call=1,
-    tag=None,
-    peer=None,
-    root=None,
-    reduction="sum",
-    state="finished",
-    status="OK",
-    arrived_s=0.0,
-    started_s=0.0,
-    ended_s=0.0,
-    site="train.py:8 in step",
-)
+SITE = "train.py:8 in step"
 
 
-def group(*ranks: list[int]) -> GroupRecords:
+def counted(*ranks: list[int]) -> GroupRecords:
     """Of each rank how many calls it made in each step, from 0 on; in the last one they are."""
     found = []
-    for rank, counts in enumerate(ranks):
+    for counts in ranks:
         made = [step for step, count in enumerate(counts) for _ in range(count)]
-        records = tuple(
-            replace(RECORD, number=number, call=number, step=step)
-            for number, step in enumerate(made, 1)
-        )
-        found.append(RankRecords(rank, rank, 100 + rank, records))
-    return GroupRecords("world", len(ranks), tuple(found))
+        found.append([record(number, step=step, site=SITE) for number, step in enumerate(made, 1)])
+    return group(*found, name="world")
 
 
 def look(*ranks: list[int]) -> Shift | None:
-    return Steps().look(group(*ranks))
+    return Steps().look(counted(*ranks))
 
 
 def test_who_made_fewer_or_more_is_named() -> None:
     shift = look([3, 3, 3, 3, 1], [3, 3, 3, 2, 2], [3, 3, 3, 3, 1])
     assert shift is not None
     assert (shift.step, shift.counts, shift.odd, shift.first) == (3, (3, 2, 3), (1,), 10)
-    assert sentence(group([1], [1], [1]), shift) == (
+    assert sentence(counted([1], [1], [1]), shift) == (
         "rank 1 made 2 calls in step 3 where the others made 3: it left out 1 all_reduce "
         "(train.py:8), and the calls of group world have been shifted since"
     )
@@ -69,16 +50,16 @@ def test_what_is_no_shift() -> None:
     assert look([1, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]) is None  # other optimizers
     assert look([9], [3, 3, 3, 3]) is None  # a rank that steps none
     assert look([3, 3, 6, 3, 3, 1], [3, 3, 3, 3, 3, 3]) is None  # a step left out, not a call
-    mixed = group([3, 3, 3, 3, 1], [3, 3, 3, 2, 2])
-    records = (*mixed.ranks[0].records, replace(RECORD, call=14, number=14, step=0))
+    mixed = counted([3, 3, 3, 3, 1], [3, 3, 3, 2, 2])
+    records = (*mixed.ranks[0].records, record(14, step=0))
     threads = replace(mixed, ranks=(replace(mixed.ranks[0], records=records), mixed.ranks[1]))
     assert Steps().look(threads) is None  # another thread calls, too
 
 
 def test_steps_that_have_left_the_records_are_summed_up() -> None:
     known = Steps()
-    assert known.look(group([2, 2, 2, 2, 1], [2, 2, 2, 2, 1])) is None
-    after = group([2] * 20, [2] * 6 + [1] + [2] * 13, [2] * 20)
+    assert known.look(counted([2, 2, 2, 2, 1], [2, 2, 2, 2, 1])) is None
+    after = counted([2] * 20, [2] * 6 + [1] + [2] * 13, [2] * 20)
     short = replace(
         after,
         ranks=tuple(
@@ -113,6 +94,6 @@ def test_a_call_left_out_is_found_while_the_program_runs(comm: Communicator, mar
     assert (first.kind, first.culprits) == ("apart", (1,))
     assert "rank 1 made 2 calls in step" in first.verdict
     assert "where the others made 3: it left out 1 all_reduce" in first.verdict
-    assert first.site.endswith("test_steps.py:106"), first.site
+    assert first.site.endswith("test_steps.py:87"), first.site
     if comm.rank == 1:  # so that nobody is left alone
         comm.all_reduce(numpy.ones(4))

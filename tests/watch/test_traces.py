@@ -14,7 +14,7 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.record_follower import RecordFollower
-from user_programs import write_program
+from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
 
@@ -26,10 +26,9 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
     tmp_path: Path,
+    program: WriteProgram,
 ) -> None:
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, sys
         import numpy, unisono
         comm = unisono.init()
@@ -42,8 +41,7 @@ def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
             comm.all_reduce(numpy.ones(4))
         if comm.rank == 1:
             os._exit(0)
-        """,
-    )
+    """)
     done = script.run(before=RUN)
     assert done.returncode == 0, done.stderr
     found = events(tmp_path / "trace.json")
@@ -55,10 +53,10 @@ def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
     assert {event["args"]["state"] for event in found} == {"finished"}
 
 
-def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(
+    tmp_path: Path, program: WriteProgram
+) -> None:
+    script = program("""
         import os, signal
         import numpy, unisono
         comm = unisono.init()
@@ -67,8 +65,7 @@ def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_p
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         comm.all_reduce(numpy.ones(4))
-        """,
-    )
+    """)
     done = script.run(before=RUN)
     assert done.returncode == 137, done.stderr
     calls = Counter(
@@ -77,23 +74,20 @@ def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(tmp_p
     assert calls == {(0, "finished"): 5, (1, "finished"): 5, (0, "failed"): 1}
 
 
-def test_an_empty_trace_is_a_file(tmp_path: Path) -> None:
-    done = write_program(tmp_path, "pass").run(before=RUN)
+def test_an_empty_trace_is_a_file(tmp_path: Path, program: WriteProgram) -> None:
+    done = program("pass").run(before=RUN)
     assert done.returncode == 0, done.stderr
     assert events(tmp_path / "trace.json") == []
 
 
-def test_what_a_trace_lacks_is_counted(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_what_a_trace_lacks_is_counted(tmp_path: Path, program: WriteProgram) -> None:
+    script = program("""
         import numpy, unisono
         comm = unisono.init()
         ones = numpy.ones(1)
         for _ in range(20000):
             comm.all_reduce(ones)
-        """,
-    )
+    """)
     done = script.run(before=RUN)
     assert done.returncode == 0, done.stderr
     lost = json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped_calls"]

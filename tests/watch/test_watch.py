@@ -10,20 +10,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from made_up_records import group, record
 
-from faults.corpus import Fault, corpus, names_place, read, reports_in, right
+from faults.corpus import Fault, corpus, names_rank_and_line, read, reports_in, right
 from faults.page import named_by_peer
 from faults.runner import Outcome
+from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, read_process
 from unisono.errors import GroupAborted, UnisonoError
+from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import MEANINGS, debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
@@ -31,7 +35,7 @@ from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
-from user_programs import eventually, write_program
+from user_programs import Program, WriteProgram, eventually
 
 SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
 
@@ -39,24 +43,32 @@ SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch",
 # -- the corpus ----------------------------------------------------------------------------------
 
 
-def played(*args: str) -> list[tuple[Fault, str, Outcome]]:
-    """Play programs of the corpus, all in one other process: a play forks, and torch takes long to
-    load."""
-    command = [sys.executable, "-m", "faults", "--json", *args]
+def run_module(name: str, *args: str) -> Any:
+    """What a module of ours prints as JSON. It forks: not here, where there are threads."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(subprocess.check_output([sys.executable, "-m", name, *args], env=environment))
+
+
+def run_corpus(*args: str) -> list[tuple[Fault, str, Outcome]]:
+    """Run programs of the corpus, all from one other process: torch takes long to load."""
     faults = {fault.name: fault for fault in corpus()}
     return [
         (faults[result["name"]], result["setup"], Outcome(tuple(result["said"]), result["ended"]))
-        for result in json.loads(done.stdout)
+        for result in run_module("faults", "--json", *args)
     ]
+
+
+def run_on_ranks(script: Program, ranks: int, setup: str) -> Outcome:
+    """Run a program as the corpus is run."""
+    result = run_module("faults.runner", str(script.path), str(ranks), setup)
+    return Outcome(tuple(result["said"]), result["ended"])
 
 
 @pytest.mark.provokes
 def test_the_verdict_names_the_right_rank_and_line() -> None:
-    plays = played(*SAMPLE)
-    assert len(plays) == sum(len(fault.setups) for fault in corpus() if fault.name in SAMPLE)
-    for fault, setup, outcome in plays:
+    runs = run_corpus(*SAMPLE)
+    assert len(runs) == sum(len(fault.setups) for fault in corpus() if fault.name in SAMPLE)
+    for fault, setup, outcome in runs:
         assert right(fault, outcome), (fault.name, setup, outcome.said)
 
 
@@ -64,63 +76,35 @@ def test_the_verdict_names_the_right_rank_and_line() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", corpus(), ids=lambda fault: fault.name)
 def test_the_whole_corpus(fault: Fault) -> None:
-    plays = played(fault.name)
-    assert [make for _, make, _ in plays] == list(fault.setups)
-    for _, make, outcome in plays:
-        assert right(fault, outcome), (make, reports_in(outcome), outcome.said)
+    runs = run_corpus(fault.name)
+    assert [setup for _, setup, _ in runs] == list(fault.setups)
+    for _, setup, outcome in runs:
+        assert right(fault, outcome), (setup, reports_in(outcome), outcome.said)
 
 
 def test_a_wrong_verdict_does_not_count() -> None:
     fault = read(corpus()[0].path)
-    assert not names_place(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
-    assert not names_place(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
-    assert not names_place(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
+    assert not names_rank_and_line(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
+    assert not names_rank_and_line(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
+    assert not names_rank_and_line(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
     assert len(corpus()) >= 25
 
 
 def test_what_counts_of_what_others_say() -> None:
-    fault = next(fault for fault in corpus() if fault.name == "early_return")  # rank 1, line 14
+    fault = next(fault for fault in corpus() if fault.name == "early_return")  # rank 1
     shown = f'  File "early_return.py", line {fault.line}, in <module>\n    # rank 1\n'
     for said, named in (
         (("RuntimeError: Timed out", ""), "neither"),
         (("[rank1]:[E ...] [Rank 1]: Ranks 0, 2 failed", ""), "neither"),
         (("RuntimeError: [Rank 0]: Ranks 1 failed", ""), "rank"),
         (("RuntimeError: Timed out", shown), "line"),
-        ((shown.replace("14", "141"), "RuntimeError: Timed out"), "neither"),
+        ((shown.replace(", in", "1, in"), "RuntimeError: Timed out"), "neither"),
         (("Rank 0 is in one call, but Rank 1 in another", shown), "rank and line"),
     ):
         assert str(named_by_peer(fault, Outcome(said, ended=True))) == named, said
 
 
 # -- from records to a verdict -------------------------------------------------------------------
-
-
-def record(number: int, state: str = "finished", **more: object) -> Record:
-    fields: dict[str, object] = {
-        "number": number,
-        "operation": "all_reduce",
-        "dtype": "float32",
-        "bytes": 16,
-        "call": number,
-        "tag": None,
-        "peer": None,
-        "root": None,
-        "reduction": "sum",
-        "state": state,
-        "status": "OK",
-        "arrived_s": float(number),
-        "started_s": None,
-        "ended_s": number + 0.5 if state == "finished" else None,
-        "site": f"train.py:{number} in step",
-    }
-    return Record(**(fields | more))  # type: ignore[arg-type]
-
-
-def group(*ranks: list[Record], name: str = "dp", segment: int = 1) -> GroupRecords:
-    members = tuple(
-        RankRecords(rank, rank, 100 + rank, tuple(records)) for rank, records in enumerate(ranks)
-    )
-    return GroupRecords(name, len(ranks), members, "gloo", (0, segment))
 
 
 def where(states: dict[int, Whereabouts]) -> object:
@@ -335,10 +319,8 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
         signal.signal(DEFAULT_SIGNAL, before)
 
 
-def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:
+    script = program("""
         import os, time
         from unisono import watch
         from unisono.watch.stack_server import ask
@@ -354,8 +336,7 @@ def test_a_forked_child_that_watches_itself_is_found(tmp_path: Path) -> None:
         print(ask(child)[0].program_frame())
         os.kill(child, 9)
         os.waitpid(child, 0)
-        """,
-    )
+    """)
     done = script.run()
     assert done.stdout == "program.py:12 in <module>\n", done.stderr
 
@@ -398,13 +379,13 @@ def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_pat
     comm.barrier()
     if comm.rank == 0:
         trace = json.loads((shared_tmp_path / "trace.json").read_text())
-        threads = {  # warm ranks may still be in groups of other tests
+        (thread,) = {  # others may be of groups that a failed test has left
             event["tid"]
             for event in trace["traceEvents"]
-            if event["name"] == "thread_name" and event["args"]["name"].startswith(group.name)
+            if event["args"].get("name") == f"{group.name} (unisono)"
         }
-        calls_and_messages = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        events = [event for event in calls_and_messages if event["tid"] in threads]
+        ours = [event for event in trace["traceEvents"] if event["tid"] == thread]
+        events = [event for event in ours if event["ph"] == "X"]
         for rank in range(2):
             calls = [event["name"] for event in events if event["pid"] == rank]
             assert calls[:5] == ["all_reduce"] * 5
@@ -412,24 +393,45 @@ def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_pat
             assert event["dur"] >= 0
             assert event["args"]["skew_us"] >= event["args"]["late_us"] >= 0
         assert events[0]["args"]["bytes"] == 400
-        names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+        names = {event["args"]["name"] for event in ours if event["name"] == "process_name"}
         assert {name.partition(" (")[0] for name in names} == {"rank 0", "rank 1"}
 
 
 @pytest.mark.ranks(2)
 def test_top_finds_the_job_it_runs_in(comm: Communicator) -> None:
-    group = comm.split(range(2), "shown")  # warm ranks may still be in groups of other tests
+    group = comm.split(range(2), "shown")  # a failed test may have left others
     assert group is not None
     for _ in range(10):
         group.all_reduce(torch.ones(100))
     if comm.rank == 0:
         done = CliRunner().invoke(main, ["top", "--json"])
         jobs = [job for job in json.loads(done.output) if os.getpid() in job["pids"]]
+        assert len(jobs) == 1
         rows = [row for row in jobs[0]["rows"] if row["group"] == group.name]
         assert [row["rank"] for row in rows] == [0, 1]
         assert rows[0]["calls"] == 10
         assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
     comm.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_job_is_shown_once_also_where_a_rank_has_left_a_group(shared_tmp_path: Path) -> None:
+    """Ranks 0 and 1 share a group; only rank 2 still holds the one that it had with rank 1."""
+    rank = int(os.environ["UNISONO_RANK"])
+    done = shared_tmp_path / "done"
+    if rank > 0:
+        with connect(str(shared_tmp_path / "left"), rank - 1, 2) as left:
+            left.barrier()
+            if rank == 2:
+                assert eventually(done.exists)
+    if rank < 2:
+        with connect(str(shared_tmp_path / "kept"), rank, 2) as kept:
+            kept.barrier()
+            if rank == 0:
+                jobs = [job for job in top.jobs() if os.getpid() in job.pids]
+                done.touch()
+                assert [(len(job.pids), len(job.rows)) for job in jobs] == [(3, 4)]
+            kept.barrier()
 
 
 @pytest.mark.ranks(3)
@@ -444,11 +446,9 @@ def test_a_summary_counts(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
+def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> None:
     """Both ranks die without a word; the launcher has kept their records."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, time, numpy, unisono
         comm = unisono.init()
         comm.all_reduce(numpy.ones(3))
@@ -459,8 +459,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
             comm.all_reduce(numpy.ones(3))
         except unisono.PeerLost:
             os.abort()
-        """,
-    )
+    """)
     command = ("-m", "unisono", "run", "-n", "2", "--watch")
     done = script.run(before=command, environment={"UNISONO_SITES": "1"})
     assert done.returncode == 128 + signal.SIGABRT
@@ -472,19 +471,16 @@ def test_the_launcher_speaks_for_ranks_that_could_not(tmp_path: Path) -> None:
 
 @pytest.mark.provokes
 @pytest.mark.slow
-def test_top_in_a_terminal(tmp_path: Path) -> None:
+def test_top_in_a_terminal(tmp_path: Path, program: WriteProgram) -> None:
     """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import numpy, os, threading, time, unisono
         comm = unisono.init()
         if comm.rank == 1:
             while os.path.exists("wait"):
                 time.sleep(0.1)
         comm.all_reduce(numpy.ones(3))
-        """,
-    )
+    """)
     (tmp_path / "wait").touch()
     name = f"unisono-{os.getpid()}"
     job = script.start(before=("-m", "unisono", "run", "-n", "2", "--watch"))
@@ -511,11 +507,9 @@ def test_top_in_a_terminal(tmp_path: Path) -> None:
 # -- watched gloo --------------------------------------------------------------------------------
 
 
-def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
+def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     """Every collective gives what it gave, the records say so, and nobody reports anything."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import os, time
         import torch, torch.distributed as dist
         from unisono.comm.shared_memory.records import read_process
@@ -561,20 +555,17 @@ def test_gloo_is_watched_and_works_as_before(tmp_path: Path) -> None:
         dist.destroy_process_group()
         assert not dist.is_initialized()
         print("well")
-        """,
-    )
-    outcome = in_another_process(script.path, 2, "watched")
+    """)
+    outcome = run_on_ranks(script, 2, "watched")
     assert outcome.ended, outcome.said
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
 
 @pytest.mark.provokes
-def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
+def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
     """Two of three ranks share a machine: each machine watches its own, and says so when the
     missing rank is none of its own."""
-    script = write_program(
-        tmp_path,
-        """
+    script = program("""
         import time, sys
         import torch, torch.distributed as dist
         import unisono.watch, unisono.watch.attach as attach
@@ -598,9 +589,8 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
         print(sorted({(r.kind, r.operation, r.site) for r in found}))
         dist.barrier()
         dist.destroy_process_group()
-        """,
-    )
-    outcome = in_another_process(script.path, 3, "watched")
+    """)
+    outcome = run_on_ranks(script, 3, "watched")
     assert outcome.ended, outcome.said
     last = [text.splitlines()[-1] for text in outcome.said]
     assert "('elsewhere', 'all_reduce', 'program.py:" in last[0], outcome.said
@@ -609,10 +599,8 @@ def test_a_rank_on_another_machine_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.provokes
-def test_check_compares_before_data_moves(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
+def test_check_compares_before_data_moves(program: WriteProgram) -> None:
+    script = program("""
         import torch, torch.distributed as dist
         import unisono
         x = torch.ones(3 + dist.get_rank())
@@ -620,20 +608,6 @@ def test_check_compares_before_data_moves(tmp_path: Path) -> None:
             dist.all_reduce(x)
         except unisono.CollectiveMismatch as error:
             print("refused", x.tolist() == [1.0] * len(x), error.call)
-        """,
-    )
-    outcome = in_another_process(script.path, 2, "checked")
+    """)
+    outcome = run_on_ranks(script, 2, "checked")
     assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
-
-
-def in_another_process(path: Path, ranks: int, setup: str) -> Outcome:
-    """A play forks: not in the process of these tests, which has threads."""
-    code = (
-        "import sys, json; from pathlib import Path; from faults.runner import run_program\n"
-        "o = run_program(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
-        "print(json.dumps([o.said, o.ended]))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", code, str(path), str(ranks), setup]
-    said, ended = json.loads(subprocess.check_output(command, env=environment))
-    return Outcome(tuple(said), ended)

@@ -19,8 +19,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.setenv("UNISONO_WATCH_HANG_S", "0.2")
     monkeypatch.setenv("UNISONO_WATCH_FOLDER", "reports")
     pytester.makeini("[pytest]\nmarkers = provokes")
-    pytester.makeconftest(
-        f"""
+    pytester.makeconftest(f"""
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
@@ -29,10 +28,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         def pytest_configure(config):
             if not hasattr(config, "workerinput"):
                 config.pluginmanager.register(Alarms(Path("reports")))
-        """
-    )
-    pytester.makepyfile(
-        """
+    """)
+    pytester.makepyfile("""
         import numpy, pytest, time
         from pathlib import Path
         from unisono import watch
@@ -56,8 +53,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         @pytest.mark.provokes
         def test_slow_on_purpose(comm):
             late(comm)
-        """
-    )
+    """)
     return pytester
 
 

@@ -113,7 +113,7 @@ def test_ranks_of_srun_and_mpirun_meet_without_a_port(
     for rank, (out, err, code) in enumerate(ends):
         assert code == 0, err
         assert f"{rank} 2 {rank} 3.0 unisono\n" in out
-    assert "unisono backend unisono for 2 rank(s): no rank has a GPU, and all are" in ends[0][0]
+    assert "unisono backend unisono for 2 ranks: no rank has a GPU, and all are" in ends[0][0]
     assert "backend" not in ends[1][0]
 
 

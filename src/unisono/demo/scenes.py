@@ -31,15 +31,23 @@ class WrongResult(UnisonoError):
 
 @dataclass(frozen=True)
 class Scene:
-    """One primitive. `flow` says how data moves: "from 0", "to 0", "all", "ring"; `adds` whether
-    it is added up on the way; `run` makes the call, `collective` names what must come out."""
+    """One primitive, whose `title` begins with its name. `flow` says how data moves: "from 0",
+    "to 0", "all", "ring"; `run` makes the call."""
 
     title: str
     sentence: str
     flow: str
-    adds: bool
     run: Callable[[Communicator], BeforeAndAfter]
-    collective: str
+
+    @property
+    def adds(self) -> bool:
+        """Whether data is added up on the way."""
+        return self.title.endswith("(sum)")
+
+    @property
+    def collective(self) -> str:
+        """What must come out, as expectations.py names it."""
+        return "ring" if self.flow == "ring" else self.title.split()[0]
 
 
 @dataclass(frozen=True)
@@ -160,81 +168,61 @@ SCENES = (
         "broadcast",
         "rank 0's numbers go to every rank",
         "from 0",
-        False,
         lambda comm: _in_place(_moved(comm, 3), comm.broadcast),
-        "broadcast",
     ),
     Scene(
         "scatter",
         "part r of rank 0's numbers goes to rank r",
         "from 0",
-        False,
         lambda comm: _into(_empty(1), _at_root(comm, _moved(comm, comm.size)), comm.scatter),
-        "scatter",
     ),
     Scene(
         "gather",
         "every rank's number goes to rank 0, in rank order",
         "to 0",
-        False,
         lambda comm: _into(_at_root(comm, _empty(comm.size)), _moved(comm, 1), comm.gather),
-        "gather",
     ),
     Scene(
         "reduce (sum)",
         "the numbers are added up on rank 0; the others keep theirs",
         "to 0",
-        True,
         lambda comm: _in_place(_counted(comm), comm.reduce),
-        "reduce",
     ),
     Scene(
         "all_gather",
         "every rank has every rank's number",
         "all",
-        False,
         lambda comm: _into(_empty(comm.size), _moved(comm, 1), comm.all_gather),
-        "all_gather",
     ),
     Scene(
         "all_reduce (sum)",
         "every rank has the sums",
         "all",
-        True,
         lambda comm: _in_place(_counted(comm), comm.all_reduce),
-        "all_reduce",
     ),
     Scene(
         "reduce_scatter (sum)",
         "the first half of an all_reduce: rank r has sum r",
         "all",
-        True,
         lambda comm: _into(_empty(1), _counted(comm), comm.reduce_scatter),
-        "reduce_scatter",
     ),
     Scene(
         "all_gather of these sums",
         "the second half: the all_reduce again",
         "all",
-        False,
         _gather_again,
-        "all_gather",
     ),
     Scene(
         "all_to_all",
         "part j of rank i becomes part i of rank j",
         "all",
-        False,
         lambda comm: _into(_empty(comm.size), _moved(comm, comm.size), comm.all_to_all),
-        "all_to_all",
     ),
     Scene(
         "send and recv around a ring",
         "every rank to the next, the last to the first",
         "ring",
-        False,
         _ring,
-        "ring",
     ),
 )
 

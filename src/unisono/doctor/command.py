@@ -74,12 +74,16 @@ def _show_reports(
     for name in ("ranks", "backends", "variables", "markdown"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise Misuse(f"--{name} does not go with saved reports")
-    from unisono.doctor.saved_reports import run
+    from unisono.doctor.saved_reports import print_json, print_reports, read
 
-    problems = run(files, stacks, as_json, Console()).problems
-    for problem in problems:
+    reading = read(files)
+    if as_json:
+        print_json(reading)
+    else:
+        print_reports(reading, stacks, Console())
+    for problem in reading.problems:
         click.echo(f"Error: {problem}", err=True)
-    raise SystemExit(1 if problems else 0)
+    raise SystemExit(1 if reading.problems else 0)
 
 
 def _show_variables(markdown: bool) -> None:

@@ -49,8 +49,7 @@ class Diagnosis:
                 "problem": test.problem,
                 "checks": [
                     asdict(check)
-                    | {"microseconds": None}
-                    | ({} if math.isnan(check.microseconds) else asdict(check))
+                    | ({"microseconds": None} if math.isnan(check.microseconds) else {})
                     for check in (test.result.checks if test.result else ())
                 ],
             }
@@ -86,15 +85,10 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
     return diagnosis.ok
 
 
-def diagnose(ranks: int, backends: Sequence[str]) -> Diagnosis:
-    """The same without printing anything."""
-    tested = tuple(try_backend(backend, ranks) for backend in backends)
-    return Diagnosis(tuple(_look(ranks)), tested)
-
-
 def print_json(ranks: int, backends: Sequence[str]) -> bool:
     """Print everything as JSON; whether nothing is red."""
-    diagnosis = diagnose(ranks, backends)
+    tested = tuple(try_backend(backend, ranks) for backend in backends)
+    diagnosis = Diagnosis(tuple(_look(ranks)), tested)
     print(json.dumps(diagnosis.as_dict(), indent=2))
     return diagnosis.ok
 
@@ -106,9 +100,8 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("value", overflow="fold")
     table.add_column("meaning", ratio=1)
     for variable, value in variables.relevant(os.environ, every, every or software.has_gpu()):
-        meaning = f"use {variable.renamed}" if variable.renamed else variable.meaning
         text = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
-        table.add_row(variable.name, text, escape(meaning))
+        table.add_row(variable.name, text, escape(variable.meaning))
     console.print(table)
 
 

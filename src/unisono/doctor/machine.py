@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from unisono.comm import engine
@@ -47,16 +47,19 @@ def _kernel() -> Iterator[Finding]:
     if sys.platform != "linux":
         yield fail("kernel", sys.platform, "Use Linux: shared memory, pidfd and futex are its own.")
         return
-    have: list[str] = []
-    lack: list[str] = []
-    for name, works in (("memfd", _has_memfd), ("pidfd", _has_pidfd), ("futex", _has_futex)):
-        (have if works() else lack).append(name)
+    works = {
+        "memfd": _opens(lambda: os.memfd_create("unisono-doctor")),
+        "pidfd": _opens(lambda: os.pidfd_open(os.getpid())),
+        "futex": _has_futex(),
+    }
+    have = [name for name, answer in works.items() if answer]
+    lack = [name for name, answer in works.items() if not answer]
     text = f"Linux {platform.release()}: {', '.join(have) or 'nothing'}"
     if not lack:
         yield ok("kernel", text)
     if "memfd" in lack:
         advice = "Allow memfd_create in the sandbox; until then a file in /dev/shm is used."
-        if _has_nameless_file():
+        if _opens(lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)):
             yield warn("kernel", f"{text}; memfd is refused", advice)
         else:
             yield fail("kernel", f"{text}; neither memfd nor /dev/shm", "Allow memfd_create.")
@@ -70,25 +73,10 @@ def _kernel() -> Iterator[Finding]:
         yield fail("kernel", f"{text}; futex is refused", "Allow futex in the sandbox.")
 
 
-def _has_memfd() -> bool:
+def _opens(open_descriptor: Callable[[], int]) -> bool:
+    """Whether the kernel gives such a descriptor; an old Python may not know how to ask."""
     try:
-        os.close(os.memfd_create("unisono-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def _has_nameless_file() -> bool:
-    try:
-        os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    except OSError:
-        return False
-    return True
-
-
-def _has_pidfd() -> bool:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(open_descriptor())
     except (OSError, AttributeError):
         return False
     return True
@@ -183,27 +171,25 @@ def _cores(ranks: int) -> Iterator[Finding]:
     else:
         yield ok("cores", text)
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and int(threads) > 0:
-        each, why = int(threads), f"OMP_NUM_THREADS={threads}"
-    elif threads:
-        yield warn("threads", f"OMP_NUM_THREADS={threads}", "Give it a whole number.")
-        return
-    else:
-        yield ok(
-            "threads",
-            f"OMP_NUM_THREADS is not set: unisono gives each of {ranks} ranks "
-            f"{max(1, usable // ranks)}, mp.spawn would give each {usable}",
+    fitting = max(1, usable // ranks)
+    text = f"OMP_NUM_THREADS={threads}, times {ranks} ranks, on {usable} cores"
+    if not threads:
+        text = (
+            f"OMP_NUM_THREADS is not set: unisono gives each of {ranks} ranks {fitting}, "
+            f"mp.spawn would give each {usable}"
         )
-        return
-    if each * ranks > max(usable, ranks):
+        yield ok("threads", text)
+    elif not threads.isdigit() or int(threads) == 0:
+        yield warn("threads", f"OMP_NUM_THREADS={threads}", "Give it a whole number.")
+    elif int(threads) * ranks > max(usable, ranks):
         yield warn(
             "threads",
-            f"{why}, times {ranks} ranks, on {usable} cores",
-            f"Set OMP_NUM_THREADS={max(1, usable // ranks)} or leave it to unisono: threads that "
-            "wait for a core slow every collective down.",
+            text,
+            f"Set OMP_NUM_THREADS={fitting} or leave it to unisono: threads that wait for a core "
+            "slow every collective down.",
         )
     else:
-        yield ok("threads", f"{why}, times {ranks} ranks, on {usable} cores")
+        yield ok("threads", text)
 
 
 def _load(ranks: int) -> Iterator[Finding]:
@@ -278,8 +264,6 @@ def size(count: int) -> str:
     return f"{amount:.3g} TiB"
 
 
-def bound(value: int, show: object = str) -> str:
+def bound(value: int, show: Callable[[int], str] = str) -> str:
     """A limit for a reader."""
-    if value == resource.RLIM_INFINITY:
-        return "unlimited"
-    return size(value) if show is size else str(value)
+    return "unlimited" if value == resource.RLIM_INFINITY else show(value)

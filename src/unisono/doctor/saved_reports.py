@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,3 @@ def _where(rank: RankReport) -> str:
         return rank.state or rank.doing or rank.call
     line = rank.place.partition(" in ")[0]
     return f"{line}, in {rank.doing}" if rank.doing else rank.place
-
-
-def run(files: Sequence[Path], every_stack: bool, as_json: bool, console: Console) -> Reading:
-    """Read and print; the caller says what could not be read."""
-    reading = read(files)
-    if as_json:
-        print_json(reading)
-    else:
-        print_reports(reading, every_stack, console)
-    return reading

@@ -20,7 +20,6 @@ from unisono import variables
 from unisono.errors import GroupAborted, PeerLost
 from unisono.launcher.protocol import (
     FAILED,
-    RECORD_KEEPER_VARIABLE,
     STACK_SIGNAL,
     STARTED,
     VALUE,
@@ -98,15 +97,13 @@ class _ResultPipe:
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
-    def send_failure(self, error: BaseException) -> None:
+    def send_failure(self, error: BaseException, exit_code: int) -> None:
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = _has_cause(error, (PeerLost, GroupAborted))
-        self.send(
-            FAILED, Failure(type(error).__name__, _first_line(error), text, follows).to_bytes()
-        )
+        self.send(FAILED, Failure(exit_code, _first_line(error), text, follows).to_bytes())
 
 
 def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
@@ -119,7 +116,7 @@ def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
         world.shutdown()
     except BaseException as error:
         sys.last_value = error
-        results.send_failure(error)
+        results.send_failure(error, 1)
         return 1
     results.send(VALUE, value)
     return 0
@@ -159,9 +156,10 @@ def _run_script(script: Script, results: _ResultPipe) -> int:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python itself does, for those who look at exit
-        results.send_failure(error)
+        exit_code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        results.send_failure(error, exit_code)
         _show_in_the_programs_own_way(error)
-        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        return exit_code
     return 0
 
 
@@ -232,7 +230,7 @@ def _rendezvous_descriptor() -> list[int]:
 def _connect_to_record_keeper() -> None:
     """Send the records of our groups to the launcher, where it keeps them. The variable is for us
     alone: what we start does not inherit the descriptor."""
-    descriptor = os.environ.pop(RECORD_KEEPER_VARIABLE, "")
+    descriptor = os.environ.pop(variables.RECORD_KEEPER.name, "")
     if descriptor:
         from unisono.comm.shared_memory.segment_listeners import use_launcher_socket
 
@@ -251,10 +249,9 @@ def _first_line(error: BaseException) -> str:
 
 def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Whether `error` is one of these kinds, or was raised from one."""
-    links = 0
     cause: BaseException | None = error
-    while cause is not None and links < 20:
-        if isinstance(cause, kinds):
-            return True
-        cause, links = cause.__cause__, links + 1
-    return False
+    for _ in range(20):  # a chain may be a circle
+        if cause is None or isinstance(cause, kinds):
+            break
+        cause = cause.__cause__
+    return isinstance(cause, kinds)

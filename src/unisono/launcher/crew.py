@@ -11,8 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from types import TracebackType
-from typing import Protocol
 
 from unisono.launcher import terminal
 from unisono.launcher.guardian import Guardian
@@ -45,16 +43,6 @@ class Verdict(Enum):
     GIVEN_UP = "given up"
 
 
-class DescriptorHandler(Protocol):
-    """Something else that waits for a descriptor in the crew's loop."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
-
-    def ready(self) -> None:
-        """It is readable."""
-
-
 class Crew:
     """Starts ranks, listens to them, and sees to it that all end when they should.
 
@@ -78,12 +66,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nobody is left, whatever has happened."""
         for rank in self._living():
             rank.send_signal(signal.SIGKILL)
@@ -97,16 +80,16 @@ class Crew:
                 os.close(rank.pidfd)
         self._selector.close()
         if self._guardian is not None:
-            self._guardian.__exit__(kind, value, traceback)
+            self._guardian.close()
 
-    def call_when_readable(self, handler: DescriptorHandler) -> None:
-        """Call `handler.ready()` once, as soon as its descriptor is readable."""
+    def call_when_readable(self, descriptor: int, function: Callable[[], None]) -> None:
+        """Call `function` once, as soon as `descriptor` is readable."""
 
-        def ready() -> None:
-            self._selector.unregister(handler)
-            handler.ready()
+        def call() -> None:
+            self._selector.unregister(descriptor)
+            function()
 
-        self._selector.register(handler, selectors.EVENT_READ, ready)
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
 
     def start(
         self, environment: Mapping[str, str], instructions_fd: int, inherit: Sequence[int]
@@ -158,7 +141,7 @@ class Crew:
         return verdict
 
     def give_up(self) -> None:
-        """Ranks that still run are to be ended; for a handler."""
+        """Ranks that still run are to be ended."""
         self._given_up = True
 
     # -- what has become of them ---------------------------------------------------------------

@@ -17,7 +17,7 @@ from unisono.launcher import share
 from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_timed_out
-from unisono.launcher.output import Callback, Listener, OnLine, Silence, Terminal
+from unisono.launcher.output import Callback, Listener, OnLine, Terminal
 from unisono.launcher.protocol import (
     Instructions,
     nameless_file,
@@ -62,11 +62,9 @@ def launch(
     rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
     """
     _check(fn, ranks, timeout, threads)
-    listener: Listener = Terminal()
+    listener: Listener = Callback() if capture else Terminal()
     if on_line is not None:
         listener = Callback(on_line)
-    elif capture:
-        listener = Silence()
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
     job = _pickle(fn, "the function") + _pickle((tuple(args), dict(kwargs or {})), "its arguments")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from unisono.errors import UnisonoError
 
@@ -44,15 +43,7 @@ class Guardian:
         with contextlib.suppress(OSError):  # somebody has ended it: then nobody guards
             self._process.stdin.write((" ".join(map(str, groups)) + "\n").encode())
 
-    def __enter__(self) -> Guardian:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """There is nothing to guard any more."""
         self._process.kill()
         self._process.wait()

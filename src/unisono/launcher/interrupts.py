@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -39,12 +39,7 @@ class Interrupts:
             self._other_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before:
             self.read()
             signal.set_wakeup_fd(self._other_wakeup)

@@ -9,7 +9,7 @@ from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
 from unisono.launcher.process import Rank
 from unisono.processes import describe_exit, signal_name
 from unisono.watch.report import Report
-from unisono.wording import name_ranks, plural
+from unisono.wording import name_number, name_ranks, plural
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel tells us."""
@@ -26,7 +26,7 @@ def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
     endings = [_ending(rank) for rank in ranks]
     first = min((rank for rank in ranks if rank.failed_at is not None), key=_moment).number
     summary = _summary(ranks[first], endings[first])
-    sentence = f"rank {first} failed first, of {len(ranks)} rank(s): {summary}"
+    sentence = f"rank {first} failed first, of {name_number(len(ranks), 'rank')}: {summary}"
     return RanksFailed(_message(sentence, endings, first, captured), first=first, endings=endings)
 
 
@@ -34,7 +34,9 @@ def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) 
     """The exception for a launch that took too long."""
     endings = [_ending(rank) for rank in ranks]
     late = [ending.rank for ending in endings if ending.failed]
-    sentence = f"not done within {timeout_s:g} s: {name_ranks(late)} of {len(ranks)} rank(s)"
+    sentence = (
+        f"not done within {timeout_s:g} s: {name_ranks(late)} of {name_number(len(ranks), 'rank')}"
+    )
     first = late[0] if late else -1
     return RanksTimedOut(_message(sentence, endings, -1, captured), first=first, endings=endings)
 
@@ -59,7 +61,9 @@ def _moment(rank: Rank) -> tuple[bool, float]:
 
 
 def _ending(rank: Rank) -> RankEnding:
-    code = 0 if rank.exit_code is None else rank.exit_code
+    code = rank.exit_code or 0
+    if rank.ended_by_us and rank.failure is not None:
+        code = rank.failure.exit_code  # it had failed before
     return RankEnding(
         rank=rank.number,
         how=_how(rank, code),

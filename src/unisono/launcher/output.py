@@ -146,27 +146,12 @@ class Terminal:
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
 
 
-class Silence:
-    """Shows nothing; what was written is kept all the same."""
-
-    def line(self, rank: int, stream: Stream, text: str) -> None:
-        pass
-
-    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-
 class Callback:
-    """Gives every whole line to a function of the program."""
+    """Gives every whole line to a function of the program, or to nobody: what was written is kept
+    all the same."""
 
-    def __init__(self, on_line: OnLine) -> None:
-        self._on_line = on_line
-
-    def line(self, rank: int, stream: Stream, text: str) -> None:
-        self._on_line(rank, stream, text)
+    def __init__(self, on_line: OnLine = lambda rank, stream, text: None) -> None:
+        self.line = on_line
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
         return False

@@ -17,9 +17,6 @@ from typing import IO
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """Makes a rank write down where it is; a number that no program uses for something else."""
 
-RECORD_KEEPER_VARIABLE = "UNISONO_RECORD_KEEPER"
-"""Tells a rank the descriptor of its connection to the record keeper; it removes it at once."""
-
 STARTED = b"S"
 VALUE = b"V"
 FAILED = b"F"
@@ -59,10 +56,10 @@ class Instructions:
 class Failure:
     """An exception that ended a rank.
 
-    `follows` says that it only tells of another rank's end.
+    `follows` says that it only tells of another rank's end, `exit_code` with what the rank exits.
     """
 
-    name: str
+    exit_code: int
     summary: str
     traceback: str
     follows: bool

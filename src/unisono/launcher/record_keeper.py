@@ -7,12 +7,11 @@ of a group that is closed at once, or of a process that is killed. They send rep
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from unisono.comm.shared_memory.record_follower import RecordFollower
@@ -38,17 +37,11 @@ _LEFT_KEPT = 16
 
 class RecordKeeper:
     """A thread that holds the segments of the ranks' groups, and writes their trace where one is
-    wanted. `ranks_fd` is the descriptor that the ranks inherit. The crew calls `ready`, which is
-    `give_up`, so many seconds after the ranks' first report."""
+    wanted. `ranks_fd` is the descriptor that the ranks inherit; `fileno` becomes readable
+    `grace_s` after their first report."""
 
-    def __init__(
-        self,
-        trace: Path | None = None,
-        grace_s: float = math.inf,
-        give_up: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, trace: Path | None, grace_s: float) -> None:
         self._grace_s = grace_s
-        self.ready = give_up
         self._give_up_reader, self._give_up_writer = os.pipe()
         self._has_given_up = False
         self._ours, self._ranks = new_socket_pair()

@@ -16,9 +16,8 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_variables
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_given_up, ranks_timed_out
-from unisono.launcher.output import Listener, Silence, Terminal
+from unisono.launcher.output import Callback, Listener, Terminal
 from unisono.launcher.protocol import (
-    RECORD_KEEPER_VARIABLE,
     Instructions,
     Script,
     nameless_file,
@@ -28,7 +27,7 @@ from unisono.launcher.protocol import (
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.processes import describe_exit
-from unisono.variables import BACKEND, WATCH
+from unisono.variables import BACKEND, RECORD_KEEPER, WATCH
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
 
@@ -82,7 +81,7 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
     """
     check_not_nested()
     share.check_memory(settings.ranks)
-    listener: Listener = Silence() if settings.capture else Terminal(settings.prefix)
+    listener: Listener = Callback() if settings.capture else Terminal(settings.prefix)
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     with ExitStack() as stack:
         instructions = Instructions(
@@ -96,23 +95,20 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
         meeting = stack.enter_context(nameless_file())
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts(signals))
+        environment = os.environ | _program_variables(settings, store)
+        inherited = [meeting.fileno(), instructions.input_fd]
         record_keeper = None
         if settings.is_watched():  # it ends after the ranks
-            grace_s = settings.watch_grace_s
-            record_keeper = stack.enter_context(
-                RecordKeeper(settings.trace, grace_s, lambda: crew.give_up())
-            )
-        crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
-        crew.call_when_readable(store)
-        if record_keeper is not None:
-            crew.call_when_readable(record_keeper)
-        environment = os.environ | _program_variables(settings, store)
-        if record_keeper is not None:
             settings_of()  # so that a wrong variable is one error, before any rank
-        inherited = [meeting.fileno(), instructions.input_fd]
-        if record_keeper is not None:
-            environment[RECORD_KEEPER_VARIABLE] = str(record_keeper.ranks_fd)
+            record_keeper = stack.enter_context(
+                RecordKeeper(settings.trace, settings.watch_grace_s)
+            )
+            environment[RECORD_KEEPER.name] = str(record_keeper.ranks_fd)
             inherited.append(record_keeper.ranks_fd)
+        crew = stack.enter_context(Crew(listener, interrupts, values=False, keep=KEPT_CHARACTERS))
+        crew.call_when_readable(store.fileno(), store.start)
+        if record_keeper is not None:
+            crew.call_when_readable(record_keeper.fileno(), crew.give_up)
         for rank in range(settings.ranks):
             if interrupts.noted:
                 break

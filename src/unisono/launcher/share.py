@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from unisono.comm import engine
 from unisono.errors import EngineUnavailable, UnisonoError
+from unisono.wording import name_number
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -71,10 +72,9 @@ def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
 
 @functools.cache
 def _say_once(ranks: int, threads: int) -> None:
-    number = "1 thread" if threads == 1 else f"{threads} threads"
     print(
-        f"unisono: {ranks} ranks on {core_count()} cores get {number} each; set OMP_NUM_THREADS "
-        "or ask for a number of threads to have another",
+        f"unisono: {ranks} ranks on {core_count()} cores get {name_number(threads, 'thread')} "
+        "each; set OMP_NUM_THREADS or ask for a number of threads to have another",
         file=sys.stderr,
     )
 

@@ -40,8 +40,8 @@ class LazyStore:
         """Readable when somebody calls."""
         return self._socket.fileno()
 
-    def ready(self) -> None:
-        """Somebody has called: start the store."""
+    def start(self) -> None:
+        """Somebody has called: start the store itself."""
         self._process = subprocess.Popen(
             python_command("unisono.launcher.store", os.getpid(), self.fileno()),
             env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -102,8 +103,8 @@ def set_environment(membership: Membership) -> None:
     os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"
 
 
-def close_worlds() -> None:
-    """End the worlds that a test has left open, so that the next one finds none."""
+def close_groups() -> None:
+    """End the worlds and groups that a test has left open, so that the next one finds none."""
     from unisono.world import world as worlds
 
     worlds.shutdown()
@@ -113,3 +114,4 @@ def close_worlds() -> None:
             dist.destroy_process_group()
         # torch counts groups to name them, those that could not be made, too
         dist.distributed_c10d._world.group_count = 0
+    gc.collect()  # groups that only a cycle of objects has kept

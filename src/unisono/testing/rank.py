@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -33,33 +34,18 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 # The controller has chosen the tests, stops after failures, talks to the user and writes files;
 # its own command line must not make a rank do any of it.
 _OWN_OPTIONS: dict[str, Any] = {
-    "keyword": "",
-    "markexpr": "",
-    "deselect": None,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "cacheclear": False,
-    "cacheshow": None,
-    "pyargs": False,
+    **dict.fromkeys(("keyword", "markexpr"), ""),
+    **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip"), False),
+    **dict.fromkeys(("setuponly", "setupshow", "setupplan", "collectonly"), False),
+    **dict.fromkeys(("cacheclear", "pyargs", "usepdb", "trace"), False),
+    **dict.fromkeys(("deselect", "cacheshow", "xmlpath"), None),
     "maxfail": 0,
-    "usepdb": False,
-    "trace": False,
-    "setuponly": False,
-    "setupshow": False,
-    "setupplan": False,
-    "collectonly": False,
-    "xmlpath": None,
     "log_file": os.devnull,
     # of pytest-xdist and pytest-rerunfailures
-    "numprocesses": None,
-    "maxprocesses": None,
+    **dict.fromkeys(("numprocesses", "maxprocesses"), None),
+    **dict.fromkeys(("distload", "looponfail"), False),
     "dist": "no",
-    "distload": False,
     "tx": [],
-    "looponfail": False,
     "reruns": 0,
 }
 
@@ -91,6 +77,7 @@ class RankSession:
         self._start = start
         self._items: dict[str, pytest.Item] = {}
         self._directories: dict[tuple[Path, pytest.Collector], pytest.Collector] = {}
+        self._entered: set[pytest.Collector] = set()
         self._errors: list[str] = []
         self._reports: list[dict[str, Any]] = []
         self._warnings: list[protocol.Warned] = []
@@ -115,6 +102,7 @@ class RankSession:
             importlib.import_module("unisono.world.world")  # not in the first test's time
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
+            gc.freeze()  # what is here stays: the collections after every test are quick
             self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)
@@ -171,6 +159,19 @@ class RankSession:
             self._directories[path, parent] = node
         return node
 
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """pytest loads the conftest files of all arguments at its start, but after a collection it
+        forgets the fixtures of those that were not yet needed: announce them again."""
+        if not isinstance(collector, pytest.Directory) or collector in self._entered:
+            return
+        self._entered.add(collector)
+        plugins, name = self._config.pluginmanager, str(collector.path / "conftest.py")
+        conftest = plugins.get_plugin(name)
+        # those of the root are never forgotten
+        if conftest is not None and collector.path != self._config.rootpath:
+            fixtures: Any = plugins.get_plugin("funcmanage")
+            fixtures.pytest_plugin_registered(plugin=conftest, plugin_name=name)
+
     # -- running ---------------------------------------------------------------------------------
 
     def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | protocol.Exit:
@@ -190,7 +191,6 @@ class RankSession:
         try:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            membership.close_worlds()
         except pytest.exit.Exception as error:
             return protocol.Exit(str(error.msg), error.returncode)
         except BaseException as error:
@@ -199,6 +199,13 @@ class RankSession:
         finally:
             del session.config.stash[membership.MEMBERSHIP]
         return Ran(tuple(self._reports), tuple(self._warnings))
+
+    @pytest.fixture(autouse=True)
+    def _leave_no_group(self) -> Generator[None, None, None]:
+        """A plugin's fixture begins before those of tests and ends after them, so that what it
+        finds, and warnings about it, are this test's and not the next one's."""
+        yield
+        membership.close_groups()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config

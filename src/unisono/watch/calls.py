@@ -67,24 +67,19 @@ def waits(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
-def newest_calls(groups: Iterable[GroupRecords], pid: int) -> list[Wait]:
-    """The newest call of a process in each of its groups, over or not."""
+def newest_calls(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
+    """The newest call in each group, over or not, of one process or of every rank."""
     return [
         Wait(group, member, member.records[-1])
         for group in groups
         for member in group.ranks
-        if member.pid == pid and member.records
+        if member.records and pid in (None, member.pid)
     ]
 
 
 def failed_calls(groups: Iterable[GroupRecords]) -> list[Wait]:
     """The newest call of each rank, where that has failed; the oldest first."""
-    found = [
-        Wait(group, member, member.records[-1])
-        for group in groups
-        for member in group.ranks
-        if member.records and member.records[-1].state == "failed"
-    ]
+    found = [wait for wait in newest_calls(groups) if wait.record.state == "failed"]
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 

@@ -8,21 +8,20 @@ from typing import Literal
 
 Level = Literal["off", "info", "detail"]
 
+_INFO = {
+    "TORCH_DISTRIBUTED_DEBUG": "INFO",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
 _SETTINGS: dict[str, dict[str, str]] = {
     "off": {"TORCH_DISTRIBUTED_DEBUG": "OFF", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN"},
-    "info": {
-        "TORCH_DISTRIBUTED_DEBUG": "INFO",
-        "TORCH_CPP_LOG_LEVEL": "INFO",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    },
-    "detail": {
+    "info": _INFO,
+    "detail": _INFO
+    | {
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "TORCH_CPP_LOG_LEVEL": "INFO",
-        "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,COLL,P2P",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     },

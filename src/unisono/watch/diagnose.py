@@ -8,6 +8,7 @@ and whom those wait for, until a rank is found that waits for nobody, or the sam
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -181,7 +182,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
     """Why a call waits; None where everybody is there and goes on."""
-    ask_once = _AskedOnce(ask)
+    ask_once = functools.cache(ask)
     different = mismatch(groups)
     if different is not None:
         return different
@@ -191,21 +192,8 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
     return _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
 
 
-class _AskedOnce:
-    """Asks each process once."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._answers: dict[int, Whereabouts] = {}
-
-    def __call__(self, pid: int) -> Whereabouts:
-        if pid not in self._answers:
-            self._answers[pid] = self._ask(pid)
-        return self._answers[pid]
-
-
 def _follow(
-    groups: Sequence[GroupRecords], wait: Wait, ask_once: _AskedOnce, before: list[Wait]
+    groups: Sequence[GroupRecords], wait: Wait, ask_once: Ask, before: list[Wait]
 ) -> tuple[list[Wait], int | None]:
     """From one wait to the next: the path, and the rank that its last one lacks and that waits for
     nobody. Where there is none, the waits that form a circle; nothing if all are there."""
@@ -247,12 +235,12 @@ def _is_victim(group: GroupRecords, rank: int) -> bool:
     return member is not None and any(record.state == "failed" for record in member.records[-2:])
 
 
-def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: _AskedOnce) -> Report:
+def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
     entered = []
     for wait in ordered:
-        at = line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
+        at = _at(wait, ask_once)
         entered.append(f"rank {wait.member.global_rank} is in {wait}{f' ({at})' if at else ''}")
     messages = all(wait.record.tag is not None for wait in circle)
     what = "messages" if messages else "calls of different groups, entered in different order"
@@ -264,16 +252,16 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: _AskedOnce) -> Report:
         operation=stuck.record.operation,
         call=stuck.record.call,
         culprits=tuple(who),
-        site=line_of(ordered[-1].record.site) or line_of(ask_once(ordered[-1].member.pid).location),
+        site=_at(ordered[-1], ask_once),
         waited_s=time.monotonic() - stuck.record.arrived_s,
         ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
     )
 
 
-def _missing(last: Wait, culprit: int, ask_once: _AskedOnce, path: Sequence[Wait]) -> Report:
+def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
     group, record = last.group, last.record
     missing = last.missing()
-    at = line_of(record.site) or line_of(ask_once(last.member.pid).location)
+    at = _at(last, ask_once)
     ranks = []
     for rank in range(group.size):
         member = find_member(group, rank)
@@ -310,7 +298,7 @@ def _missing(last: Wait, culprit: int, ask_once: _AskedOnce, path: Sequence[Wait
     return _shifted(group, found)
 
 
-def _stalled(wait: Wait, ask_once: _AskedOnce) -> Report | None:
+def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     ranks = [_rank(member, wait, ask_once, True) for member in wait.group.ranks]
     behind = _behind(wait)
     stopped = [rank for rank in ranks if rank.rank in behind] or [
@@ -319,7 +307,7 @@ def _stalled(wait: Wait, ask_once: _AskedOnce) -> Report | None:
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    at = line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
+    at = _at(wait, ask_once)
     if stopped:
         who = name_ranks([member.rank for member in stopped])
         verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
@@ -341,6 +329,11 @@ def _stalled(wait: Wait, ask_once: _AskedOnce) -> Report | None:
         waited_s=time.monotonic() - wait.record.arrived_s,
         ranks=tuple(ranks),
     )
+
+
+def _at(wait: Wait, ask_once: Ask) -> str:
+    """The line of a call, or the one that its process is at."""
+    return line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
 
 
 def _global(group: GroupRecords, text: str) -> str:
@@ -368,7 +361,7 @@ def _is_in(member: RankRecords, record: Record) -> bool:
     return any(other.call == record.call and other.state in IN_FLIGHT for other in member.records)
 
 
-def _rank(member: RankRecords, wait: Wait, ask_once: _AskedOnce, arrived: bool) -> RankReport:
+def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
     where = ask_once(member.pid)
     elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
     return RankReport(

@@ -92,9 +92,7 @@ class Monitor:
             if settled or time.monotonic() > end:
                 self._explained.add(group.ledger.name)
                 if report is not None:
-                    self.reports.append(report)
-                    self.save(report, "raised")
-                    self._reported.add((own[0].group.segment, -1))
+                    self._keep(report, (own[0].group.segment, -1), "raised")
                 return report
             time.sleep(0.05)  # whoever failed first may still be on its way out
 
@@ -200,9 +198,7 @@ class Monitor:
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
-                self._reported.add(key)
-                self.reports.append(report)
-                self.save(report, "seen")
+                self._keep(report, key)
                 if self._speaks(still[0], report):
                     _logger.warning("unisono.watch: %s", report)
                 if report.kind == "cycle":
@@ -222,9 +218,7 @@ class Monitor:
                 continue
             report = diagnose.mismatch([group])
             if report is not None:
-                self._reported.add((group.segment, -1))
-                self.reports.append(report)
-                self.save(report, "seen")
+                self._keep(report, (group.segment, -1))
                 if self._is_lowest(group):
                     _logger.warning("unisono.watch: %s", report)
                     tell_launcher(report.to_text())
@@ -240,9 +234,7 @@ class Monitor:
             known = self._steps.setdefault(group.segment, steps.Steps())
             report = diagnose.shifted_in_step(group, known)
             if report is not None:
-                self._reported.add((group.segment, _SHIFTED))
-                self.reports.append(report)
-                self.save(report, "seen")
+                self._keep(report, (group.segment, _SHIFTED))
                 if self._is_lowest(group):
                     _logger.warning("unisono.watch: %s", report)
 
@@ -250,6 +242,12 @@ class Monitor:
         """Whether this process is the lowest living rank of a group."""
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
+
+    def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> None:
+        """Remember a report, and that what `key` names needs no other."""
+        self._reported.add(key)
+        self.reports.append(report)
+        self.save(report, how)
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its

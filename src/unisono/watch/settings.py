@@ -58,11 +58,14 @@ def settings_of(
         stack_signal = DEFAULT_SIGNAL
     folder = read(variables.WATCH_FOLDER) or ""
     try:
-        _make_folder(folder)
-    except UnisonoError as error:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        must = "UNISONO_WATCH_FOLDER must be a folder, or a path for a new one"
+        problem = f"{must}: {folder}: {error.strerror}"
         if not forgiving:
-            raise
-        _log.warning("%s: reports are not saved", error)
+            raise UnisonoError(problem) from None
+        _log.warning("%s: reports are not saved", problem)
         folder = ""
     return WatchSettings(hang_s, check, stack_signal, folder, read(variables.TRACE) or "")
 
@@ -70,14 +73,3 @@ def settings_of(
 def is_wanted() -> bool:
     """Whether the environment asks for the watch."""
     return variables.WATCH.read_or_warn() or False
-
-
-def _make_folder(path: str) -> None:
-    if path:
-        try:
-            os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            raise UnisonoError(
-                f"UNISONO_WATCH_FOLDER must be a folder, or a path for a new one: {path}: "
-                f"{error.strerror}"
-            ) from None

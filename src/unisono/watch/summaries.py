@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.calls import by_number
 
@@ -193,7 +192,7 @@ def _bytes(record: Record, ranks: int) -> int:
 
 def _factor(operation: str, ranks: int) -> float:
     """From bytes per second to bus bandwidth."""
-    if operation == Operation.ALL_REDUCE.name.lower():
+    if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if operation in ("broadcast", "reduce", "barrier"):
         return 1.0

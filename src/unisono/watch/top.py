@@ -67,19 +67,27 @@ def jobs(of: int | None = None) -> list[Job]:
     """The running jobs of this user, each with all ranks of all its groups; `of`: only the one of
     this process, or of which it is the launcher."""
     found: list[Job] = []
-    seen: set[int] = set()
-    for pid in _ranks_of_this_user():
-        if pid in seen:
-            continue
-        groups = snapshot([pid])
-        pids = {member.pid for group in groups for member in group.ranks}
-        seen |= pids | {pid}
+    for pids, groups in _connected(snapshot(_ranks_of_this_user())):
         if of is not None and of not in pids | {parent_of(pid) for pid in pids}:
             continue
         rows = [row for group in groups for row in _rows(group)]
-        if rows:
-            ordered = sorted(rows, key=lambda row: (row.group, row.rank))
-            found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered)))
+        ordered = sorted(rows, key=lambda row: (row.group, row.rank))
+        found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered)))
+    return found
+
+
+def _connected(groups: list[GroupRecords]) -> list[tuple[set[int], list[GroupRecords]]]:
+    """The groups by job, with the processes of each. Two groups are of one job also where the
+    process that connects them has left one, which its peers still show."""
+    found: list[tuple[set[int], list[GroupRecords]]] = []
+    for group in groups:
+        pids, several = {member.pid for member in group.ranks}, [group]
+        for job in [job for job in found if job[0] & pids]:
+            found.remove(job)
+            pids |= job[0]
+            several += job[1]
+        if pids:
+            found.append((pids, several))
     return found
 
 

@@ -33,7 +33,7 @@ from unisono.environment import RankInfo, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.processes import boot_id
 from unisono.requirements import require_torch
-from unisono.wording import name_ranks
+from unisono.wording import name_number, name_ranks
 
 _log = logging.getLogger("unisono")
 
@@ -92,7 +92,7 @@ def start(
     if backend == "auto":
         backend, reason = choose_backend(everyone)
     if info.rank == 0:
-        _log.info("backend %s for %d rank(s): %s", backend, info.size, reason)
+        _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
             comm = SoloCommunicator(timeout_s=timeout_s)

@@ -1,6 +1,5 @@
 """Rank 1 gathers more than the others."""
 
-# ranks: 3
 # culprit: 1
 # setups: watched
 

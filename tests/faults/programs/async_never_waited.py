@@ -1,8 +1,6 @@
 """Rank 1 starts a call late: it waits for a thread that has died."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import threading
 

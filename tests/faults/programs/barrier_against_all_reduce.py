@@ -1,8 +1,6 @@
 """Rank 2 is in a barrier, the others in an all_reduce."""
 
-# ranks: 3
 # culprit: 2
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

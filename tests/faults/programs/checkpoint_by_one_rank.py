@@ -1,8 +1,6 @@
 """Rank 0 writes a checkpoint and waits for a rank that will not come."""
 
-# ranks: 3
 # culprit: 1, 2
-# setups: unisono watched
 
 import threading
 

@@ -1,8 +1,6 @@
 """Rank 0 computes in double precision."""
 
-# ranks: 3
 # culprit: 0
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

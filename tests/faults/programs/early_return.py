@@ -1,8 +1,6 @@
 """Rank 1 finds no work and returns."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import sys
 

@@ -1,8 +1,6 @@
 """Rank 1 calls a helper with a collective in it once more than the others."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Rank 1 is in C code that does not let go of the GIL."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import re
 

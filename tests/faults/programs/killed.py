@@ -1,8 +1,6 @@
 """Rank 1 is killed, as by the kernel when memory is short."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import os
 import signal

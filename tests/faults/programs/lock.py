@@ -1,8 +1,6 @@
 """Rank 1 takes a lock that it holds."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import threading
 

@@ -2,7 +2,6 @@
 
 # ranks: 2
 # culprit: 1
-# setups: unisono watched
 
 import threading
 

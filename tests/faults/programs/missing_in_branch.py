@@ -1,8 +1,6 @@
 """Rank 2 takes a branch without the call, and goes on to something else."""
 
-# ranks: 3
 # culprit: 2
-# setups: unisono watched
 
 import threading
 

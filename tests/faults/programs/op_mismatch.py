@@ -1,8 +1,6 @@
 """Rank 1 wants the maximum where the others sum."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """A collective in a block for rank 0 alone."""
 
-# ranks: 3
 # culprit: 0
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -2,7 +2,6 @@
 
 # ranks: 2
 # culprit: 0, 1
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Every rank receives from its neighbour before it sends."""
 
-# ranks: 3
 # culprit: 0, 1, 2
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Rank 2 thinks that somebody else is the root."""
 
-# ranks: 3
 # culprit: 2
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

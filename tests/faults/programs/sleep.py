@@ -1,8 +1,6 @@
 """Rank 0 sleeps, as if it wrote a checkpoint to a slow disk."""
 
-# ranks: 3
 # culprit: 0
-# setups: unisono watched
 
 import time
 

@@ -1,8 +1,6 @@
 """Rank 1 is stopped by a signal."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import os
 import signal

@@ -1,8 +1,6 @@
 """Rank 1 waits for a batch that nobody makes."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import queue
 

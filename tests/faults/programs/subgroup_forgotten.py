@@ -2,7 +2,6 @@
 
 # ranks: 4
 # culprit: 3
-# setups: watched unisono
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Rank 1 has one batch less, and waits in the barrier after the loop."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Rank 1 makes two calls in the other order."""
 
-# ranks: 3
 # culprit: 1
-# setups: unisono watched
 
 import torch
 import torch.distributed as dist

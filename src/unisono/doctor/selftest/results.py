@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unisono.wording import name_number
+
 
 @dataclass(frozen=True)
 class Check:
@@ -37,8 +39,7 @@ class SelfTest:
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
-        ranks = "1 rank" if self.size == 1 else f"{self.size} ranks"
-        lines = [f"group {self.group}: {ranks} on {self.backend}"]
+        lines = [f"group {self.group}: {name_number(self.size, 'rank')} on {self.backend}"]
         for check in self.checks:
             verdict = "ok   " if check.ok else "WRONG"
             took = "" if math.isnan(check.microseconds) else f"{check.microseconds:10.1f} us"

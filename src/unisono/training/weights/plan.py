@@ -16,6 +16,7 @@ from unisono.collectives.encoding import torch_dtype
 from unisono.comm.base import dtype_name
 from unisono.errors import WeightMismatch
 from unisono.training.weights.shards import Box, HeldTensor, Lengths, tied_names
+from unisono.wording import name_number
 
 ALIGNMENT_BYTES = 256
 _MOST_ROWS = 40
@@ -192,7 +193,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     )
     if not senders or not receivers:
         raise WeightMismatch(
-            f"a weight update needs senders and receivers: of {len(everyone)} rank(s) "
+            f"a weight update needs senders and receivers: of {name_number(len(everyone), 'rank')} "
             f"{len(senders)} send(s) and {len(receivers)} receive(s)"
         )
     options = everyone[senders[0]].options
