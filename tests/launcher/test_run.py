@@ -126,6 +126,25 @@ def test_torchrun_starts_ranks_for_unisono_too(program: WriteProgram) -> None:
     assert done.stdout.count("sum 2.0") == 2
 
 
+@pytest.mark.slow
+def test_torchrun_starts_ranks_again(program: WriteProgram) -> None:
+    """Those of a new attempt meet, whatever the one before has left in torchrun's store."""
+    again = program("""
+        import os, sys, numpy, unisono
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        comm = unisono.init()
+        array = numpy.ones(3) + comm.rank
+        comm.all_reduce(array)
+        os.write(1, f"attempt {attempt}: {array[0]}\\n".encode())
+        if attempt < 2:
+            sys.exit(comm.rank)
+    """)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = again.run(before=(*torchrun, "--max-restarts=2"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"attempt {n}: 3.0" for n in (0, 0, 1, 1, 2, 2)]
+
+
 @pytest.mark.parametrize("way", ["a parent", "a store"])
 def test_spawned_ranks_meet_by_setup(tmp_path: Path, program: WriteProgram, way: str) -> None:
     script = program("""

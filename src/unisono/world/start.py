@@ -172,7 +172,7 @@ _starts = itertools.count()
 
 def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
-    it for each start of a world, which all ranks count."""
+    it for each start of a world, which all ranks count, in each of torchrun's attempts."""
     import torch.distributed as dist
 
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -184,7 +184,9 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     key = (*where, info.rank, info.size)
     if key not in _kept_stores:
         _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
-    return dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    part = f"unisono/start/{attempt}/{next(_starts)}"
+    return dist.PrefixStore(part, _kept_stores[key])  # type: ignore[attr-defined]
 
 
 _kept_stores: dict[tuple[str, str, int, int], Any] = {}
