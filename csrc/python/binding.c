@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "overlaps.h"
 
 /* -- the group ------------------------------------------------------------------------------- */
 
