@@ -23,8 +23,9 @@ import torch.distributed
 import unisono
 from ranks import RankPool, attempt, in_a_fork
 from unisono import RendezvousError, UnisonoError
+from unisono.comm import engine
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous import discovery, lobby
+from unisono.comm.rendezvous import discovery
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import eventually
@@ -314,7 +315,7 @@ def test_another_build_is_refused(fresh_pool: RankPool) -> None:
 
 def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
     if rank == 1:
-        lobby.engine.layout_version = lambda: 999  # type: ignore[assignment]
+        engine.layout_version = lambda: 999  # type: ignore[assignment]
     return join_error(rank, 2, path, 4.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -36,6 +37,7 @@ from unisono.comm.engine import (
 )
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
@@ -128,10 +130,10 @@ class SharedMemoryCommunicator(Communicator):
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
-        with Lobby() as lobby:
-            deadline = deadline or Deadline(join_timeout_s)
-            request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
-            membership = lobby.meet_by(announcements, request)
+        deadline = deadline or Deadline(join_timeout_s)
+        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        with contextlib.closing(Lobby()) as lobby:
+            membership = meet_by(announcements, lobby, request)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     @property
@@ -175,7 +177,8 @@ class SharedMemoryCommunicator(Communicator):
             open_with(self.timeout_s),
             check=self._raise_if_ended,
         )
-        membership = self._lobby.meet_at(self._membership.members[members[0]].address, request)
+        leader = self._membership.members[members[0]]
+        membership = meet_at(leader.address, self._lobby, request)
         return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def _raise_if_ended(self) -> None:
