@@ -24,6 +24,7 @@ typedef struct seen { /* of a message */
 typedef struct Group {
     PyObject_HEAD
     un_group *group; /* NULL once closed */
+    PyObject *name;
     int ranks;
     int rank;
     int users; /* calls under way, counted under the GIL */
@@ -72,6 +73,7 @@ int handle_signals(void *parked);
 
 /* calls.c */
 void write_site_note(un_group *group, uint64_t about);
+void name_refusal(const Group *self, un_operation operation);
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small);
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);

@@ -28,9 +28,27 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }
 
+/* Let an exception about an argument say of which call: "all_reduce on group world: ...". */
+void name_refusal(const Group *self, un_operation operation) {
+    static const char *const names[] = {
+        "",       "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
+        "gather", "scatter", "all_to_all", "send",   "recv"}; /* by un_operation */
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if ((type == PyExc_ValueError || type == PyExc_TypeError) && value && self->name) {
+        PyErr_Format(type, "%s on group %U: %S", names[operation], self->name, value);
+        Py_DECREF(type);
+        Py_DECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+}
+
 /* An argument made no sense: tell the peers, then let the exception go on. */
 static PyObject *refuse(Group *self, un_call *call) {
     PyObject *type, *value, *traceback;
+    name_refusal(self, call->operation);
     PyErr_Fetch(&type, &value, &traceback);
     call->dtype = 0;
     enter_engine(self, un_refuse, call, true);

@@ -71,13 +71,13 @@ class TorchMessages(TorchGroup):
 
     def _message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> torch.Tensor:
         self._faults.check()
-        if peer is not None:
-            check_peer(peer, self.size, self.name)
-        if peer == self.rank:
-            raise ValueError(f"{self.backend} has no messages from a rank to itself")
-        if type(tag) is not int or not 0 <= tag <= LAST_TAG:
-            raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
         try:
+            if peer is not None:
+                check_peer(peer, self.size)
+            if peer == self.rank:
+                raise ValueError(f"{self.backend} has no messages from a rank to itself")
+            if type(tag) is not int or not 0 <= tag <= LAST_TAG:
+                raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
             check_tensor(tensor, writable, tuple(self._wire.backends))
         except (ValueError, TypeError) as error:
             doing = "recv" if writable else "send"
