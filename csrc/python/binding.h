@@ -24,7 +24,6 @@ typedef struct seen { /* of a message */
 typedef struct Group {
     PyObject_HEAD
     un_group *group; /* NULL once closed */
-    PyObject *name;
     int ranks;
     int rank;
     int users; /* calls under way, counted under the GIL */
@@ -34,6 +33,7 @@ typedef struct Group {
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
+    PyObject *name;
 } Group;
 
 /* What Python calls a collective with, and what the engine gets for it. Parsed in one function for

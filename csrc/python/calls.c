@@ -29,7 +29,7 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
 }
 
 /* Let an exception about an argument say of which call: "all_reduce on group world: ...". */
-void name_refusal(const Group *self, un_operation operation) {
+COLD void name_refusal(const Group *self, un_operation operation) {
     static const char *const names[] = {
         "",       "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
         "gather", "scatter", "all_to_all", "send",   "recv"}; /* by un_operation */
@@ -46,7 +46,7 @@ void name_refusal(const Group *self, un_operation operation) {
 }
 
 /* An argument made no sense: tell the peers, then let the exception go on. */
-static PyObject *refuse(Group *self, un_call *call) {
+COLD static PyObject *refuse(Group *self, un_call *call) {
     PyObject *type, *value, *traceback;
     name_refusal(self, call->operation);
     PyErr_Fetch(&type, &value, &traceback);

@@ -9,12 +9,12 @@
 /* -- one tensor ------------------------------------------------------------------------------ */
 
 /* What is refused here, unisono.comm.arguments refuses with the same texts. */
-static int refuse(PyObject *kind, const char *why) {
+COLD static int refuse(PyObject *kind, const char *why) {
     PyErr_SetString(kind, why);
     return -1;
 }
 
-static int refuse_type(PyObject *object, const char *why) {
+COLD static int refuse_type(PyObject *object, const char *why) {
     PyObject *type = PyType_GetName(Py_TYPE(object));
     if (type) PyErr_Format(PyExc_TypeError, "%S %s", type, why);
     Py_XDECREF(type);
@@ -22,7 +22,7 @@ static int refuse_type(PyObject *object, const char *why) {
 }
 
 /* An array of dates, of records, of another machine's numbers. */
-static int refuse_elements(PyObject *object) {
+COLD static int refuse_elements(PyObject *object) {
     PyErr_Clear();
     PyObject *dtype = PyObject_GetAttrString(object, "dtype");
     if (dtype) {
@@ -35,7 +35,7 @@ static int refuse_elements(PyObject *object) {
 }
 
 /* A tensor on a device, or one that torch refused to show (sparse, meta, quantised, ...). */
-static int refuse_memory(PyObject *object) {
+COLD static int refuse_memory(PyObject *object) {
     PyErr_Clear();
     PyObject *type = PyType_GetName(Py_TYPE(object));
     PyObject *layout = PyObject_GetAttrString(object, "layout");

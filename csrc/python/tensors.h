@@ -8,6 +8,8 @@
 #include "layouts.h"
 #include "unisono.h"
 
+#define COLD __attribute__((cold)) /* refusals: kept out of the way of calls that are all right */
+
 typedef struct tensor {
     char *data;
     un_dtype dtype;
