@@ -269,8 +269,8 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
         (ValueError, "do not fit together", partial(execute, gather, comm, tensor, tensor)),
         (TypeError, "one tensor", partial(execute, two, comm, [tensor])),
     ]
-    for kind, words, call in refused:
-        with pytest.raises(kind, match=words):
+    for kind, text, call in refused:
+        with pytest.raises(kind, match=text):
             call()
     assert comm.errored is None
     by_engine(comm, tensor, "sum", "ring")

@@ -18,14 +18,14 @@ from unisono.comm.base import Communicator
 
 
 def assert_sums(group: Communicator, count: int = 3) -> None:
-    """The sum of the members' global ranks comes out, and every member is in its place."""
+    """The sum of the members' global ranks comes out, and the members are in order."""
     assert group.global_ranks is not None
     mine = group.global_ranks[group.rank]
     group.all_reduce(tensor := torch.full((count,), float(mine)))
     assert tensor.tolist() == [sum(group.global_ranks)] * count
-    places = torch.zeros(group.size, dtype=torch.int64)
-    group.all_gather(places, torch.tensor([mine]))
-    assert tuple(places.tolist()) == group.global_ranks
+    members = torch.zeros(group.size, dtype=torch.int64)
+    group.all_gather(members, torch.tensor([mine]))
+    assert tuple(members.tolist()) == group.global_ranks
 
 
 # -- members -----------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def test_labels_tell_groups_apart_whichever_is_made_first(comm: Communicator) ->
         thread.start()
     for thread in threads:
         thread.join()
-    for place, label in enumerate(("red", "blue")):
+    for number, label in enumerate(("red", "blue")):
         group = found[label]
         assert group is not None
         assert group.name == f"world.{label}[0,1]"
-        group.all_reduce(tensor := torch.tensor([float(place)]))
-        assert float(tensor) == 2 * place
+        group.all_reduce(tensor := torch.tensor([float(number)]))
+        assert float(tensor) == 2 * number
         group.close()
 
 

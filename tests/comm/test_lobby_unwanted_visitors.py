@@ -1,4 +1,4 @@
-"""Strangers at a lobby's door who know more than noise, and what they leave with its owner."""
+"""Visitors in a lobby who know more than noise, and what they leave with its owner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hello(key: str, rank: int) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-STRANGERS = {
+UNWANTED = {
     "a guess at the group's name": (1, hello("wor1d", 1), 1),
     "a hundred guesses": (100, hello("world/0,1/1", 1), 0),
     "garbage with descriptors": (20, b"\xff" * 100, 8),
@@ -40,36 +40,36 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("who", STRANGERS)
-def test_strangers_leave_nothing_with_the_owner(fresh_pool: RankPool, who: str) -> None:
-    fresh_pool.run(a_stranger_knocks, 3, who, connected=False, deadline_s=20)
+@pytest.mark.parametrize("who", UNWANTED)
+def test_unwanted_visitors_leave_nothing_with_the_owner(fresh_pool: RankPool, who: str) -> None:
+    fresh_pool.run(an_unwanted_visitor_comes, 3, who, connected=False, deadline_s=20)
 
 
-def hung_up(line: socket.socket) -> bool:
+def hung_up(connection: socket.socket) -> bool:
     """Whether the owner hangs up without a word, at the latest when its world ends."""
-    line.settimeout(15)
+    connection.settimeout(15)
     try:
-        return line.recv(1) == b""
+        return connection.recv(1) == b""
     except ConnectionError:
         return True
 
 
-def a_stranger_knocks(rank: int, size: int, path: str, who: str) -> None:
+def an_unwanted_visitor_comes(rank: int, size: int, path: str, who: str) -> None:
     """Ranks 0 and 1 meet once the third, which is no member, has said all it has to say."""
     before = held_resources()
     said = Path(f"{path}-said")
     if rank == 2:
-        times, words, descriptors = STRANGERS[who]
-        lines = []
+        times, message, descriptors = UNWANTED[who]
+        connections = []
         for _ in range(times):
-            line = socket.socket(socket.AF_UNIX)
-            line.connect(address_of_rank_0(path))
-            attempt(socket.send_fds, line, [words], [0] * descriptors)
-            lines.append(line)
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address_of_rank_0(path))
+            attempt(socket.send_fds, connection, [message], [0] * descriptors)
+            connections.append(connection)
         said.touch()
-        for line in lines:
-            with line:
-                assert hung_up(line)
+        for connection in connections:
+            with connection:
+                assert hung_up(connection)
         return
     if rank == 1:
         end = time.monotonic() + 10

@@ -1,7 +1,8 @@
 """Arguments whose tensors share memory: the right result, or a refusal on every rank.
 
-Every case of the table in docs/collectives.md, on every make. Expectations come from plain lists of
-numbers. What one rank alone refuses ends the group, so such cases have a group of their own.
+Every case of the table in docs/collectives.md, on every implementation. Expectations come from
+plain lists of numbers. What one rank alone refuses ends the group, so such cases have a group of
+their own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def comm(process_group: Any) -> Communicator:
 
 
 def row(rank: int, length: int, first: int = 0) -> torch.Tensor:
-    """Numbers of which every one belongs to one place of one rank."""
+    """Numbers of which every one belongs to one rank and index."""
     return torch.arange(first, first + length, dtype=torch.float64) + 1_000_000 * (rank + 1)
 
 
@@ -308,7 +309,7 @@ def check_tied(comm: Communicator) -> None:
         alone = [torch.ones(2, 2), torch.zeros(2)]
         memory = torch.full((2, 2), 5.0)
         tied = [memory, memory[:, 1]]
-        comm.broadcast([(alone if comm.rank == 0 else tied)[place] for place in order], 0)
+        comm.broadcast([(alone if comm.rank == 0 else tied)[number] for number in order], 0)
         last = [1.0, 1.0] if order == [1, 0] else [0.0, 0.0]
         assert memory[:, 1].tolist() == ([5.0, 5.0] if comm.rank == 0 else last)
         shared = torch.full((4,), float(comm.rank))  # the root's own may share as they like
@@ -495,14 +496,14 @@ def test_overlaps_are_found_exactly() -> None:
         for t in (0, 1, 2, 3)
         for first in (0, 1, 4, 9)
     ]
-    places = []
+    views = []
     for (a, b), (s, t), first in layouts:
         view = memory.as_strided((a, b), (s, t), first)
         addresses = [first + i * s + j * t for i in range(a) for j in range(b)]
         assert overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (view.stride(),)
-        places.append((view, set(addresses)))
-    for view, its in places[::7]:
-        for other, others in places[::11]:
+        views.append((view, set(addresses)))
+    for view, its in views[::7]:
+        for other, others in views[::11]:
             assert bool(list(shared_pairs([view, other]))) == bool(its & others)
 
 

@@ -14,7 +14,7 @@ from unisono import Message
 from unisono.comm.base import Communicator
 
 
-def test_a_communicator_knows_its_place(comm: Communicator) -> None:
+def test_a_communicator_knows_its_rank_and_group(comm: Communicator) -> None:
     assert comm.rank == int(os.environ["UNISONO_RANK"])
     assert comm.size == int(os.environ["UNISONO_SIZE"])
     assert comm.global_ranks == tuple(range(comm.size))

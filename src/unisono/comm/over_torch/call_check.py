@@ -48,8 +48,8 @@ def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:
         pairs[size:] = call.takes
     encoded = call.text.encode()
     digest = hashlib.blake2b(encoded, digest_size=_DIGEST).digest()
-    shown = encoded[:_TEXT].ljust(_TEXT, b"\0")
-    data = bytes([call.refused]) + digest + pairs.tobytes() + shown
+    start = encoded[:_TEXT].ljust(_TEXT, b"\0")
+    data = bytes([call.refused]) + digest + pairs.tobytes() + start
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
