@@ -22,7 +22,7 @@ import unisono
 from ranks import in_a_fork
 from resources import meeting_files
 from unisono import Communicator, RendezvousError, UnisonoError
-from unisono.comm.rendezvous import by_name, discovery
+from unisono.comm.rendezvous import by_name, discovery, waiting
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.by_name import _FolderAnnouncements
 from unisono.comm.rendezvous.by_parent import start_time
@@ -332,6 +332,12 @@ def test_a_full_queue_at_the_door_is_waited_for(
         membership = meet_by(announcements, full, leader)
         follower.join()
         membership.group.close()
+
+
+def test_a_rank_waits_in_silence_for_five_seconds() -> None:
+    assert waiting.QUIET_S == 5.0
+    assert Communicator.join.__doc__ is not None
+    assert f"says after {waiting.QUIET_S:g} s" in Communicator.join.__doc__
 
 
 # -- what the dead leave ---------------------------------------------------------------------------

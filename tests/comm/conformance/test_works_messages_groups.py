@@ -8,12 +8,13 @@ import numpy
 import torch
 
 import unisono
-from implementations import on_implementations, ranks_from
+from implementations import EVERY, QUICK, RESOLVED, on_implementations, ranks_from
 from ranks import attempt
 from unisono import Message
 from unisono.comm.base import Communicator
 
 
+@on_implementations([*EVERY, *RESOLVED], quick={*QUICK, *RESOLVED})
 def test_a_communicator_knows_its_rank_and_group(comm: Communicator) -> None:
     assert comm.rank == int(os.environ["UNISONO_RANK"])
     assert comm.size == int(os.environ["UNISONO_SIZE"])
@@ -25,6 +26,7 @@ def test_a_communicator_knows_its_rank_and_group(comm: Communicator) -> None:
     assert comm.timeout_s == 12.5
 
 
+@on_implementations([*EVERY, *RESOLVED], quick={*QUICK, *RESOLVED})
 def test_works_finish_in_any_order_of_waiting_and_when_dropped(comm: Communicator) -> None:
     tensors = [torch.full((1000,), float(k)) for k in range(8)]
     works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
