@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from unisono import watch
+from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
@@ -249,6 +250,13 @@ def in_a_fork(work: Callable[[], Any]) -> str:
 def connect(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
     """Join a native group through a file."""
     return SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=60.0)
+
+
+def subgroup(comm: Communicator, ranks: Iterable[int], label: str = "") -> Communicator:
+    """Split off a group of which this rank is a member."""
+    group = comm.split(list(ranks), label)
+    assert group is not None
+    return group
 
 
 def _serve(pipe: Connection, stacks: str, watched: bool) -> None:

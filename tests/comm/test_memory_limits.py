@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect
+from ranks import RankPool, attempt, connect, subgroup
 from resources import held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
@@ -86,8 +86,7 @@ def leave_room(folder: str, version: int, size_bytes: int) -> None:
 
 def warm_up(comm: Communicator) -> None:
     """Do once what will be done without room: a process takes pages of its own for it, too."""
-    group = comm.split(range(comm.size))
-    assert group is not None
+    group = subgroup(comm, range(comm.size))
     group.all_reduce(tensor := torch.ones(300_000))
     assert tensor.sum() == 300_000 * comm.size
     assert isinstance(attempt(group.all_reduce, None), TypeError)

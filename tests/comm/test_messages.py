@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect
+from ranks import RankPool, attempt, connect, subgroup
 from unisono.comm.base import Communicator, Message
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -408,8 +408,7 @@ def test_bad_arguments_and_closed_groups(comm: Communicator) -> None:
     assert isinstance(attempt(comm.send, tensor, None), ValueError)
     assert isinstance(attempt(comm.recv, None, 0), TypeError)
     assert isinstance(attempt(comm.recv, tensor.expand(3, 2), 0), ValueError)
-    group = comm.split([0, 1])
-    assert group is not None
+    group = subgroup(comm, [0, 1])
     group.close()
     assert isinstance(attempt(group.send, tensor, 0), (GroupClosed, GroupAborted))
     comm.barrier()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from expected import assert_same
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, subgroup
 from unisono import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -192,9 +192,7 @@ def differ(
 ) -> tuple[BaseException | None, float]:
     """One rank does something else. Returns what this rank raised, and after how long."""
     ranks = list(range(comm.size))
-    group, bystander = comm.split(ranks), comm.split(ranks)
-    assert group is not None
-    assert bystander is not None
+    group, bystander = subgroup(comm, ranks), subgroup(comm, ranks)
     group.all_reduce(torch.ones(3))
     buffers = Buffers.of(group, scale)
     before = [tensor.clone() for tensor in buffers.all()]

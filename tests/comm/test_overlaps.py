@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from implementations import over
-from ranks import attempt
+from ranks import attempt, subgroup
 from unisono import execute
 from unisono.comm.base import Communicator
 from unisono.comm.overlaps import overlaps_itself, shared_pairs
@@ -237,8 +237,7 @@ def calls_that_one_rank_refuses(comm: Communicator) -> list[Callable[[Communicat
 @on(ours=[2, 3], gloo=[2])
 def test_what_one_rank_refuses_raises_on_all(comm: Communicator) -> None:
     for number, call in enumerate(calls_that_one_rank_refuses(comm)):
-        group = comm.split(range(comm.size), f"case{number}")
-        assert group is not None
+        group = subgroup(comm, range(comm.size), f"case{number}")
         group.timeout_s = 20
         error = attempt(call, group)
         assert isinstance(error, (ValueError, CollectiveMismatch)), (number, error)
