@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 30.0
+Error = TypeVar("Error", bound=BaseException)
 
 # Ranks find test modules by their names, in whatever folder they lie.
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
@@ -224,6 +225,15 @@ def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> BaseEx
     except BaseException as error:
         return error.with_traceback(None)
     return None
+
+
+def raised(
+    kind: type[Error] | tuple[type[Error], ...], function: Callable[..., Any], *args: Any
+) -> Error:
+    """What a call raises; it must be of this kind."""
+    error = attempt(function, *args)
+    assert isinstance(error, kind), error
+    return error
 
 
 def in_a_fork(work: Callable[[], Any]) -> str:

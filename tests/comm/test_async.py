@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranks import RankPool, attempt, subgroup
+from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.base import Communicator, PremulSum, Work
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -172,8 +172,7 @@ def test_errors_surface_at_wait(comm: Communicator) -> None:
     tensor = torch.ones(4 if comm.rank else 5)
     work = begun(comm.all_reduce(tensor, async_op=True))
     later = begun(comm.all_reduce(tensor, async_op=True))
-    error = attempt(work.wait)
-    assert isinstance(error, CollectiveMismatch), error
+    error = raised(CollectiveMismatch, work.wait)
     assert error.culprits == (0,)
     assert isinstance(work.exception(), CollectiveMismatch)
     assert isinstance(attempt(later.wait), CollectiveMismatch)
@@ -207,8 +206,7 @@ def close_meanwhile(rank: int, size: int, path: str) -> None:
     else:
         while not Path(f"{path}-closed").exists():
             time.sleep(0.01)
-        error = attempt(comm.all_reduce, tensor)
-        assert isinstance(error, (GroupAborted, PeerLost)), error
+        raised((GroupAborted, PeerLost), comm.all_reduce, tensor)
         comm.close()
     Path(f"{path}-closed").touch()
     assert len(os.listdir("/proc/self/task")) == threads

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect, in_a_fork, subgroup
+from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.base import Communicator
 
@@ -299,8 +299,7 @@ def test_closing_twice_does_nothing_and_use_after_it_raises(comm: Communicator) 
         lambda: group.all_to_all(wide, wide.clone()),
         lambda: group.split(range(comm.size)),
     ):
-        error = attempt(use)
-        assert isinstance(error, GroupClosed), error
+        error = raised(GroupClosed, use)
         assert "closed" in str(error)
         assert error.group == group.name
     assert tensor.tolist() == [1, 1]
@@ -340,8 +339,7 @@ def test_abort_ends_the_calls_of_every_member(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.1)
         comm.abort()  # type: ignore[attr-defined]
-    error = attempt(comm.barrier)
-    assert isinstance(error, GroupError), error
+    error = raised(GroupError, comm.barrier)
     assert "rank 1" in str(error)
 
 

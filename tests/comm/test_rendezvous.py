@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 
 import unisono
-from ranks import RankPool, attempt, in_a_fork
+from ranks import RankPool, attempt, in_a_fork, raised
 from resources import held_resources
 from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
@@ -235,8 +235,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
     comm = unisono.init()
     assert (comm.rank, comm.size) == (0, 1)
     assert_works(comm)
-    again = attempt(unisono.init)
-    assert isinstance(again, UnisonoError)
+    again = raised(UnisonoError, unisono.init)
     assert "shutdown" in str(again)
     unisono.shutdown()
     for wrong in ({"rank": 0}, {"size": 2}, {"rank": 2, "size": 2}, {"rank": 0, "size": 2}):
@@ -249,8 +248,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
 def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, float]:
     """The text of the error with which this rank fails to join, and how long it took."""
     start = time.monotonic()
-    error = attempt(join, FileAnnouncements(path), rank, size, within_s)
-    assert isinstance(error, RendezvousError), error
+    error = raised(RendezvousError, join, FileAnnouncements(path), rank, size, within_s)
     return str(error), time.monotonic() - start
 
 
