@@ -1,4 +1,4 @@
-"""The torch make over nccl: needs a GPU, and one rank is enough to go through every call."""
+"""The implementation over torch on nccl: needs a GPU; one rank is enough for every call."""
 
 from __future__ import annotations
 

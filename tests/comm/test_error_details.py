@@ -61,7 +61,7 @@ def test_one_wrong_size_is_shown_with_who_brought_it(
 
 
 @pytest.mark.ranks(3, backend="gloo")
-def test_the_torch_make_names_it_too(comm: Communicator) -> None:
+def test_the_implementation_over_torch_names_it_too(comm: Communicator) -> None:
     with pytest.raises(CollectiveMismatch) as caught:
         gather(comm, 2)
     assert caught.value.culprits == (2,)

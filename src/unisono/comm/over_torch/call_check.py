@@ -85,7 +85,7 @@ def find_mismatch(
     sizes = PairwiseSizes(
         [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
     )
-    if sizes.fit():
+    if not sizes.unequal_pairs():
         return None
     culprits = sizes.culprits()
     blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
