@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from implementations import over
+from implementations import on_implementations
 from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.base import Communicator
@@ -36,7 +36,7 @@ def comm(process_group: Any) -> Communicator:
 def on(ours: list[int], gloo: list[int]) -> pytest.MarkDecorator:
     """Run a test on groups of so many ranks: of our backend, and of gloo."""
     chosen = [*(("native", ranks) for ranks in ours), *(("torch", ranks) for ranks in gloo)]
-    return over(chosen, quick=chosen)
+    return on_implementations(chosen, quick=chosen)
 
 
 def row(rank: int, length: int, first: int = 0) -> torch.Tensor:

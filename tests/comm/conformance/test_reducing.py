@@ -22,6 +22,14 @@ from expected import (
     values,
 )
 from implementations import (
+    EVERY,
+    EXACT,
+    QUICK_DTYPES,
+    QUICK_HEAVY,
+    assert_usable,
+    on_implementations,
+    refused_by,
+)
 from ranks import attempt, raised
 from unisono import PremulSum
 from unisono.comm.base import Communicator
