@@ -16,6 +16,8 @@ EVERY = [
     *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
     *(("torch", ranks) for ranks in (1, 2, 3, 4)),
 ]
+# The one that a process group of our torch backend resolves to.
+RESOLVED = [("resolved", 2)]
 # Those of every run: three is the smallest group in which gloo may add in an order of its own,
 # eight has every power of two below it.
 QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}

@@ -18,21 +18,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from unisono import watch
+from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 30.0
+Error = TypeVar("Error", bound=BaseException)
 
 # Ranks find test modules by their names, in whatever folder they lie.
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
@@ -225,6 +227,15 @@ def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> BaseEx
     return None
 
 
+def raised(
+    kind: type[Error] | tuple[type[Error], ...], function: Callable[..., Any], *args: Any
+) -> Error:
+    """What a call raises; it must be of this kind."""
+    error = attempt(function, *args)
+    assert isinstance(error, kind), error
+    return error
+
+
 def in_a_fork(work: Callable[[], Any]) -> str:
     """Run `work` in a forked child; the text of what it returned, or the name of what it raised."""
     reader, writer = os.pipe()
@@ -249,6 +260,13 @@ def in_a_fork(work: Callable[[], Any]) -> str:
 def connect(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
     """Join a native group through a file."""
     return SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=60.0)
+
+
+def subgroup(comm: Communicator, ranks: Iterable[int], label: str = "") -> Communicator:
+    """Split off a group of which this rank is a member."""
+    group = comm.split(list(ranks), label)
+    assert group is not None
+    return group
 
 
 def _serve(pipe: Connection, stacks: str, watched: bool) -> None:

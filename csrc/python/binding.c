@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "overlaps.h"
 
 /* -- the group ------------------------------------------------------------------------------- */
 
@@ -134,10 +135,16 @@ static PyObject *group_read_note(PyObject *object, PyObject *arguments) {
 /* introduce(name, global_rank, keeps_sites) */
 static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    const char *name;
+    PyObject *name;
     int global_rank, keeps_sites;
-    if (!PyArg_ParseTuple(arguments, "sip", &name, &global_rank, &keeps_sites)) return NULL;
-    if (self->group) un_group_introduce(self->group, name, global_rank);
+    if (!PyArg_ParseTuple(arguments, "Uip", &name, &global_rank, &keeps_sites)) return NULL;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (!text) return NULL;
+    if (self->group) un_group_introduce(self->group, text, global_rank);
+    PyObject *old = self->name;
+    Py_INCREF(name);
+    self->name = name;
+    Py_XDECREF(old);
     self->keeps_sites = keeps_sites;
     Py_RETURN_NONE;
 }
@@ -203,6 +210,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
 static void group_free(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     close_now((Group *)object);
+    Py_XDECREF(((Group *)object)->name);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);

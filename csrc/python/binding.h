@@ -1,8 +1,9 @@
 /* What the files of the Python module share: the Group, and how a call leaves Python.
  *
  * binding             the module and its Group
- * tensors, overlaps   from tensors to streams; tensors that share memory
- * calls               blocking calls
+ * layouts, tensors    where elements lie; from tensors to streams
+ * overlaps            tensors that share memory
+ * gil, calls          letting go of the GIL; blocking calls
  * works, messages     what goes on by itself; pending: what the two have in common
  * recorded_calls      calls that another library carries out
  * sites               where in the caller's program a call was made
@@ -32,6 +33,7 @@ typedef struct Group {
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
+    PyObject *name;
 } Group;
 
 /* What Python calls a collective with, and what the engine gets for it. Parsed in one function for
@@ -65,11 +67,13 @@ typedef struct kind {
     int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
 } kind;
 
-/* calls.c */
+/* gil.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
+
+/* calls.c */
 void write_site_note(un_group *group, uint64_t about);
-void close_now(Group *self);
+void name_refusal(const Group *self, un_operation operation);
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small);
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
@@ -97,7 +101,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 
 /* pending.c */
 void reap(Group *self);
-void reap_all(Group *self);
+void close_now(Group *self);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);

@@ -1,31 +1,6 @@
 /* Blocking calls: read the arguments, enter the engine, and let go of the GIL when it waits. */
 #include "binding.h"
-
-/* Small calls that need not wait are over before another thread could use the GIL: it is given
- * away only when the engine blocks, and the thread's state is parked here meanwhile. */
-void release_gil(void *parked) {
-    PyThreadState **state = parked;
-    if (!*state) *state = PyEval_SaveThread();
-}
-
-/* Look for Ctrl-C while the engine waits. */
-int handle_signals(void *parked) {
-    PyThreadState **state = parked;
-    PyEval_RestoreThread(*state);
-    int failed = PyErr_CheckSignals();
-    *state = PyEval_SaveThread();
-    return failed;
-}
-
-void close_now(Group *self) {
-    un_group *group = self->group;
-    self->group = NULL;
-    if (!group) return;
-    PyThreadState *parked = PyEval_SaveThread();
-    un_group_close(group);
-    PyEval_RestoreThread(parked);
-    reap_all(self);
-}
+#include "overlaps.h"
 
 /* A call failed, and its caller is still here: let the peers' error texts say where. */
 void write_site_note(un_group *group, uint64_t about) {
@@ -53,9 +28,27 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }
 
-/* An argument made no sense: tell the peers, then let the exception go on. */
-static PyObject *refuse(Group *self, un_call *call) {
+/* Let an exception about an argument say of which call: "all_reduce on group world: ...". */
+COLD void name_refusal(const Group *self, un_operation operation) {
+    static const char *const names[] = {
+        "",       "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
+        "gather", "scatter", "all_to_all", "send",   "recv"}; /* by un_operation */
     PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if ((type == PyExc_ValueError || type == PyExc_TypeError) && value && self->name) {
+        PyErr_Format(type, "%s on group %U: %S", names[operation], self->name, value);
+        Py_DECREF(type);
+        Py_DECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+}
+
+/* An argument made no sense: tell the peers, then let the exception go on. */
+COLD static PyObject *refuse(Group *self, un_call *call) {
+    PyObject *type, *value, *traceback;
+    name_refusal(self, call->operation);
     PyErr_Fetch(&type, &value, &traceback);
     call->dtype = 0;
     enter_engine(self, un_refuse, call, true);

@@ -22,7 +22,10 @@ static int read_message(Group *self, bool sends, PyObject *const *arguments, Py_
     }
     int peer = (int)PyLong_AsLong(arguments[1]);
     int64_t tag = PyLong_AsLongLong(arguments[2]);
-    if (PyErr_Occurred() || read_one(t, view, arguments[0], !sends)) return -1;
+    if (PyErr_Occurred() || read_one(t, view, arguments[0], !sends)) {
+        name_refusal(self, sends ? UN_SEND : UN_RECV);
+        return -1;
+    }
     *m = (un_message){.sends = sends,
                       .peer = peer,
                       .tag = tag,

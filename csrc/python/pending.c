@@ -24,9 +24,14 @@ void reap(Group *self) {
     }
 }
 
-/* The group is closed, and all are done. */
-void reap_all(Group *self) {
-    self->next_look = NULL;
+void close_now(Group *self) {
+    un_group *group = self->group;
+    self->group = NULL;
+    if (!group) return;
+    PyThreadState *parked = PyEval_SaveThread();
+    un_group_close(group);
+    PyEval_RestoreThread(parked);
+    self->next_look = NULL; /* all are done */
     do reap(self);
     while (self->next_look);
 }

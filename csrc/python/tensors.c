@@ -8,10 +8,51 @@
 
 /* -- one tensor ------------------------------------------------------------------------------ */
 
-static int refuse_type(PyObject *object, const char *why) {
+/* What is refused here, unisono.comm.arguments refuses with the same texts. */
+COLD static int refuse(PyObject *kind, const char *why) {
+    PyErr_SetString(kind, why);
+    return -1;
+}
+
+COLD static int refuse_type(PyObject *object, const char *why) {
     PyObject *type = PyType_GetName(Py_TYPE(object));
     if (type) PyErr_Format(PyExc_TypeError, "%S %s", type, why);
     Py_XDECREF(type);
+    return -1;
+}
+
+/* An array of dates, of records, of another machine's numbers. */
+COLD static int refuse_elements(PyObject *object) {
+    PyErr_Clear();
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    if (dtype) {
+        PyErr_Format(PyExc_TypeError, "%S elements are not plain numbers", dtype);
+        Py_DECREF(dtype);
+        return -1;
+    }
+    PyErr_Clear();
+    return refuse_type(object, "holds elements that are not plain numbers");
+}
+
+/* A tensor on a device, or one that torch refused to show (sparse, meta, quantised, ...). */
+COLD static int refuse_memory(PyObject *object) {
+    PyErr_Clear();
+    PyObject *type = PyType_GetName(Py_TYPE(object));
+    PyObject *layout = PyObject_GetAttrString(object, "layout");
+    PyObject *device = PyObject_GetAttrString(object, "device");
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyErr_Clear();
+    if (type && layout && device && dtype)
+        PyErr_Format(PyExc_TypeError,
+                     "a %S of %S, %S on device %S has no plain memory to share: pass a dense "
+                     "tensor on cpu",
+                     type, dtype, layout, device);
+    else
+        refuse_type(object, "has no plain memory to share");
+    Py_XDECREF(type);
+    Py_XDECREF(layout);
+    Py_XDECREF(device);
+    Py_XDECREF(dtype);
     return -1;
 }
 
@@ -50,10 +91,8 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
 
     struct un_dim kept[64];
     int n = 0;
-    if (dims > 64) {
-        PyErr_SetString(PyExc_ValueError, "tensors of more than 64 dimensions are not supported");
-        return -1;
-    }
+    if (dims > 64)
+        return refuse(PyExc_ValueError, "tensors of more than 64 dimensions are not supported");
     for (int d = 0; d < dims; d++) {
         if (shape[d] == 1) continue;
         struct un_dim dim = {(size_t)shape[d], (ptrdiff_t)(strides[d] * stride_unit)};
@@ -74,10 +113,9 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     t->layout->item_bytes = t->item_bytes;
     memcpy(t->layout->dim, kept, (size_t)n * sizeof *kept);
     if (!writable || !overlaps_itself(t->data, t->layout)) return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "an expanded or overlapping tensor cannot receive a result: several of its "
-                    "elements share an address; pass a .clone()");
-    return -1;
+    return refuse(PyExc_ValueError,
+                  "an expanded or overlapping tensor cannot receive a result: several of its "
+                  "elements share an address; pass a .clone()");
 }
 
 /* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
@@ -95,8 +133,8 @@ static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_
         bool refused = lazy == Py_True;
         Py_XDECREF(lazy);
         if (refused)
-            return refuse_type(object, i ? "is a lazy negative: pass .resolve_neg()"
-                                         : "is a lazy conjugate: pass .resolve_conj()");
+            return refuse(PyExc_TypeError, i ? "a lazy negative: pass .resolve_neg()"
+                                             : "a lazy conjugate: pass .resolve_conj()");
     }
     return 0;
 }
@@ -135,7 +173,7 @@ static bool is_same(const asked *a, const asked *b) {
 
 /* torch lets a storage shrink under its tensors (untyped_storage().resize_), which then say that
  * they have more than there is. */
-static int check_storage(PyObject *object, size_t needed_bytes, const asked *needed) {
+static int check_storage(PyObject *object, const asked *needed) {
     size_t begin, bytes;
     PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
     bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
@@ -146,9 +184,9 @@ static int check_storage(PyObject *object, size_t needed_bytes, const asked *nee
     }
     if ((uintptr_t)needed->first >= begin && (uintptr_t)needed->end <= begin + bytes) return 0;
     PyErr_Format(PyExc_ValueError,
-                 "a tensor of %zu bytes has a storage of %zu, which somebody resized: resize it "
-                 "back, or pass another tensor",
-                 needed_bytes, bytes);
+                 "a tensor that ends at byte %zu has a storage of %zu, which somebody resized: "
+                 "resize it back, or pass another tensor",
+                 (size_t)((uintptr_t)needed->end - begin), bytes);
     return -1;
 }
 
@@ -161,7 +199,7 @@ static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
     }
     asked *set = set_of(&now);
     bool is_new = !is_same(&set[0], &now) && !is_same(&set[1], &now);
-    if (is_new && check_storage(object, t->bytes, &now)) return -1;
+    if (is_new && check_storage(object, &now)) return -1;
     if (check_lazy(object, t, code, is_new)) return -1;
     if (is_new) {
         set[1] = set[0];
@@ -172,7 +210,7 @@ static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
 
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
-        return refuse_type(object, "lies on a device: this group moves CPU tensors only");
+        return refuse_memory(object);
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
@@ -244,18 +282,16 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
         Py_buffer readable;
         if (writable && !PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT)) {
             PyBuffer_Release(&readable);
-            PyErr_SetString(PyExc_ValueError, "a read-only array cannot receive a result");
-            return -1;
+            return refuse(PyExc_ValueError, "a read-only array cannot receive a result");
         }
-        PyErr_Clear();
-        return refuse_type(object, "is neither a tensor nor an array of plain numbers");
+        return refuse_elements(object);
     }
     t->item_bytes = (size_t)t->buffer.itemsize;
     t->data = t->buffer.buf;
     bool power_of_two = t->item_bytes && t->item_bytes <= 16 &&
                         !(t->item_bytes & (t->item_bytes - 1));
     if (!power_of_two || !dtype_of_format(t->buffer.format, t->item_bytes, &t->dtype))
-        return refuse_type(object, "holds elements that are not plain numbers");
+        return refuse_elements(object);
     int64_t shape[64], strides[64];
     int dims = t->buffer.ndim;
     for (int d = 0; d < dims && d < 64; d++) {
@@ -265,36 +301,16 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     return set_layout(t, dims, shape, strides, 1, writable);
 }
 
-/* torch refused to show the tensor (sparse, meta, quantised, ...); its message is long. */
-static int explain_refusal(PyObject *object) {
-    PyErr_Clear();
-    PyObject *layout = PyObject_GetAttrString(object, "layout");
-    PyObject *device = PyObject_GetAttrString(object, "device");
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    PyErr_Clear();
-    if (layout && device && dtype)
-        PyErr_Format(PyExc_TypeError,
-                     "a tensor of %S, %S on device %S has no plain memory to share: pass a dense "
-                     "CPU tensor",
-                     dtype, layout, device);
-    else
-        refuse_type(object, "has no plain memory to share");
-    Py_XDECREF(layout);
-    Py_XDECREF(device);
-    Py_XDECREF(dtype);
-    return -1;
-}
-
 static int read_tensor(tensor *t, PyObject *object, bool writable) {
     const known_type *type = know_type(object);
     if (type->api) {
         dl_tensor d;
-        if (type->api->tensor_from_object(object, &d)) return explain_refusal(object);
+        if (type->api->tensor_from_object(object, &d)) return refuse_memory(object);
         return from_dlpack(t, object, &d, writable);
     }
     if (type->masks)
-        return refuse_type(object, "has hidden elements, which would count: pass .filled(...) or "
-                                   ".data");
+        return refuse(PyExc_TypeError, "a masked array's hidden elements would count: pass "
+                                       ".filled(...) or .data");
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
     if (PyObject_HasAttrString(object, "__dlpack__")) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
@@ -302,6 +318,7 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
             t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor") : NULL;
         return d ? from_dlpack(t, object, &d->tensor, writable) : -1;
     }
+    if (object == Py_None) return refuse(PyExc_TypeError, "None in place of a tensor");
     return refuse_type(object, "is neither a tensor nor an array");
 }
 
@@ -435,10 +452,8 @@ static int one_tensor_per_part(side *s, size_t parts) {
 
 static int same_dtype(const side *s) {
     for (size_t i = 1; i < s->tensors; i++)
-        if (s->tensor[i].dtype != s->tensor[0].dtype) {
-            PyErr_SetString(PyExc_TypeError, "the tensors of one call have different dtypes");
-            return -1;
-        }
+        if (s->tensor[i].dtype != s->tensor[0].dtype)
+            return refuse(PyExc_TypeError, "the tensors of one call have different dtypes");
     return 0;
 }
 

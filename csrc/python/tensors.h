@@ -5,7 +5,10 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "layouts.h"
 #include "unisono.h"
+
+#define COLD __attribute__((cold)) /* refusals: kept out of the way of calls that are all right */
 
 typedef struct tensor {
     char *data;
@@ -54,32 +57,5 @@ PyObject *module_compare_shapes(PyObject *module, PyObject *wanted);
 
 /* What the shapes of a side's tensors come to, never 0. Dimensions of length 1 do not count. */
 uint32_t mark_of_shapes(const side *s);
-
-/* overlaps.c: from where to where a tensor lies. */
-typedef struct extent {
-    const char *first, *end;
-    size_t tensor; /* its index in its side */
-    bool written;
-} extent;
-extent extent_of(const char *data, const un_layout *layout, size_t bytes);
-
-/* overlaps.c: whether two elements of a tensor share memory. */
-bool overlaps_itself(const char *data, const un_layout *layout);
-
-/* overlaps.c: both sides of a call, for the question whether its tensors share memory as they may.
- * Returns 0, or -1 with a Python exception. */
-typedef struct sides {
-    un_operation operation;
-    size_t rank, ranks;
-    bool wide_input, wide_output;
-    bool coalesced;
-    bool in_place; /* there is no output but the input */
-    const side *in, *out;
-} sides;
-int check_overlaps(const sides *s);
-
-/* overlaps.c: which_overlap(tensors, written): the numbers of two tensors of different types that
- * share memory, the smaller one below `written`; or None. */
-PyObject *module_which_overlap(PyObject *module, PyObject *arguments);
 
 #endif

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and the words for how they end.
+"""Processes as /proc shows them, and texts for how they end.
 
 The engine reads for itself what it needs; all Python reads here. testing/nursery.py loads this file
 by its path, so it imports nothing of ours.
@@ -91,12 +91,12 @@ def command_of(pid: int) -> str:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return "?"
-    words = arguments.split("\0")[:-1]
-    if "-c" in words[:6]:  # a rank of a launch: its parent's command tells more
+    parts = arguments.split("\0")[:-1]
+    if "-c" in parts[:6]:  # a rank of a launch: its parent's command tells more
         parent = parent_of(pid)
         return command_of(parent) if parent > 1 else "?"
-    words = [os.path.basename(word) if os.sep in word else word for word in words]
-    return " ".join(words[1:] if words and words[0].startswith("python") else words) or "?"
+    parts = [os.path.basename(part) if os.sep in part else part for part in parts]
+    return " ".join(parts[1:] if parts and parts[0].startswith("python") else parts) or "?"
 
 
 # -- how they end ------------------------------------------------------------------------------

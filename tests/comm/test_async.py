@@ -8,13 +8,14 @@ import signal
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.base import Communicator, PremulSum, Work
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -92,8 +93,7 @@ def test_a_blocking_call_does_not_overtake(comm: Communicator) -> None:
 
 @pytest.mark.ranks(4)
 def test_works_of_two_groups_interleave(comm: Communicator) -> None:
-    other = comm.split([3, 1, 0, 2])
-    assert other is not None
+    other = subgroup(comm, [3, 1, 0, 2])
     for step in range(30):
         a, b = torch.full((3000,), comm.rank + 1.0), torch.full((3000,), other.rank + 1.0)
         works = [
@@ -111,11 +111,8 @@ def test_works_of_two_groups_interleave(comm: Communicator) -> None:
 def test_a_work_may_be_waited_for_in_another_thread(comm: Communicator) -> None:
     tensors = [torch.ones(50_000) for _ in range(8)]
     works = [begun(comm.all_reduce(tensor, async_op=True)) for tensor in tensors]
-    threads = [threading.Thread(target=work.wait) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda work: work.wait(20), works))
     assert all(tensor.eq(2).all() for tensor in tensors)
 
 
@@ -175,8 +172,7 @@ def test_errors_surface_at_wait(comm: Communicator) -> None:
     tensor = torch.ones(4 if comm.rank else 5)
     work = begun(comm.all_reduce(tensor, async_op=True))
     later = begun(comm.all_reduce(tensor, async_op=True))
-    error = attempt(work.wait)
-    assert isinstance(error, CollectiveMismatch), error
+    error = raised(CollectiveMismatch, work.wait)
     assert error.culprits == (0,)
     assert isinstance(work.exception(), CollectiveMismatch)
     assert isinstance(attempt(later.wait), CollectiveMismatch)
@@ -210,8 +206,7 @@ def close_meanwhile(rank: int, size: int, path: str) -> None:
     else:
         while not Path(f"{path}-closed").exists():
             time.sleep(0.01)
-        error = attempt(comm.all_reduce, tensor)
-        assert isinstance(error, (GroupAborted, PeerLost)), error
+        raised((GroupAborted, PeerLost), comm.all_reduce, tensor)
         comm.close()
     Path(f"{path}-closed").touch()
     assert len(os.listdir("/proc/self/task")) == threads

@@ -1,4 +1,4 @@
-"""The torch make over nccl: needs a GPU, and one rank is enough to go through every call."""
+"""The implementation over torch on nccl: needs a GPU; one rank is enough for every call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import unisono
 from expected import OPS, REDUCIBLE, assert_same, copy_of, inputs, meaningful, reduced
+from ranks import subgroup
 from unisono import PremulSum
 from unisono.comm.base import Communicator
 from unisono.comm.over_torch.communicator import TorchCommunicator
@@ -70,7 +71,6 @@ def test_every_way_to_move_on_the_device(comm: Communicator, async_op: bool) -> 
         assert wide.tolist() == [0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1]
     comm.broadcast([wide, given])
     assert comm.barrier(async_op=True) is not None
-    sub = comm.split([0])
-    assert sub is not None
+    sub = subgroup(comm, [0])
     sub.all_reduce(given)
     sub.close()

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import unisono
+from ranks import subgroup
 from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.mismatches import PairwiseSizes
@@ -60,7 +61,7 @@ def test_one_wrong_size_is_shown_with_who_brought_it(
 
 
 @pytest.mark.ranks(3, backend="gloo")
-def test_the_torch_make_names_it_too(comm: Communicator) -> None:
+def test_the_implementation_over_torch_names_it_too(comm: Communicator) -> None:
     with pytest.raises(CollectiveMismatch) as caught:
         gather(comm, 2)
     assert caught.value.culprits == (2,)
@@ -84,8 +85,7 @@ def test_who_is_wrong_among_many() -> None:
 
 @pytest.mark.ranks(4)
 def test_errors_of_subgroups_show_the_ranks_of_the_world(comm: Communicator) -> None:
-    half = comm.split([0, 1] if comm.rank < 2 else [2, 3])
-    assert half is not None
+    half = subgroup(comm, [0, 1] if comm.rank < 2 else [2, 3])
     half.timeout_s = 0.3
     if half.rank == 0:
         with pytest.raises(CollectiveTimeout) as caught:

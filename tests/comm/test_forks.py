@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, raised
 from resources import held_resources
 from unisono import GroupClosed
 from unisono.comm.base import Communicator
@@ -28,8 +28,7 @@ class Squares(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.group is not None:
-            error = attempt(self.group.all_reduce, torch.ones(3))
-            assert isinstance(error, GroupClosed), error
+            raised(GroupClosed, self.group.all_reduce, torch.ones(3))
         return torch.tensor(float(index * index))
 
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect, in_a_fork
+from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.base import Communicator
 
 
 def assert_sums(group: Communicator, count: int = 3) -> None:
-    """The sum of the members' global ranks comes out, and every member is in its place."""
+    """The sum of the members' global ranks comes out, and the members are in order."""
     assert group.global_ranks is not None
     mine = group.global_ranks[group.rank]
     group.all_reduce(tensor := torch.full((count,), float(mine)))
     assert tensor.tolist() == [sum(group.global_ranks)] * count
-    places = torch.zeros(group.size, dtype=torch.int64)
-    group.all_gather(places, torch.tensor([mine]))
-    assert tuple(places.tolist()) == group.global_ranks
+    members = torch.zeros(group.size, dtype=torch.int64)
+    group.all_gather(members, torch.tensor([mine]))
+    assert tuple(members.tolist()) == group.global_ranks
 
 
 # -- members -----------------------------------------------------------------------------------
@@ -65,9 +65,7 @@ def test_disjoint_and_overlapping_groups_live_side_by_side(comm: Communicator) -
 
 @pytest.mark.ranks(3)
 def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None:
-    first, second = comm.split([0, 1, 2]), comm.split([0, 1, 2])
-    assert first is not None
-    assert second is not None
+    first, second = subgroup(comm, [0, 1, 2]), subgroup(comm, [0, 1, 2])
     assert first.name != second.name
     for step in range(50):
         one, two = torch.full((2000,), float(step)), torch.full((2000,), -1.0)
@@ -86,71 +84,45 @@ def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None
 
 @pytest.mark.ranks(2)
 def test_labels_tell_groups_apart_whichever_is_made_first(comm: Communicator) -> None:
-    found: dict[str, Communicator | None] = {}
-
-    def make(label: str) -> None:
-        found[label] = comm.split([0, 1], label)
-
-    threads = [threading.Thread(target=make, args=(label,)) for label in ("red", "blue")]
-    for thread in threads if comm.rank else reversed(threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for place, label in enumerate(("red", "blue")):
-        group = found[label]
-        assert group is not None
+    labels = ["red", "blue"]
+    with ThreadPoolExecutor() as threads:
+        found = {
+            label: threads.submit(subgroup, comm, [0, 1], label)
+            for label in (labels if comm.rank else reversed(labels))
+        }
+    for number, label in enumerate(labels):
+        group = found[label].result()
         assert group.name == f"world.{label}[0,1]"
-        group.all_reduce(tensor := torch.tensor([float(place)]))
-        assert float(tensor) == 2 * place
+        group.all_reduce(tensor := torch.tensor([float(number)]))
+        assert float(tensor) == 2 * number
         group.close()
 
 
 @pytest.mark.ranks(3)
 def test_two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
-    groups = [comm.split([0, 1, 2]), comm.split([2, 1, 0])]
-    failures: list[BaseException] = []
+    groups = [subgroup(comm, [0, 1, 2]), subgroup(comm, [2, 1, 0])]
 
     def work(group: Communicator, amount: int) -> None:
-        try:
+        with group:
             for step in range(100):
                 group.all_reduce(tensor := torch.full((amount,), float(step)))
                 assert tensor.eq(3.0 * step).all()
-        except BaseException as error:
-            failures.append(error)
 
-    threads = [
-        threading.Thread(target=work, args=(group, amount))
-        for group, amount in zip(groups, (5, 3000), strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    for group in groups:
-        assert group is not None
-        group.close()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(work, groups, (5, 3000)))
 
 
 @pytest.mark.ranks(2)
-def test_threads_of_use_a_group_take_turns(comm: Communicator) -> None:
+def test_threads_that_use_a_group_take_turns(comm: Communicator) -> None:
     """All threads do the same, so that any order of turns fits any other."""
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(50):
-                comm.all_reduce(tensor := torch.ones(700))
-                assert tensor.eq(2).all()
-        except BaseException as error:
-            failures.append(error)
+    def work(steps: int) -> None:
+        for _ in range(steps):
+            comm.all_reduce(tensor := torch.ones(700))
+            assert tensor.eq(2).all()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(work, [50] * 4))
 
 
 @pytest.mark.ranks(8)
@@ -174,10 +146,8 @@ def nested_ranks(ranks: list[int]) -> list[int]:
 
 @pytest.mark.ranks(3)
 def test_a_child_outlives_its_parent(comm: Communicator) -> None:
-    parent = comm.split([0, 1, 2])
-    assert parent is not None
-    child = parent.split([2, 0, 1])
-    assert child is not None
+    parent = subgroup(comm, [0, 1, 2])
+    child = subgroup(parent, [2, 0, 1])
     parent.close()
     assert_sums(child)
     grandchild = child.split([1, 2])
@@ -189,8 +159,7 @@ def test_a_child_outlives_its_parent(comm: Communicator) -> None:
 
 @pytest.mark.ranks(3)
 def test_a_group_of_one_needs_nobody(comm: Communicator) -> None:
-    own = comm.split([comm.rank])
-    assert own is not None
+    own = subgroup(comm, [comm.rank])
     with own:
         assert (own.rank, own.size, own.global_ranks) == (0, 1, (comm.rank,))
         assert_sums(own)
@@ -205,8 +174,7 @@ def test_only_members_take_part_in_making_a_group(comm: Communicator) -> None:
     if comm.rank == 2:
         time.sleep(1.0)
     else:
-        group = comm.split([1, 0])
-        assert group is not None
+        group = subgroup(comm, [1, 0])
         with group:
             assert_sums(group)
         assert time.monotonic() - start < 0.5
@@ -220,8 +188,7 @@ def test_groups_are_made_in_different_orders(comm: Communicator) -> None:
     if comm.rank == 0:
         time.sleep(0.2)  # let all three come first
     for members in plans[comm.rank]:
-        group = comm.split(members)
-        assert group is not None
+        group = subgroup(comm, members)
         with group:
             assert_sums(group)
 
@@ -253,8 +220,7 @@ def test_many_groups_leave_nothing_behind(fresh_pool: RankPool, count: int) -> N
 
 def make_many_groups(comm: Communicator, count: int) -> tuple[dict[str, float], dict[str, float]]:
     def use_a_group(number: int) -> None:
-        group = comm.split([number % 2, 1 - number % 2])
-        assert group is not None
+        group = subgroup(comm, [number % 2, 1 - number % 2])
         with group:
             assert_sums(group, 1000 if number % 10 else 100_000)
 
@@ -270,7 +236,7 @@ def belongings() -> dict[str, float]:
     """What this process holds right now."""
     gc.collect()
     lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    numbers = {words[0].rstrip(":"): words[1] for words in lines if len(words) > 1}
+    numbers = {line[0].rstrip(":"): line[1] for line in lines if len(line) > 1}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(numbers["Threads"]),
@@ -303,8 +269,7 @@ def what_this_process_holds(rank: int, size: int, path: str) -> dict[str, float]
 def test_a_group_that_is_dropped_without_close_is_given_back(comm: Communicator) -> None:
     before = belongings()["descriptors"]
     for _ in range(20):
-        group = comm.split([0, 1])
-        assert group is not None
+        group = subgroup(comm, [0, 1])
         assert_sums(group)
         comm.barrier()
         del group
@@ -314,8 +279,7 @@ def test_a_group_that_is_dropped_without_close_is_given_back(comm: Communicator)
 
 @pytest.mark.ranks([1, 2])
 def test_closing_twice_does_nothing_and_use_after_it_raises(comm: Communicator) -> None:
-    group = comm.split(range(comm.size))
-    assert group is not None
+    group = subgroup(comm, range(comm.size))
     assert_sums(group)
     with group:
         group.close()
@@ -335,8 +299,7 @@ def test_closing_twice_does_nothing_and_use_after_it_raises(comm: Communicator) 
         lambda: group.all_to_all(wide, wide.clone()),
         lambda: group.split(range(comm.size)),
     ):
-        error = attempt(use)
-        assert isinstance(error, GroupClosed), error
+        error = raised(GroupClosed, use)
         assert "closed" in str(error)
         assert error.group == group.name
     assert tensor.tolist() == [1, 1]
@@ -346,8 +309,7 @@ def test_closing_twice_does_nothing_and_use_after_it_raises(comm: Communicator) 
 
 @pytest.mark.ranks(4)
 def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(comm: Communicator) -> None:
-    group = comm.split(range(comm.size))
-    assert group is not None
+    group = subgroup(comm, range(comm.size))
     with group:
         group.barrier()
         if comm.rank == 2:
@@ -366,8 +328,7 @@ def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(comm: Communicat
 @pytest.mark.ranks(4)
 def test_a_peer_may_close_as_soon_as_its_own_call_is_done(comm: Communicator) -> None:
     for count in (1, 1000, 100_000) * 10:
-        group = comm.split(range(comm.size))
-        assert group is not None
+        group = subgroup(comm, range(comm.size))
         with group:
             group.all_reduce(tensor := torch.ones(count))
         assert tensor.eq(comm.size).all()
@@ -378,8 +339,7 @@ def test_abort_ends_the_calls_of_every_member(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.1)
         comm.abort()  # type: ignore[attr-defined]
-    error = attempt(comm.barrier)
-    assert isinstance(error, GroupError), error
+    error = raised(GroupError, comm.barrier)
     assert "rank 1" in str(error)
 
 
@@ -400,8 +360,7 @@ def test_a_forked_child_cannot_use_its_parents_group(comm: Communicator, use: st
     assert_sums(comm, 100_000)
     assert in_a_fork(uses[use]) == ("None" if use == "close" else "GroupClosed")
     assert_sums(comm, 100_000)
-    group = comm.split([1, 0])
-    assert group is not None
+    group = subgroup(comm, [1, 0])
     with group:
         assert_sums(group)
 
@@ -418,24 +377,19 @@ def test_a_forked_child_makes_a_world_of_its_own(comm: Communicator, shared_tmp_
 
 @pytest.mark.ranks(2)
 def test_a_forked_child_that_ends_closes_nothing(comm: Communicator) -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert_sums(comm)
-    pid = os.fork()
-    if pid == 0:
-        comm.close()
-        gc.collect()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert_sums(comm)
+    for end in (lambda: None, comm.close):
+        child = os.fork()
+        if child == 0:
+            end()
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert_sums(comm)
 
 
 @pytest.mark.ranks(2)
 def test_nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
-    group = comm.split([0, 1])
-    assert group is not None
+    group = subgroup(comm, [0, 1])
     with group:
         assert_sums(group, 200_000)
         maps = Path("/proc/self/maps").read_text()
@@ -448,8 +402,7 @@ def test_nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
 @pytest.mark.ranks(2)
 def test_a_group_inherits_its_parents_deadline(comm: Communicator) -> None:
     comm.timeout_s = 7.0
-    group = comm.split([0, 1])
-    assert group is not None
+    group = subgroup(comm, [0, 1])
     with group:
         assert group.timeout_s == 7.0
         group.timeout_s = 3.0

@@ -22,11 +22,12 @@ import unisono
 from ranks import in_a_fork
 from resources import meeting_files
 from unisono import Communicator, RendezvousError, UnisonoError
-from unisono.comm.rendezvous import by_name, discovery
+from unisono.comm.rendezvous import by_name, discovery, waiting
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.by_name import _FolderAnnouncements
 from unisono.comm.rendezvous.by_parent import start_time
 from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Connection, Deadline
 from unisono.comm.shared_memory.communicator import open_with
@@ -312,7 +313,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
     store = dist.HashStore()
     announcements = StoreAnnouncements(store, f"unisono/join/{name}")
     calls = []
-    with Lobby() as full:
+    with contextlib.closing(Lobby()) as full:
         me = discovery.about_me(full.address)
         announcements.announce(0, me)
         with contextlib.suppress(BlockingIOError):
@@ -321,16 +322,22 @@ def test_a_full_queue_at_the_door_is_waited_for(
         with pytest.raises(RendezvousError, match="queue of connections is"):
             Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
         request = JoinRequest("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
-        with Lobby() as other, pytest.raises(RendezvousError, match="queue of connections is"):
-            other.meet_at(full.address, request)
+        with contextlib.closing(Lobby()) as other, pytest.raises(RendezvousError, match="queue of"):
+            meet_at(full.address, other, request)
         follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
         follower.start()
         for call in calls:
             call.close()
         leader = JoinRequest(name, 0, 2, Deadline(20), open_with(20.0))
-        place = full.meet_by(announcements, leader)
+        membership = meet_by(announcements, full, leader)
         follower.join()
-        place.group.close()
+        membership.group.close()
+
+
+def test_a_rank_waits_in_silence_for_five_seconds() -> None:
+    assert waiting.QUIET_S == 5.0
+    assert Communicator.join.__doc__ is not None
+    assert f"says after {waiting.QUIET_S:g} s" in Communicator.join.__doc__
 
 
 # -- what the dead leave ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect
+from ranks import RankPool, attempt, connect, subgroup
 from resources import held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
@@ -32,7 +32,7 @@ class Cage:
         self._version = version
 
     @property
-    def place(self) -> tuple[str, int]:
+    def location(self) -> tuple[str, int]:
         """For a rank, which makes its own."""
         return str(self.folder), self._version
 
@@ -50,8 +50,8 @@ class Cage:
     def kills(self) -> int:
         """How many processes the kernel has killed for want of memory."""
         name = "memory.oom_control" if self._version == 1 else "memory.events"
-        words = (self.folder / name).read_text().split()
-        return int(words[words.index("oom_kill") + 1])
+        fields = (self.folder / name).read_text().split()
+        return int(fields[fields.index("oom_kill") + 1])
 
 
 @pytest.fixture
@@ -86,8 +86,7 @@ def leave_room(folder: str, version: int, size_bytes: int) -> None:
 
 def warm_up(comm: Communicator) -> None:
     """Do once what will be done without room: a process takes pages of its own for it, too."""
-    group = comm.split(range(comm.size))
-    assert group is not None
+    group = subgroup(comm, range(comm.size))
     group.all_reduce(tensor := torch.ones(300_000))
     assert tensor.sum() == 300_000 * comm.size
     assert isinstance(attempt(group.all_reduce, None), TypeError)
@@ -101,7 +100,7 @@ def test_no_room_for_anybody(cage: Cage, fresh_pool: RankPool, ranks: int) -> No
     for pid in fresh_pool.pids(ranks):
         cage.put(pid)
     room_bytes = SLICE_BYTES - (64 << 10)
-    for error in fresh_pool.run(call_without_room, ranks, *cage.place, room_bytes):
+    for error in fresh_pool.run(call_without_room, ranks, *cage.location, room_bytes):
         assert isinstance(error, SegmentError), error
         assert "2 MiB" in str(error)
         assert int(str(error).split()[-2]) < SLICE_BYTES, error
@@ -110,13 +109,7 @@ def test_no_room_for_anybody(cage: Cage, fresh_pool: RankPool, ranks: int) -> No
 
 def call_without_room(comm: Communicator, folder: str, version: int, room: int) -> object:
     """All refuse the same call, so that the group goes on with calls that need no slice."""
-    tensor = torch.ones(300_000)
-    warm_up(comm)
-    if comm.rank == 0:
-        leave_room(folder, version, room)
-    comm.barrier()
-    error = attempt(comm.all_reduce, tensor)
-    assert tensor.sum() == 300_000  # takes no memory, of which there is none
+    error = call_with_little_room(comm, folder, version, room)
     comm.all_reduce(small := torch.ones(5))
     assert small.eq(comm.size).all()
     return error
@@ -126,7 +119,7 @@ def test_room_for_some_is_not_taken_by_all_at_once(cage: Cage, fresh_pool: RankP
     """Whoever finds room must have taken it before the next one looks."""
     for pid in fresh_pool.pids(6):
         cage.put(pid)
-    errors = fresh_pool.run(call_with_little_room, 6, *cage.place, 3 * SLICE_BYTES - (64 << 10))
+    errors = fresh_pool.run(call_with_little_room, 6, *cage.location, 3 * SLICE_BYTES - (64 << 10))
     assert cage.kills() == 0
     without = [error for error in errors if isinstance(error, SegmentError)]
     others = [error for error in errors if isinstance(error, CollectiveMismatch)]
@@ -148,7 +141,7 @@ def call_with_little_room(comm: Communicator, folder: str, version: int, room: i
 
 def test_no_room_for_a_message(cage: Cage, fresh_pool: RankPool) -> None:
     cage.put(fresh_pool.pids(2)[0])
-    sender, receiver = fresh_pool.run(send_without_room, 2, *cage.place, deadline_s=20)
+    sender, receiver = fresh_pool.run(send_without_room, 2, *cage.location, deadline_s=20)
     assert isinstance(sender, SegmentError), sender
     assert isinstance(receiver, GroupAborted), receiver
     assert "rank 0" in str(receiver)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from expected import assert_same
-from ranks import RankPool, attempt
+from ranks import RankPool, attempt, raised, subgroup
 from unisono import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -192,9 +192,7 @@ def differ(
 ) -> tuple[BaseException | None, float]:
     """One rank does something else. Returns what this rank raised, and after how long."""
     ranks = list(range(comm.size))
-    group, bystander = comm.split(ranks), comm.split(ranks)
-    assert group is not None
-    assert bystander is not None
+    group, bystander = subgroup(comm, ranks), subgroup(comm, ranks)
     group.all_reduce(torch.ones(3))
     buffers = Buffers.of(group, scale)
     before = [tensor.clone() for tensor in buffers.all()]
@@ -270,8 +268,9 @@ def test_eight_ranks_name_the_odd_one(comm: Communicator) -> None:
 
 @pytest.mark.ranks(4)
 def test_without_a_majority_both_sides_are_shown(comm: Communicator) -> None:
-    error = attempt(comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2])
-    assert isinstance(error, CollectiveMismatch)
+    error = raised(
+        CollectiveMismatch, comm.all_reduce, torch.ones(3), ("sum", "max")[comm.rank % 2]
+    )
     assert error.culprits == ()
     assert "ranks 0 and 2: all_reduce of float32, 3 elements, sum" in str(error)
     assert "ranks 1 and 3: all_reduce of float32, 3 elements, max" in str(error)
@@ -282,8 +281,7 @@ def test_groups_with_the_culprit_that_were_not_in_the_call_go_on(comm: Communica
     pairs = [comm.split([0, 1]), comm.split([2, 3])]
     mine = next(pair for pair in pairs if pair is not None)
     if comm.rank < 2:
-        error = attempt(mine.all_reduce, torch.ones(2 + comm.rank))
-        assert isinstance(error, CollectiveMismatch)
+        raised(CollectiveMismatch, mine.all_reduce, torch.ones(2 + comm.rank))
     for _ in range(10):
         comm.all_reduce(tensor := torch.ones(5))
         assert tensor.eq(4).all()
@@ -314,8 +312,7 @@ def test_a_skipped_call_is_seen_at_the_next_different_one(comm: Communicator) ->
 def test_a_late_rank_is_still_in_the_report(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.4)
-    error = attempt(comm.all_reduce, torch.ones(2 + comm.rank // 2))
-    assert isinstance(error, CollectiveMismatch)
+    error = raised(CollectiveMismatch, comm.all_reduce, torch.ones(2 + comm.rank // 2))
     assert None not in error.calls
     assert error.culprits == (2,)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import RankPool, attempt, in_a_fork
+from ranks import RankPool, attempt, in_a_fork, raised, subgroup
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -90,8 +90,7 @@ def all_are_interrupted(rank: int, size: int, path: str) -> None:
     assert mine is not None
     comm.barrier()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    error = attempt(mine.barrier)
-    assert isinstance(error, (KeyboardInterrupt, GroupAborted)), error
+    raised((KeyboardInterrupt, GroupAborted), mine.barrier)
     attempt(time.sleep, 0.4)  # an interrupt may still be on its way
     for pair in pairs:
         if pair is not None:
@@ -161,8 +160,7 @@ def test_threads_may_split_one_world_at_the_same_time(comm: Communicator) -> Non
 
     def split(which: int) -> None:
         for _ in range(5):
-            group = comm.split(members[which])
-            assert group is not None
+            group = subgroup(comm, members[which])
             tensor = torch.ones(4)
             group.all_reduce(tensor)
             made[which] = made.get(which, 0.0) + float(tensor[0])

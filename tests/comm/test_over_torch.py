@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from ranks import attempt
+from ranks import attempt, raised
 from unisono.world.world import resolve
 
 
@@ -41,8 +41,7 @@ def test_a_pair_that_disagrees_on_gloo_is_told(process_group: Any) -> None:
     comm = resolve()
     sent = [torch.ones(2) for _ in range(3)]
     taken = [torch.ones(3 if comm.rank == 2 and r == 0 else 2) for r in range(3)]
-    error = attempt(comm.all_to_all, taken, sent)
-    assert isinstance(error, unisono.CollectiveMismatch), error
+    error = raised(unisono.CollectiveMismatch, comm.all_to_all, taken, sent)
     assert "rank 0 gives 2 elements to rank 2, which wants 3" in str(error)
 
 
@@ -73,8 +72,7 @@ def test_a_late_peer_is_a_timeout_on_both_sides(process_group: Any, shared_tmp_p
     else:
         while not gave_up.exists():
             pass
-        error = attempt(comm.barrier)
-        assert isinstance(error, unisono.CollectiveTimeout), error
+        error = raised(unisono.CollectiveTimeout, comm.barrier)
         assert "told by rank 0" in str(error)
 
 
@@ -83,8 +81,7 @@ def test_abort_ends_the_calls_of_every_rank_with_its_reason(process_group: Any) 
     comm = resolve()
     if comm.rank == 1:
         comm.abort("enough")
-    error = attempt(comm.all_reduce, torch.ones(3))
-    assert isinstance(error, unisono.GroupAborted), error
+    error = raised(unisono.GroupAborted, comm.all_reduce, torch.ones(3))
     assert "rank 1 ended group" in str(error)
     assert "enough" in str(error)
 
@@ -106,8 +103,7 @@ def test_a_group_that_closes_ends_what_is_under_way(
     else:
         while not (shared_tmp_path / "closed").exists():
             pass
-        error = attempt(comm.barrier)
-        assert isinstance(error, unisono.PeerLost), error
+        error = raised(unisono.PeerLost, comm.barrier)
         assert "rank 0 closed group" in str(error)
     dist.barrier()  # its parent goes on
 

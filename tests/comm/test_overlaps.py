@@ -1,7 +1,8 @@
 """Arguments whose tensors share memory: the right result, or a refusal on every rank.
 
-Every case of the table in docs/collectives.md, on every make. Expectations come from plain lists of
-numbers. What one rank alone refuses ends the group, so such cases have a group of their own.
+Every case of the table in docs/collectives.md, on every implementation. Expectations come from
+plain lists of numbers. What one rank alone refuses ends the group, so such cases have a group of
+their own.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from ranks import attempt
+from implementations import on_implementations
+from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.base import Communicator
 from unisono.comm.overlaps import overlaps_itself, shared_pairs
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
 from unisono.world.world import resolve
-
-LENGTHS = [3, 20_000]  # in the post, and in several turns
 
 
 @pytest.fixture
@@ -33,8 +33,14 @@ def comm(process_group: Any) -> Communicator:
     return resolve(process_group)
 
 
+def on(ours: list[int], gloo: list[int]) -> pytest.MarkDecorator:
+    """Run a test on groups of so many ranks: of our backend, and of gloo."""
+    chosen = [*(("native", ranks) for ranks in ours), *(("torch", ranks) for ranks in gloo)]
+    return on_implementations(chosen, quick=chosen)
+
+
 def row(rank: int, length: int, first: int = 0) -> torch.Tensor:
-    """Numbers of which every one belongs to one place of one rank."""
+    """Numbers of which every one belongs to one rank and index."""
     return torch.arange(first, first + length, dtype=torch.float64) + 1_000_000 * (rank + 1)
 
 
@@ -48,7 +54,12 @@ def refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
 # -- in place: what has a meaning ----------------------------------------------------------------
 
 
-def check_in_place(comm: Communicator, length: int, async_op: bool) -> None:
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("length", [3, 20_000])  # in the post, and in several turns
+@on(ours=[1, 2, 3, 4], gloo=[1, 2, 3])
+def test_in_place_forms_give_the_right_result(
+    comm: Communicator, length: int, async_op: bool
+) -> None:
     def done(work: Any) -> None:
         assert (work is not None) is async_op
         if work is not None:
@@ -113,20 +124,8 @@ def check_in_place(comm: Communicator, length: int, async_op: bool) -> None:
     assert torch.equal(torch.cat(mixed), exchanged)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.ranks([1, 2, 3, 4])
-def test_in_place_forms_give_the_right_result(comm: Communicator, length: int) -> None:
-    for async_op in (False, True):
-        check_in_place(comm, length, async_op)
-
-
-@pytest.mark.ranks([1, 2, 3], backend="gloo")
-def test_in_place_forms_give_the_right_result_over_gloo(comm: Communicator) -> None:
-    for async_op in (False, True):
-        check_in_place(comm, 3, async_op)
-
-
-def check_neighbours(comm: Communicator) -> None:
+@on(ours=[1, 2, 3, 4], gloo=[1, 2])
+def test_views_between_each_other_do_not_count_as_shared(comm: Communicator) -> None:
     """Views of one tensor that have no element in common are as good as any."""
     size = comm.size
     square = torch.zeros(5, 2 * size, dtype=torch.float64)
@@ -161,20 +160,11 @@ def check_neighbours(comm: Communicator) -> None:
     assert torch.cat(gathered).tolist() == [float(r) for r in range(size)]
 
 
-@pytest.mark.ranks([1, 2, 3, 4])
-def test_views_between_each_other_do_not_count_as_shared(comm: Communicator) -> None:
-    check_neighbours(comm)
-
-
-@pytest.mark.ranks([1, 2], backend="gloo")
-def test_views_between_each_other_do_not_count_as_shared_over_gloo(comm: Communicator) -> None:
-    check_neighbours(comm)
-
-
 # -- refused on every rank -----------------------------------------------------------------------
 
 
-def check_refusals(comm: Communicator) -> None:
+@on(ours=[1, 2, 3, 4], gloo=[1, 2, 3])
+def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> None:
     size, rank = comm.size, comm.rank
     length = 4
     for async_op in (False, True):
@@ -219,16 +209,6 @@ def check_refusals(comm: Communicator) -> None:
     assert total.tolist() == [size] * 2, "the group goes on"
 
 
-@pytest.mark.ranks([1, 2, 3, 4])
-def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> None:
-    check_refusals(comm)
-
-
-@pytest.mark.ranks([1, 2, 3], backend="gloo")
-def test_what_has_no_meaning_is_refused_on_every_rank_over_gloo(comm: Communicator) -> None:
-    check_refusals(comm)
-
-
 def calls_that_one_rank_refuses(comm: Communicator) -> list[Callable[[Communicator], Any]]:
     """Calls whose arguments are wrong on one rank and right on the others."""
     size, rank, last = comm.size, comm.rank, comm.size - 1
@@ -253,10 +233,11 @@ def calls_that_one_rank_refuses(comm: Communicator) -> list[Callable[[Communicat
     ]
 
 
-def check_peers_raise(comm: Communicator) -> None:
+@pytest.mark.provokes
+@on(ours=[2, 3], gloo=[2])
+def test_what_one_rank_refuses_raises_on_all(comm: Communicator) -> None:
     for number, call in enumerate(calls_that_one_rank_refuses(comm)):
-        group = comm.split(range(comm.size), f"case{number}")
-        assert group is not None
+        group = subgroup(comm, range(comm.size), f"case{number}")
         group.timeout_s = 20
         error = attempt(call, group)
         assert isinstance(error, (ValueError, CollectiveMismatch)), (number, error)
@@ -265,17 +246,6 @@ def check_peers_raise(comm: Communicator) -> None:
         assert kinds.count("ValueError") >= 1, (number, kinds)
         assert kinds.count("CollectiveMismatch") >= 1, (number, kinds)
         group.close()
-
-
-@pytest.mark.provokes
-@pytest.mark.ranks([2, 3])
-def test_what_one_rank_refuses_raises_on_all(comm: Communicator) -> None:
-    check_peers_raise(comm)
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_what_one_rank_refuses_raises_on_all_over_gloo(comm: Communicator) -> None:
-    check_peers_raise(comm)
 
 
 @pytest.mark.ranks([1, 2, 3])
@@ -299,7 +269,8 @@ def test_schedules_keep_to_the_same_rules(comm: Communicator) -> None:
 # -- broadcasts of lists: tied weights -----------------------------------------------------------
 
 
-def check_tied(comm: Communicator) -> None:
+@on(ours=[2, 3], gloo=[2])
+def test_a_broadcast_list_is_written_in_its_order(comm: Communicator) -> None:
     weight = row(comm.rank, 6)
     square = weight.view(2, 3)
     comm.broadcast([weight, torch.ones(2).double(), square, square[:, 1]], 0)
@@ -308,7 +279,7 @@ def check_tied(comm: Communicator) -> None:
         alone = [torch.ones(2, 2), torch.zeros(2)]
         memory = torch.full((2, 2), 5.0)
         tied = [memory, memory[:, 1]]
-        comm.broadcast([(alone if comm.rank == 0 else tied)[place] for place in order], 0)
+        comm.broadcast([(alone if comm.rank == 0 else tied)[number] for number in order], 0)
         last = [1.0, 1.0] if order == [1, 0] else [0.0, 0.0]
         assert memory[:, 1].tolist() == ([5.0, 5.0] if comm.rank == 0 else last)
         shared = torch.full((4,), float(comm.rank))  # the root's own may share as they like
@@ -316,16 +287,6 @@ def check_tied(comm: Communicator) -> None:
         comm.broadcast(pair, 0)
         assert torch.cat(pair).eq(0).all()
     refused(comm.broadcast, [shared, shared.view(torch.int32)])
-
-
-@pytest.mark.ranks([2, 3])
-def test_a_broadcast_list_is_written_in_its_order(comm: Communicator) -> None:
-    check_tied(comm)
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_a_broadcast_list_is_written_in_its_order_over_gloo(comm: Communicator) -> None:
-    check_tied(comm)
 
 
 # -- messages, and torch.distributed -------------------------------------------------------------
@@ -385,7 +346,8 @@ def resized() -> list[torch.Tensor]:
     return [gone, view, shorter, column]
 
 
-def check_resized(comm: Communicator) -> None:
+@on(ours=[1, 2, 3], gloo=[2])
+def test_a_tensor_larger_than_its_storage_is_refused(comm: Communicator) -> None:
     size, is_root = comm.size, comm.rank == 0
     for tensor in resized():
         narrow, wide = torch.zeros(tensor.numel()), torch.zeros(size * tensor.numel())
@@ -417,22 +379,11 @@ def check_resized(comm: Communicator) -> None:
     comm.barrier()
 
 
-@pytest.mark.ranks([1, 2, 3])
-def test_a_tensor_larger_than_its_storage_is_refused(comm: Communicator) -> None:
-    check_resized(comm)
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_a_tensor_larger_than_its_storage_is_refused_over_gloo(comm: Communicator) -> None:
-    check_resized(comm)
-
-
 @pytest.mark.ranks([1, 2])
 def test_negative_by_a_bit_is_refused_in_every_layout(comm: Communicator) -> None:
     for plain in (torch.arange(4.0), torch.arange(4), torch.arange(8).bfloat16()[::2]):
         lazy = torch._neg_view(plain)
-        error = attempt(comm.broadcast, lazy)
-        assert isinstance(error, TypeError)
+        error = raised(TypeError, comm.broadcast, lazy)
         assert "resolve_neg" in str(error)
         comm.broadcast(lazy.resolve_neg())
 
@@ -452,7 +403,8 @@ def without_plain_memory() -> list[Any]:
     ]
 
 
-def check_without_memory(comm: Communicator) -> None:
+@on(ours=[1, 2], gloo=[2])
+def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -> None:
     tensors = without_plain_memory()
     comm.barrier()  # they take a while to make, and peers wait for a refusal no longer than 2 s
     for tensor in tensors:
@@ -471,16 +423,6 @@ def check_without_memory(comm: Communicator) -> None:
     comm.barrier()
 
 
-@pytest.mark.ranks([1, 2])
-def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -> None:
-    check_without_memory(comm)
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_what_has_no_plain_memory_is_refused_over_gloo(comm: Communicator) -> None:
-    check_without_memory(comm)
-
-
 # -- the two ways to look for it agree -----------------------------------------------------------
 
 
@@ -495,14 +437,14 @@ def test_overlaps_are_found_exactly() -> None:
         for t in (0, 1, 2, 3)
         for first in (0, 1, 4, 9)
     ]
-    places = []
+    views = []
     for (a, b), (s, t), first in layouts:
         view = memory.as_strided((a, b), (s, t), first)
         addresses = [first + i * s + j * t for i in range(a) for j in range(b)]
         assert overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (view.stride(),)
-        places.append((view, set(addresses)))
-    for view, its in places[::7]:
-        for other, others in places[::11]:
+        views.append((view, set(addresses)))
+    for view, its in views[::7]:
+        for other, others in views[::11]:
             assert bool(list(shared_pairs([view, other]))) == bool(its & others)
 
 

@@ -196,7 +196,7 @@ def coalesce(comm: Communicator, kinds: list[tuple[torch.dtype, int]], op: str, 
 
 
 @dataclass(frozen=True)
-class Mail:
+class Batch:
     """Messages of one rank to another: `repeats` times one with each tag, which has its count."""
 
     source: int
@@ -207,48 +207,48 @@ class Mail:
 
 
 @st.composite
-def mails(draw: st.DrawFn) -> list[Mail]:
-    """Some mail; no two senders use one tag."""
-    all_mail = []
-    for place in range(draw(st.integers(1, 5))):
+def message_batches(draw: st.DrawFn) -> list[Batch]:
+    """Some messages; no two senders use one tag."""
+    batches = []
+    for group in range(draw(st.integers(1, 5))):
         repeats = draw(st.sampled_from([1, 1, 2, 400]))
         sizes = [0, 1, 20, 21] if repeats > 2 else [0, 1, 20, 21, 9000, 40_000]
         counts = draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=4))
-        by_tag = {10 * place + number: count for number, count in enumerate(counts)}
+        by_tag = {10 * group + number: count for number, count in enumerate(counts)}
         source, target = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-        all_mail.append(Mail(source, target, by_tag, repeats, draw(st.booleans())))
-    return all_mail
+        batches.append(Batch(source, target, by_tag, repeats, draw(st.booleans())))
+    return batches
 
 
 @settings(relaxed, max_examples=25)
-@given(all_mail=mails(), rounds=st.integers(1, 3), seed=seeds)
-def test_any_mail_arrives(pool: RankPool, all_mail: list[Mail], rounds: int, seed: int) -> None:
-    pool.run(exchange_mail, 3, all_mail, rounds, seed)
+@given(batches=message_batches(), rounds=st.integers(1, 3), seed=seeds)
+def test_any_messages_arrive(pool: RankPool, batches: list[Batch], rounds: int, seed: int) -> None:
+    pool.run(exchange_messages, 3, batches, rounds, seed)
 
 
-def exchange_mail(comm: Communicator, all_mail: list[Mail], rounds: int, seed: int) -> None:
+def exchange_messages(comm: Communicator, batches: list[Batch], rounds: int, seed: int) -> None:
     """All is sent at once, asked for in any order of tags, and waited for in any order."""
     chance = random.Random(seed + comm.rank)
     for _ in range(rounds):
         works = [
-            comm.isend(_content(tag, repeat, count), mail.target, tag)
-            for mail in all_mail
-            if mail.source == comm.rank
-            for repeat in range(mail.repeats)
-            for tag, count in mail.counts.items()
+            comm.isend(_content(tag, repeat, count), batch.target, tag)
+            for batch in batches
+            if batch.source == comm.rank
+            for repeat in range(batch.repeats)
+            for tag, count in batch.counts.items()
         ]
         wanted = [
-            (mail, tag)
-            for mail in all_mail
-            if mail.target == comm.rank
-            for tag in [*mail.counts] * mail.repeats
+            (batch, tag)
+            for batch in batches
+            if batch.target == comm.rank
+            for tag in [*batch.counts] * batch.repeats
         ]
         received: Counter[int] = Counter()
         checks = []
-        for mail, tag in chance.sample(wanted, len(wanted)):
-            count = mail.counts[tag]
+        for batch, tag in chance.sample(wanted, len(wanted)):
+            count = batch.counts[tag]
             output = torch.full((count,), -1)
-            works.append(comm.irecv(output, None if mail.from_anybody else mail.source, tag))
+            works.append(comm.irecv(output, None if batch.from_anybody else batch.source, tag))
             checks.append((output, _content(tag, received[tag], count)))
             received[tag] += 1
         for work in chance.sample(works, len(works)):

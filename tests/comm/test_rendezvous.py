@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ import torch
 import torch.distributed
 
 import unisono
-from ranks import RankPool, attempt, in_a_fork
+from ranks import RankPool, attempt, in_a_fork, raised
+from resources import held_resources
 from unisono import RendezvousError, UnisonoError
+from unisono.comm import engine
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous import discovery, lobby
+from unisono.comm.rendezvous import discovery
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import eventually
@@ -85,20 +88,9 @@ def meet_in_a_store(rank: int, size: int, _: str, kind: str, path: str, port: in
 
 
 def test_ranks_of_one_process_meet_in_a_hash_store() -> None:
-    store = torch.distributed.HashStore()
-    failures: list[BaseException] = []
-
-    def rank_thread(rank: int) -> None:
-        error = attempt(join_and_work, StoreAnnouncements(store), rank, 3)
-        if error is not None:
-            failures.append(error)
-
-    threads = [threading.Thread(target=rank_thread, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    announcements = StoreAnnouncements(torch.distributed.HashStore())
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(join_and_work, [announcements] * 3, range(3), [3] * 3))
 
 
 PROGRAM = """
@@ -243,8 +235,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
     comm = unisono.init()
     assert (comm.rank, comm.size) == (0, 1)
     assert_works(comm)
-    again = attempt(unisono.init)
-    assert isinstance(again, UnisonoError)
+    again = raised(UnisonoError, unisono.init)
     assert "shutdown" in str(again)
     unisono.shutdown()
     for wrong in ({"rank": 0}, {"size": 2}, {"rank": 2, "size": 2}, {"rank": 0, "size": 2}):
@@ -257,8 +248,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
 def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, float]:
     """The text of the error with which this rank fails to join, and how long it took."""
     start = time.monotonic()
-    error = attempt(join, FileAnnouncements(path), rank, size, within_s)
-    assert isinstance(error, RendezvousError), error
+    error = raised(RendezvousError, join, FileAnnouncements(path), rank, size, within_s)
     return str(error), time.monotonic() - start
 
 
@@ -314,7 +304,7 @@ def test_another_build_is_refused(fresh_pool: RankPool) -> None:
 
 def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
     if rank == 1:
-        lobby.engine.layout_version = lambda: 999  # type: ignore[assignment]
+        engine.layout_version = lambda: 999  # type: ignore[assignment]
     return join_error(rank, 2, path, 4.0)
 
 
@@ -379,6 +369,12 @@ def frame(message: Any) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
+def hello(key: str, rank: int) -> bytes:
+    """What a rank says first that guesses at the group's key."""
+    about = discovery.about_me("unisono-" + "0" * 32)
+    return frame(about | {"key": key, "rank": rank, "size": 2})
+
+
 NOISE: dict[str, bytes] = {
     "nothing": b"",
     "random bytes": bytes(range(256)) * 10,
@@ -393,7 +389,18 @@ NOISE: dict[str, bytes] = {
     "an infinite rank": frame(b'{"key": "world", "rank": 1e999, "size": 2}'),
     "deep nesting": frame(b"[" * 200_000),
     "another group": frame({"key": "another world", "rank": 1, "size": 2}),
+    "a guess at the group's name": hello("wor1d", 1),
+    "a guess at a subgroup's name": hello("world/0,1/1", 1),
 }
+
+
+def hung_up(door: socket.socket) -> bool:
+    """Whether the owner hangs up without an answer, at the latest when its world ends."""
+    door.settimeout(15)
+    try:
+        return door.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -413,21 +420,47 @@ def announced_address(path: str) -> str:
     raise AssertionError("rank 0 has not announced itself")
 
 
-def noise_while_a_group_forms(rank: int, size: int, path: str, noise: str, stays: bool) -> None:
-    made, formed = Path(f"{path}-made"), Path(f"{path}-formed")
+def noise_while_a_group_forms(
+    rank: int, size: int, path: str, noise: str, stays: bool, times: int = 1, descriptors: int = 0
+) -> None:
+    before = held_resources()
+    made = Path(f"{path}-made")
     if rank == 2:  # not a member: the one who makes noise
-        with socket.socket(socket.AF_UNIX) as door:
+        doors = [socket.socket(socket.AF_UNIX) for _ in range(times)]
+        for door in doors:
             door.connect(b"\0" + announced_address(path).encode())
-            attempt(door.sendall, NOISE[noise])
-            if stays:
-                made.touch()
-                eventually(formed.exists, 8.0)
+            if descriptors:
+                attempt(socket.send_fds, door, [NOISE[noise]], [0] * descriptors)
+            else:
+                attempt(door.sendall, NOISE[noise])
+        if stays:
+            made.touch()
+        for door in doors:
+            with door:
+                assert not stays or hung_up(door)
         made.touch()
         return
     if rank == 1:
         eventually(made.exists, 8.0)
     join_and_work(FileAnnouncements(path), rank, 2, within_s=5.0)
-    formed.touch()
+    assert held_resources() == before
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "descriptors"),
+    [
+        (1, "a guess at the group's name", 1),
+        (100, "a guess at a subgroup's name", 0),
+        (20, "random bytes", 8),
+        (20, "half a message", 8),
+        (5, "an endless message", 2),
+    ],
+)
+def test_noise_with_descriptors_leaves_nothing(
+    fresh_pool: RankPool, times: int, noise: str, descriptors: int
+) -> None:
+    given = noise, True, times, descriptors
+    fresh_pool.run(noise_while_a_group_forms, 3, *given, connected=False, deadline_s=20)
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import attempt
+from ranks import attempt, subgroup
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.comm.solo import SoloCommunicator
@@ -160,8 +160,7 @@ def test_a_group_of_one_can_be_aborted_too() -> None:
 
 @pytest.mark.ranks(2)
 def test_a_closed_group_says_so(comm: Communicator) -> None:
-    group = comm.split([0, 1])
-    assert group is not None
+    group = subgroup(comm, [0, 1])
     group.barrier()
     group.close()
     assert isinstance(group.errored, GroupClosed)
@@ -171,8 +170,7 @@ def test_a_closed_group_says_so(comm: Communicator) -> None:
 def test_all_sites_are_kept_on_request(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With UNISONO_SITES=1 a rank that is stuck in a blocking call has told its line before."""
     monkeypatch.setenv("UNISONO_SITES", "1")
-    group = comm.split([0, 1])
-    assert group is not None
+    group = subgroup(comm, [0, 1])
     reduce_and_tell(group)
     group.barrier()
     (told,) = [known for known in read_process(os.getpid()) if known.name == group.name]

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from ranks import Outcome, RankPool, attempt
 from torch_names import all_gather_single
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.leading import Leader
 from unisono.comm.rendezvous.unix_socket import Connection
 from unisono.errors import CollectiveMismatch, PeerLost
 from unisono.torch_backend import creation
@@ -129,7 +129,7 @@ POINTS = {  # and for whom they come: the leader is rank 0
     "before it announces itself": (StoreAnnouncements, "announce", False, [0, 2]),
     "announced": (StoreAnnouncements, "announce", True, [0, 2]),
     "connected": (Connection, "connect", True, [2]),
-    "the segment is there": (Lobby, "_hand_over", True, [0]),
+    "the segment is there": (Leader, "_hand_over", True, [0]),
     "has the segment": (Connection, "receive", True, [2]),
 }
 

@@ -5,7 +5,7 @@ From the bottom up, as the imports go (pyproject.toml):
     base                  the interface
     engine                the C library, the only module that touches it
     rendezvous/           how processes meet and come to share a segment
-    overlaps, arguments   what no implementation accepts, said in the same words by all
+    overlaps, arguments   what no implementation accepts, refused with the same texts by all
     mismatches            which ranks called something else than the others
     flat, arithmetic      tensors and arrays as rows of elements, and what is computed with them
     work                  works that are over already, or several in one

@@ -2,7 +2,7 @@
 
 Each function raises ValueError or TypeError with the bare reason; whoever calls it adds the
 operation and the group, and tells the peers. What the engine checks itself, because it reads the
-tensors anyway (csrc/python/tensors.c, calls.c), it says in the same words.
+tensors anyway (csrc/python/tensors.c, calls.c), it refuses with the same texts.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def check_wide_side(root: int, rank: int, size: int, wide: Any, side: str) -> No
         raise ValueError(f"only the root passes an {side}: pass None")
 
 
-def check_peer(peer: object, size: int, group: str) -> None:
+def check_peer(peer: object, size: int) -> None:
     """A message's peer must be a rank of the group."""
     if type(peer) is not int or not 0 <= peer < size:
-        raise ValueError(f"rank {peer!r} is not a rank of group {group} of {size}")
+        raise ValueError(f"peer {peer!r} is not a rank of a group of {size}")
 
 
 # -- sizes and dtypes ------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
     if writable and overlaps_itself(tensor):
         raise ValueError(
             "an expanded or overlapping tensor cannot receive a result: several of its elements "
-            "share one place in memory; pass a .clone()"
+            "share an address; pass a .clone()"
         )
 
 
@@ -161,30 +161,34 @@ def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
 def _check_torch_tensor(tensor: Any, devices: Collection[str]) -> None:
     import torch
 
-    dtype = dtype_name(tensor)
     plain = tensor.layout is torch.strided and tensor.device.type in devices
-    odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
-    if not plain or odd or dtype.startswith("bits"):
+    odd = tensor.is_nested or tensor.is_quantized
+    if not plain or odd or dtype_name(tensor).startswith("bits"):
         raise _without_memory(tensor, devices)
-    if tensor.is_conj() or tensor.is_neg():
-        raise TypeError("a lazy conjugate or negative: pass .resolve_conj() or .resolve_neg()")
     try:
         has_bytes, address = tensor.untyped_storage().nbytes(), tensor.data_ptr()
     except RuntimeError:  # one that a transform of functions made
         raise _without_memory(tensor, devices) from None
     needs_bytes = _end_in_storage(tensor)
-    if needs_bytes > has_bytes and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if needs_bytes and not address:
+        raise TypeError(
+            f"{type(tensor).__name__} has elements but no memory of its own (a lazy zero, a "
+            "wrapper, a storage resized to nothing): pass a plain tensor"
+        )
+    if needs_bytes > has_bytes:
         raise ValueError(
             f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
             "somebody resized: resize it back, or pass another tensor"
         )
-    if needs_bytes > has_bytes or (needs_bytes and not address):  # one that wraps others
-        raise _without_memory(tensor, devices)
+    if tensor.is_conj():
+        raise TypeError("a lazy conjugate: pass .resolve_conj()")
+    if tensor.is_neg():
+        raise TypeError("a lazy negative: pass .resolve_neg()")
 
 
 def _without_memory(tensor: Any, devices: Collection[str]) -> TypeError:
     return TypeError(
-        f"a {type(tensor).__name__} of {dtype_name(tensor)}, {tensor.layout} on device "
+        f"a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout} on device "
         f"{tensor.device} has no plain memory to share: pass a dense tensor on {_either(devices)}"
     )
 
@@ -199,4 +203,4 @@ def _end_in_storage(tensor: Any) -> int:
 
 
 def _either(devices: Collection[str]) -> str:
-    return " or ".join(devices)
+    return " or ".join(sorted(devices))

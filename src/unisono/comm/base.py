@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from unisono.errors import GroupError
@@ -312,12 +311,7 @@ class Communicator(ABC):
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

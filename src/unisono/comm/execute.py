@@ -137,9 +137,9 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     if len(set(lines)) == 1:
         return
     calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
-    told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
+    listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
     raise CollectiveMismatch(
-        f"the ranks of group {comm.name} execute different things\n{told}\n"
+        f"the ranks of group {comm.name} execute different things\n{listed}\n"
         "Nothing was moved. Make every rank execute the same, in the same order.",
         rank=comm.rank,
         group=comm.name,

@@ -22,7 +22,7 @@ def flat(tensor: Any) -> Row:
     return (tensor.detach() if is_torch(tensor) else tensor).reshape(-1)
 
 
-def give_back(tensor: Any, row: Row) -> None:
+def write_back(tensor: Any, row: Row) -> None:
     """Write a row into a tensor of any shape, unless that is where it lies."""
     own = flat(tensor)
     if _address(own) == _address(row) != 0:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.rendezvous.by_name import meeting_by_name
 from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Deadline, Departed
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
@@ -34,10 +36,10 @@ def join(
         return SoloCommunicator(name, None, timeout_s)
     deadline = Deadline(meeting_s)
     request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
-    with meeting_by_name(name, rank, store) as announcements, Lobby() as lobby:
+    with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
         while True:
             try:
-                membership = lobby.meet_by(announcements, request)
+                membership = meet_by(announcements, lobby, request)
             except Departed:  # while it waited: it may come back, or another in its place
                 if not deadline.left_s():
                     raise

@@ -50,36 +50,6 @@ Sizes = Sequence[Sequence[int | None]]
 """Of each rank, for each rank; None where nobody looks."""
 
 
-def find_unequal_pairs(gives: Sizes, wants: Sizes) -> list[UnequalPair]:
-    """The pairs whose ends do not fit, of what each rank gives to and wants from each."""
-    found = []
-    for giver, given_to in enumerate(gives):
-        for taker, given in enumerate(given_to):
-            wanted = wants[taker][giver]
-            if given is not None and wanted is not None and given != wanted:
-                found.append(UnequalPair(giver, taker, given, wanted))
-    return found
-
-
-def find_culprits(gives: Sizes, wants: Sizes) -> list[int]:
-    """Whose sizes are wrong: where most ranks have one size, who has another; else who is at one
-    end of all pairs that do not fit. Nobody where that is not clear."""
-    pairs = find_unequal_pairs(gives, wants)
-    votes = []
-    for own in zip(gives, wants, strict=True):
-        sizes = Counter(size for side in own for size in side if size is not None)
-        votes.append(sizes.most_common(1)[0][0] if sizes else None)
-    usual, times = Counter(votes).most_common(1)[0]
-    if usual is not None and 2 * times > len(votes):
-        odd = {pair.giver for pair in pairs if pair.given != usual}
-        odd |= {pair.taker for pair in pairs if pair.wanted != usual}
-        if 2 * len(odd) < len(votes):
-            return sorted(odd)
-    ends = [{pair.giver, pair.taker} for pair in pairs]
-    common = set.intersection(*ends) if ends else set()
-    return sorted(common) if len(common) == 1 else []
-
-
 def abbreviate_sizes(sizes: Sequence[int]) -> str:
     """Sizes for a line: one number where all are equal."""
     if len(set(sizes)) == 1 and len(sizes) > 1:
@@ -96,21 +66,41 @@ class PairwiseSizes:
     gives: Sizes
     wants: Sizes
 
-    def fit(self) -> bool:
-        """Whether every rank gives what the others want."""
-        return not find_unequal_pairs(self.gives, self.wants)
+    def unequal_pairs(self) -> list[UnequalPair]:
+        """The pairs of ranks whose ends do not fit."""
+        found = []
+        for giver, given_to in enumerate(self.gives):
+            for taker, given in enumerate(given_to):
+                wanted = self.wants[taker][giver]
+                if given is not None and wanted is not None and given != wanted:
+                    found.append(UnequalPair(giver, taker, given, wanted))
+        return found
 
     def culprits(self) -> list[int]:
-        """Whose sizes do not fit the others'."""
-        return find_culprits(self.gives, self.wants)
+        """Whose sizes are wrong: where most ranks have one size, who has another; else who is at
+        one end of all pairs that do not fit. Nobody where that is not clear."""
+        pairs = self.unequal_pairs()
+        votes = []
+        for own in zip(self.gives, self.wants, strict=True):
+            sizes = Counter(size for side in own for size in side if size is not None)
+            votes.append(sizes.most_common(1)[0][0] if sizes else None)
+        usual = find_majority(votes)
+        if usual is not None:
+            odd = {pair.giver for pair in pairs if pair.given != usual}
+            odd |= {pair.taker for pair in pairs if pair.wanted != usual}
+            if 2 * len(odd) < len(votes):
+                return sorted(odd)
+        ends = [{pair.giver, pair.taker} for pair in pairs]
+        common = set.intersection(*ends) if ends else set()
+        return sorted(common) if len(common) == 1 else []
 
     def verdict(self) -> str:
         """The first pair that does not fit, and how many more there are."""
-        pairs = find_unequal_pairs(self.gives, self.wants)
+        pairs = self.unequal_pairs()
         if not pairs:
             return "what a rank gives is not what another takes"
         odd = self.culprits()
-        first = next((p for p in pairs if {p.giver, p.taker} & set(odd)), pairs[0])
+        first = next((pair for pair in pairs if {pair.giver, pair.taker} & set(odd)), pairs[0])
         more = f" (and {len(pairs) - 1} more pairs differ)" if len(pairs) > 1 else ""
         return f"{first}{more}"
 

@@ -66,27 +66,39 @@ def overlap_complaint(
             continue  # what is only read may share memory
         if what == "broadcast" and dtype_name(outputs[one]) == dtype_name(outputs[other]):
             continue  # they are written in order: the last one stays
-        if other < len(outputs):
-            return (
-                f"outputs {one} and {other} share memory, and there is one result for each: pass "
-                "clones"
-                if inputs
-                else f"tensors {one} and {other} of the list share memory, and each would go into "
-                "the other: pass a tensor once, or clones"
+        input = other - len(outputs)
+        if (
+            input < 0
+            or (coalesced and one != input)
+            or not _is_in_place(
+                _Side(outputs, one, what in _WIDE_OUTPUT, size, coalesced),
+                _Side(inputs, input, what in _WIDE_INPUT, size, coalesced),
+                range(size) if what == "all_to_all" else (rank,),
             )
-        output, input = one, other - len(outputs)
-        if (coalesced and output != input) or not _is_in_place(
-            _Side(outputs, output, what in _WIDE_OUTPUT, size, coalesced),
-            _Side(inputs, input, what in _WIDE_INPUT, size, coalesced),
-            range(size) if what == "all_to_all" else (rank,),
         ):
-            own = "the same part of both" if what == "all_to_all" else "this rank's own part"
-            return (
-                f"output{f' {output}' if len(outputs) > 1 else ''} and "
-                f"input{f' {input}' if len(inputs) > 1 else ''} share memory, and not as {own} in "
-                "place: pass a .clone() of the input"
-            )
+            return describe_overlap(what, one, other, len(outputs), len(inputs))
     return ""
+
+
+def describe_overlap(what: str, one: int, other: int, outputs: int, inputs: int) -> str:
+    """The reason for refusing a call with so many outputs and inputs, counted in this order, of
+    which these two share memory."""
+    if other < outputs and inputs:
+        return (
+            f"outputs {one} and {other} share memory, and there is one result for each: pass clones"
+        )
+    if other < outputs:
+        return (
+            f"tensors {one} and {other} of the list share memory, and each would go into the "
+            "other: pass a tensor once, or clones"
+        )
+    output = f"output {one}" if outputs > 1 else "output"
+    input = f"input {other - outputs}" if inputs > 1 else "input"
+    own = "the same part of both" if what == "all_to_all" else "this rank's own part"
+    return (
+        f"{output} and {input} share memory, and not as {own} in place: pass a .clone() of the "
+        "input"
+    )
 
 
 class _Side:

@@ -123,10 +123,10 @@ class SoloCommunicator(Communicator):
         self._nobody("recv")
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        self._nobody("isend")
+        self._nobody("send")
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        self._nobody("irecv")
+        self._nobody("recv")
 
     def _nobody(self, what: str) -> NoReturn:
         self._raise_if_ended()

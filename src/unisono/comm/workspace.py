@@ -81,7 +81,7 @@ class Workspace:
         if self.op == "avg":
             divide(result, self._ranks)
         if self._collective != "barrier":
-            flat.give_back(self._output, result)
+            flat.write_back(self._output, result)
 
     def _make_whole(self, receives: bool) -> flat.Row:
         collective = self._collective

@@ -82,7 +82,7 @@ def _raise_if_hopeless(
 ) -> None:
     """The members of a new group, which has these global ranks, wait for each other: raise how the
     world ended, if it took one of them along or the latecomers' time is over."""
-    ending = world.ending(_making(ranks)) if world is not None else None
+    ending = world.ending(_describe_making(ranks)) if world is not None else None
     if ending is None:
         return
     if (isinstance(ending, PeerLost) and ending.peer in ranks) or time.monotonic() > end:
@@ -95,7 +95,7 @@ def _raise_if_ended(
     """A new group could not be made: raise how the world ended, if that is why."""
     end = time.monotonic() + _NOTICE_S
     while world is not None:
-        ending = world.ending(_making(ranks))
+        ending = world.ending(_describe_making(ranks))
         if ending is not None:
             raise ending from error
         if time.monotonic() > end:
@@ -103,7 +103,7 @@ def _raise_if_ended(
         time.sleep(0.01)
 
 
-def _making(ranks: Sequence[int]) -> str:
+def _describe_making(ranks: Sequence[int]) -> str:
     return f"new_group([{', '.join(map(str, ranks))}])"
 
 

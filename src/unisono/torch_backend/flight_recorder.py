@@ -61,9 +61,9 @@ def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     if not hasattr(_distributed_c10d, "FlightRecorderHook"):
         return UnisonoProcessGroup(comm, store)
     group = (RecordedProcessGroup if _is_asked_for() else UnisonoProcessGroup)(comm, store)
-    group.stand_in = StandIn(group)  # torch keeps its C++ half alone
+    group.recorded_backend = RecordedBackend(group)  # torch keeps its C++ half alone
     kind = _ProcessGroup.BackendType.CUSTOM
-    group._register_backend(torch.device("cpu"), kind, group.stand_in)
+    group._register_backend(torch.device("cpu"), kind, group.recorded_backend)
     group._set_default_backend(kind)
     return group
 
@@ -77,7 +77,7 @@ class RecordedProcessGroup(UnisonoProcessGroup):
     """A group whose calls pass torch's hooks."""
 
 
-class StandIn(_Backend):  # type: ignore[misc]
+class RecordedBackend(_Backend):  # type: ignore[misc]
     """What torch's dispatcher takes for the group's backend: it hands calls back to the group."""
 
     def __init__(self, group: UnisonoProcessGroup) -> None:
@@ -97,7 +97,7 @@ class StandIn(_Backend):  # type: ignore[misc]
 
 
 def _handed_back(name: str) -> Callable[..., Any]:
-    def call(self: StandIn, *given: Any) -> Any:
+    def call(self: RecordedBackend, *given: Any) -> Any:
         return self.carry_out(name, given)
 
     return call
@@ -107,7 +107,7 @@ def _recorded(name: str) -> Callable[..., Any]:
     base = getattr(_ProcessGroup, name)
 
     def call(self: RecordedProcessGroup, *given: Any, **named: Any) -> Any:
-        last = self.stand_in.last
+        last = self.recorded_backend.last
         last.work = None
         base(self, *given, **named)
         return last.work
@@ -119,9 +119,9 @@ def _recorded(name: str) -> Callable[..., Any]:
 
 for _name in _CALLS:
     if hasattr(_ProcessGroup, _name) and hasattr(_Backend, _name):
-        setattr(StandIn, _name, _handed_back(_name))
+        setattr(RecordedBackend, _name, _handed_back(_name))
         setattr(RecordedProcessGroup, _name, _recorded(_name))
 for _name in _OLD_NAMES:  # torch's own: it asks for them, too, and they come to the new ones
     setattr(RecordedProcessGroup, _name, getattr(_ProcessGroup, _name, None))
 never_compiled(RecordedProcessGroup)
-never_compiled(StandIn)
+never_compiled(RecordedBackend)

@@ -22,11 +22,14 @@ from unisono.world.world import resolve
 
 @pytest.fixture(params=[implementation(*chosen) for chosen in EVERY])
 def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Communicator]:
-    """The plugin's Communicator, a native one of one rank, and one over the plugin's gloo group."""
+    """The plugin's Communicator, a native one of one rank, one over the plugin's gloo group, and
+    the one under a process group of our backend."""
     if request.param == "torch":
         with resolve(request.getfixturevalue("process_group")) as made:
             assert isinstance(made, TorchCommunicator)
             yield made
+    elif request.param == "resolved":
+        yield resolve(request.getfixturevalue("process_group"))
     elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
         with connect(str(shared_tmp_path / "alone"), 0, 1) as native:
             yield native

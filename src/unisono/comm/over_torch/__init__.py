@@ -7,7 +7,7 @@ call_check.py       comparing what the ranks are about to do
 faults.py           how such a group ends: one cause for all members
 arithmetic.py       how numbers travel so that any backend reduces them right
 rows.py             tensors of any layout as rows in one piece
-wire.py             the few things that are asked of a process group
+transport.py        the few things that are asked of a process group
 process_groups.py   groups of torch that their members alone make, in any order
 store.py            a torch Store for one machine, without a port
 master_store.py     the one at MASTER_ADDR, without its silence

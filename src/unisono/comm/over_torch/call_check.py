@@ -48,8 +48,8 @@ def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:
         pairs[size:] = call.takes
     encoded = call.text.encode()
     digest = hashlib.blake2b(encoded, digest_size=_DIGEST).digest()
-    shown = encoded[:_TEXT].ljust(_TEXT, b"\0")
-    data = bytes([call.refused]) + digest + pairs.tobytes() + shown
+    start = encoded[:_TEXT].ljust(_TEXT, b"\0")
+    data = bytes([call.refused]) + digest + pairs.tobytes() + start
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -85,7 +85,7 @@ def find_mismatch(
     sizes = PairwiseSizes(
         [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
     )
-    if sizes.fit():
+    if not sizes.unequal_pairs():
         return None
     culprits = sizes.culprits()
     blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""

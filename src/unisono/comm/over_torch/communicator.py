@@ -26,11 +26,11 @@ from unisono.comm.over_torch.rows import (
     bytes_of,
     concatenate,
     copy_into,
-    give_back,
     overlap,
     row_of,
+    write_back,
 )
-from unisono.comm.over_torch.wire import ON_STREAMS
+from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TorchCommunicator(TorchMessages):
         serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
         listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
         name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-        parent = self._wire.group
+        parent = self._transport.group
         global_of = dist.get_process_group_ranks(parent)
         try:
             group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
@@ -106,7 +106,7 @@ class TorchCommunicator(TorchMessages):
                 if root in (None, self.rank):
                     copy_into(result, rows)
                     for tensor, row in zip(same, rows, strict=True):
-                        give_back(tensor, row)
+                        write_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -114,16 +114,16 @@ class TorchCommunicator(TorchMessages):
         self, row: torch.Tensor, op: Op, root: int | None, timeout_s: float, keep: bool
     ) -> torch.Tensor:
         """The reduction of a row, in place where that is possible and `keep` does not forbid."""
-        encoding = choose_encoding(op, row.dtype, self._wire.backend(row.device))
+        encoding = choose_encoding(op, row.dtype, self._transport.backend(row.device))
         wire = encoding.encode(row)
         if encoding.fold is not None:
-            return encoding.decode(self._wire.fold(wire, encoding, timeout_s), self.size)
+            return encoding.decode(self._transport.fold(wire, encoding, timeout_s), self.size)
         if keep and wire.data_ptr() == row.data_ptr():
             wire = wire.clone()
         if root is None:
-            self._wire.all_reduce(wire, encoding.op, timeout_s)
+            self._transport.all_reduce(wire, encoding.op, timeout_s)
         else:
-            self._wire.reduce(wire, root, encoding.op, timeout_s)
+            self._transport.reduce(wire, root, encoding.op, timeout_s)
         return wire if encoding.is_plain else encoding.decode(wire, self.size)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
@@ -138,13 +138,13 @@ class TorchCommunicator(TorchMessages):
             if not moved:
                 return
             whole = concatenate(moved)
-            self._wire.broadcast(whole, root, call.timeout_s)
+            self._transport.broadcast(whole, root, call.timeout_s)
             if self.rank == root:
                 return
             parts = torch.split(whole, [row.numel() for row in moved])
             for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
                 copy_into(part, [target])  # in order: tied weights stand in many lists twice
-                give_back(tensor, row)
+                write_back(tensor, row)
 
         return self._run(call, job, tensors, async_op)
 
@@ -171,14 +171,14 @@ class TorchCommunicator(TorchMessages):
                 for rows, length in zip(by_rank, lengths, strict=True)
             ]
             if len(set(lengths)) == 1:
-                self._wire.all_gather(targets, message, call.timeout_s)
+                self._transport.all_gather(targets, message, call.timeout_s)
             else:
                 targets[self.rank].copy_(message)
-                self._wire.broadcast_each(targets, range(self.size), call.timeout_s)
+                self._transport.broadcast_each(targets, range(self.size), call.timeout_s)
             for target, rows in zip(targets, by_rank, strict=True):
                 copy_into(target, rows)
             for side in outputs:
-                side.give_back()
+                side.write_back()
 
         return self._run(call, job, [*inputs, *results], async_op)
 
@@ -206,19 +206,19 @@ class TorchCommunicator(TorchMessages):
                 rows = [row_of(tensor) for tensor in mine]
                 copy_into(self._scattered(by_rank, op, call.timeout_s), rows)
                 for tensor, row in zip(mine, rows, strict=True):
-                    give_back(tensor, row)
+                    write_back(tensor, row)
 
         return self._run(call, job, [*outputs, *given], async_op)
 
     def _scattered(self, by_rank: Rows, op: Op, timeout_s: float) -> torch.Tensor:
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
         lengths = [part.numel() for part in by_rank]
-        backend = self._wire.backend(by_rank[0].device)
+        backend = self._transport.backend(by_rank[0].device)
         encoding = choose_encoding(op, by_rank[0].dtype, backend)
         if backend in ON_STREAMS and encoding.fold is None and len(set(lengths)) == 1:
             parts = [encoding.encode(part) for part in by_rank]
             result = torch.empty_like(parts[0])
-            self._wire.reduce_scatter(result, parts, encoding.op, timeout_s)
+            self._transport.reduce_scatter(result, parts, encoding.op, timeout_s)
             return encoding.decode(result, self.size)
         whole = self._reduced(torch.cat(by_rank), op, None, timeout_s, False)
         begin = sum(lengths[: self.rank])
@@ -286,7 +286,7 @@ class TorchCommunicator(TorchMessages):
             arriving = to[0] if len(to) == 1 else nothing.new_empty(sum(takes) * width)
             if overlap(arriving, message):
                 message = message.clone()
-            self._wire.exchange(
+            self._transport.exchange(
                 arriving,
                 message,
                 [taken * width for taken in takes],
@@ -296,7 +296,7 @@ class TorchCommunicator(TorchMessages):
             if to:
                 copy_into(arriving, to)
             for tensor, row in zip(outputs, rows, strict=True):
-                give_back(tensor, row)
+                write_back(tensor, row)
 
         return self._run(call, job, [*outputs, *inputs], async_op)
 
@@ -305,7 +305,7 @@ class TorchCommunicator(TorchMessages):
 
         def job() -> None:
             if not self._checks:  # where calls are checked all ranks have met already
-                self._wire.barrier(call.timeout_s)
+                self._transport.barrier(call.timeout_s)
 
         return self._run(call, job, [], async_op)
 

@@ -76,26 +76,26 @@ class Faults:
                 self.cause = before  # of two who end a group, the first one is right for all
         return self.cause
 
-    def translated(self, error: Exception, doing: str) -> GroupError:
+    def translate(self, error: Exception, doing: str) -> GroupError:
         """What a member raises for an exception of the backend. It ends the group."""
         if self.cause is not None:
             return self.cause
         text = str(error).strip()
-        told = self._first_told() if _LOST.search(text) or "pair closure" in text else None
-        if told is None:
-            told = self._described(text, doing)
-        told.__cause__ = error
-        return self.end(told)
+        cause = self._await_cause() if _LOST.search(text) or "pair closure" in text else None
+        if cause is None:
+            cause = self._describe(text, doing)
+        cause.__cause__ = error
+        return self.end(cause)
 
-    def _described(self, text: str, doing: str) -> GroupError:
+    def _describe(self, text: str, doing: str) -> GroupError:
         where = f"{doing} on group {self._name}"
-        told = text.split("\n", 1)[0]
+        reason = text.split("\n", 1)[0]
         ours = {"rank": self._rank, "group": self._name}
         if _LOST.search(text):
-            return PeerLost(f"a peer has left while this rank was in {where}: {told}", **ours)  # type: ignore[arg-type]
+            return PeerLost(f"a peer has left while this rank was in {where}: {reason}", **ours)  # type: ignore[arg-type]
         if _TIMED_OUT.search(text):
-            return CollectiveTimeout(f"{where} did not end by its deadline: {told}", **ours)  # type: ignore[arg-type]
-        return GroupError(f"{where} failed: {told}", **ours)  # type: ignore[arg-type]
+            return CollectiveTimeout(f"{where} did not end by its deadline: {reason}", **ours)  # type: ignore[arg-type]
+        return GroupError(f"{where} failed: {reason}", **ours)  # type: ignore[arg-type]
 
     # -- through the store -----------------------------------------------------------------------
 
@@ -104,22 +104,23 @@ class Faults:
         record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
         record["reason"] = getattr(error, "reason", "")
         with contextlib.suppress(Exception):  # its host may have gone with the group
-            return self._told(json.loads(self._store.compare_set(_KEY, "", json.dumps(record))))
+            first = self._store.compare_set(_KEY, "", json.dumps(record))
+            return self._cause_from(json.loads(first))
         return None
 
-    def _first_told(self) -> GroupError | None:
-        """What another member has told, or tells in a moment."""
+    def _await_cause(self) -> GroupError | None:
+        """The cause that another member has left, or leaves in a moment."""
         end = time.monotonic() + _CAUSE_COMES_S
         with contextlib.suppress(Exception):
             while not self._store.check([_KEY]):
                 if time.monotonic() > end:
                     return None
                 time.sleep(0.01)
-            return self._told(json.loads(self._store.get(_KEY)))
+            return self._cause_from(json.loads(self._store.get(_KEY)))
         return None
 
-    def _told(self, record: dict[str, Any]) -> GroupError | None:
-        """The cause that another member has told of."""
+    def _cause_from(self, record: dict[str, Any]) -> GroupError | None:
+        """The cause that another member has left; None if it is our own."""
         if record["rank"] == self._rank:
             return None
         kind = _KINDS.get(record["kind"], GroupError)

@@ -29,8 +29,8 @@ from unisono.comm.over_torch.call_check import (
 )
 from unisono.comm.over_torch.executors import StreamExecutor, ThreadExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
-from unisono.comm.over_torch.rows import cut, give_back, row_of
-from unisono.comm.over_torch.wire import ON_STREAMS, Wire
+from unisono.comm.over_torch.rows import cut, row_of, write_back
+from unisono.comm.over_torch.transport import ON_STREAMS, Transport
 from unisono.comm.overlaps import overlap_complaint
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
@@ -47,14 +47,14 @@ class TorchGroup(Communicator):
     """
 
     def __init__(self, group: Any, *, keep: bool = True, owns: bool = False) -> None:
-        self._wire = Wire(group, keep or owns)
+        self._transport = Transport(group, keep or owns)
         self._owns = owns
-        self.rank = self._wire.rank
-        self.size = self._wire.size
+        self.rank = self._transport.rank
+        self.size = self._transport.size
         self.name = "world" if group is dist.group.WORLD else str(group.group_name)
         self.global_ranks = _global_ranks(group)
-        self.timeout_s = self._wire.timeout_s
-        kinds = self._wire.backends
+        self.timeout_s = self._transport.timeout_s
+        kinds = self._transport.backends
         # of "cpu:gloo,cuda:nccl" it is nccl
         self.backend = next(
             (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
@@ -68,7 +68,7 @@ class TorchGroup(Communicator):
     @property
     def process_group(self) -> Any:
         """The torch process group, for `torch.distributed`'s own functions."""
-        return self._wire.group
+        return self._transport.group
 
     def refuse(self, operation: str, why: str) -> NoReturn:
         self._faults.check()
@@ -86,8 +86,8 @@ class TorchGroup(Communicator):
         """Have every call that is under way fail, here and on the other ranks."""
         if self.size == 1:
             return
-        group = self._wire.group
-        if self._wire.backends.get("cpu") != "gloo":
+        group = self._transport.group
+        if self._transport.backends.get("cpu") != "gloo":
             group.abort()
             return
         with contextlib.suppress(RuntimeError):
@@ -115,8 +115,8 @@ class TorchGroup(Communicator):
         if is_busy:
             self._hang_up()
         self._thread.close()
-        if self._wire.group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(self._wire.group)
+        if self._transport.group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._transport.group)
 
     # -- how a call is carried out ---------------------------------------------------------------
 
@@ -134,9 +134,9 @@ class TorchGroup(Communicator):
     def _run(
         self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
-        device = device_of(tensors) if tensors or "cpu" in self._wire.backends else _this_gpu()
+        device = device_of(tensors) if tensors or "cpu" in self._transport.backends else _this_gpu()
         doing = call.operation
-        if self._wire.backend(device) in ON_STREAMS:
+        if self._transport.backend(device) in ON_STREAMS:
             with self._translated(doing):
                 if async_op:
                     return self._streams.begin(job, doing, device, tensors)
@@ -170,7 +170,7 @@ class TorchGroup(Communicator):
             return
         mine = encode_call(call, self.size)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wire.all_gather(rows, mine, call.timeout_s)
+        self._transport.all_gather(rows, mine, call.timeout_s)
         error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
         if error is not None:
             raise self._faults.end(error, tell=False)  # all see it
@@ -183,8 +183,8 @@ class TorchGroup(Communicator):
         except (GroupError, ValueError, TypeError):
             raise
         except RuntimeError as error:
-            told = self._faults.translated(error, doing)
-            raise told from told.__cause__
+            cause = self._faults.translate(error, doing)
+            raise cause from cause.__cause__
 
     # -- arguments -------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class TorchGroup(Communicator):
         self._faults.check()
         many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
         for tensor in many:
-            self._checked(what, check_tensor, tensor, writable, tuple(self._wire.backends))
+            self._checked(what, check_tensor, tensor, writable, tuple(self._transport.backends))
         return many
 
     def _check_overlaps(
@@ -263,10 +263,10 @@ class WideSide:
         self._rows = [row_of(tensor) for tensor in self.tensors]
         return self._rows if self._is_list else cut(self._rows[0], self._size)
 
-    def give_back(self) -> None:
+    def write_back(self) -> None:
         """Write what the rows have become into the tensors."""
         for tensor, row in zip(self.tensors, self._rows, strict=True):
-            give_back(tensor, row)
+            write_back(tensor, row)
 
 
 def _global_ranks(group: Any) -> tuple[int, ...] | None:

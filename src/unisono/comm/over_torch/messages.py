@@ -11,8 +11,8 @@ import torch
 from unisono.comm.arguments import check_peer, check_tensor
 from unisono.comm.base import Message, Work
 from unisono.comm.over_torch.group import LAST_TAG, TorchGroup, device_of
-from unisono.comm.over_torch.rows import bytes_of, give_back, row_of
-from unisono.comm.over_torch.wire import ON_STREAMS
+from unisono.comm.over_torch.rows import bytes_of, row_of, write_back
+from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TorchMessages(TorchGroup):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         row = self._message(tensor, dst, tag, False)
         return self._begin_message(
-            lambda: self._wire.group.send([bytes_of(row)], dst, tag),
+            lambda: self._transport.group.send([bytes_of(row)], dst, tag),
             lambda work: None,
             tensor,
             f"send to rank {dst} (tag {tag})",
@@ -45,11 +45,11 @@ class TorchMessages(TorchGroup):
 
         def begin() -> Any:
             if src is None:
-                return self._wire.group.recv_anysource(data, tag)
-            return self._wire.group.recv(data, src, tag)
+                return self._transport.group.recv_anysource(data, tag)
+            return self._transport.group.recv(data, src, tag)
 
         def end(work: Any) -> int:
-            give_back(tensor, row)
+            write_back(tensor, row)
             return int(work._source_rank()) if src is None else src
 
         who = "any" if src is None else src
@@ -57,10 +57,10 @@ class TorchMessages(TorchGroup):
 
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
         devices = {device_of([message.tensor]) for message in messages}
-        if not any(self._wire.backend(device) in ON_STREAMS for device in devices):
+        if not any(self._transport.backend(device) in ON_STREAMS for device in devices):
             return super().batch_isend_irecv(messages)
         (device,) = devices  # nccl carries them out together, in any order, if it is told to
-        group = self._wire.group
+        group = self._transport.group
         group._start_coalescing(device)
         works = super().batch_isend_irecv(messages)
         whole = group._end_coalescing(device)
@@ -71,14 +71,14 @@ class TorchMessages(TorchGroup):
 
     def _message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> torch.Tensor:
         self._faults.check()
-        if peer is not None:
-            check_peer(peer, self.size, self.name)
-        if peer == self.rank:
-            raise ValueError(f"{self.backend} has no messages from a rank to itself")
-        if type(tag) is not int or not 0 <= tag <= LAST_TAG:
-            raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
         try:
-            check_tensor(tensor, writable, tuple(self._wire.backends))
+            if peer is not None:
+                check_peer(peer, self.size)
+            if peer == self.rank:
+                raise ValueError(f"{self.backend} has no messages from a rank to itself")
+            if type(tag) is not int or not 0 <= tag <= LAST_TAG:
+                raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
+            check_tensor(tensor, writable, tuple(self._transport.backends))
         except (ValueError, TypeError) as error:
             doing = "recv" if writable else "send"
             raise type(error)(f"{doing} on group {self.name}: {error}") from None
@@ -87,7 +87,7 @@ class TorchMessages(TorchGroup):
     def _begin_message(
         self, begin: Callable[[], Any], end: Callable[[Any], int | None], tensor: Any, doing: str
     ) -> Work:
-        if self._wire.backend(device_of([tensor])) in ON_STREAMS:
+        if self._transport.backend(device_of([tensor])) in ON_STREAMS:
             with self._translated(doing):
                 return StreamMessage(begin(), end, doing)
         limit = timedelta(seconds=self.timeout_s)

@@ -2,7 +2,7 @@
 
 gloo writes a strided tensor as if it lay in one piece, and so over its neighbours. A row is one
 contiguous line of elements: the tensor's own memory where it lies so, else a copy, which
-`give_back` writes back.
+`write_back` writes back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def row_of(tensor: Any) -> torch.Tensor:
         return torch.from_numpy(array.view(numpy.uint8))
 
 
-def give_back(tensor: Any, row: torch.Tensor) -> None:
+def write_back(tensor: Any, row: torch.Tensor) -> None:
     """Write what a tensor's row has become into the tensor, if the row was a copy."""
     if isinstance(tensor, torch.Tensor):
         if tensor.is_contiguous():

@@ -1,6 +1,8 @@
 """How processes meet and come to share a segment.
 
-lobby.py           a process's door: the first member of a new group receives the others there
+meeting.py         how a group is made: the first member leads, the others follow
+leading.py         rank 0's part: receive the others, make the segment, hand it over
+lobby.py           where a process receives those who come to make a group with it
 membership.py      what a rank brings to the meeting, and what it has afterwards
 announcements.py   where ranks that do not know each other announce themselves
 discovery.py       finding rank 0 by its announcement, and judging the others'

@@ -11,7 +11,7 @@ import time
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
 from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.unix_socket import Connection, Deadline
+from unisono.comm.rendezvous.unix_socket import Connection
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace, start_time
@@ -35,14 +35,12 @@ def about_me(address: str) -> Announcement:
     }
 
 
-def find_leader(
-    announcements: Announcements, request: JoinRequest, deadline: Deadline, me: Announcement
-) -> Connection:
+def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
     """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises."""
     pause_s = 0.0001
     refused_since: tuple[str, float] | None = None
     suspect: Announcement | None = None
-    waiting = Waiting(request.rank, request.size, request.key, deadline)
+    waiting = Waiting(request.rank, request.size, request.key, request.deadline)
     while True:
         announcement = announcements.look_up(0)
         complaint = f"rank 0 did not come within {in_seconds(request.deadline.timeout_s)}"
@@ -68,7 +66,7 @@ def find_leader(
                         f"do they live in different network namespaces? ({error.strerror})"
                     ) from error
         suspect = announcement or suspect
-        if not deadline.left_s():
+        if not request.deadline.left_s():
             if suspect is not None:  # it looked stale; perhaps it is another host of this name
                 _check_same_host(0, suspect, request.rank, me)
             raise RendezvousError(f"group {request.key}: {complaint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -14,6 +15,7 @@ from unisono.comm.arguments import (
     check_peer,
     check_reduction,
     check_root,
+    check_tensor,
     check_wide_side,
 )
 from unisono.comm.base import (
@@ -34,8 +36,10 @@ from unisono.comm.engine import (
     which_overlap,
     work_types,
 )
+from unisono.comm.overlaps import describe_overlap
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
@@ -128,10 +132,10 @@ class SharedMemoryCommunicator(Communicator):
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
-        with Lobby() as lobby:
-            deadline = deadline or Deadline(join_timeout_s)
-            request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
-            membership = lobby.meet_by(announcements, request)
+        deadline = deadline or Deadline(join_timeout_s)
+        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        with contextlib.closing(Lobby()) as lobby:
+            membership = meet_by(announcements, lobby, request)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     @property
@@ -175,7 +179,8 @@ class SharedMemoryCommunicator(Communicator):
             open_with(self.timeout_s),
             check=self._raise_if_ended,
         )
-        membership = self._lobby.meet_at(self._membership.members[members[0]].address, request)
+        leader = self._membership.members[members[0]]
+        membership = meet_at(leader.address, self._lobby, request)
         return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def _raise_if_ended(self) -> None:
@@ -324,7 +329,7 @@ class SharedMemoryCommunicator(Communicator):
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         if type(dst) is not int or not 0 <= dst < self.size:
-            check_peer(dst, self.size, self.name)
+            self._check_peer("send", dst)
         status = self._send(tensor, dst, tag)
         if status < 0:
             raise self._exceptions.message_error(
@@ -335,7 +340,7 @@ class SharedMemoryCommunicator(Communicator):
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
-            check_peer(src, self.size, self.name)
+            self._check_peer("recv", src)
         source = self._recv(tensor, src, tag)
         if source < 0:
             raise self._exceptions.message_error(
@@ -345,14 +350,14 @@ class SharedMemoryCommunicator(Communicator):
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
-            check_peer(dst, self.size, self.name)
+            self._check_peer("send", dst)
         return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
-            check_peer(src, self.size, self.name)
+            self._check_peer("recv", src)
         return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
 
     # -- the way to the engine -------------------------------------------------------------------
@@ -402,14 +407,13 @@ class SharedMemoryCommunicator(Communicator):
     ) -> list[tuple[list[Any], list[Any]]]:
         """Pairs of tensors sorted into lists of one dtype each, in order of first appearance."""
         if outputs is inputs and len(_dtypes(outputs)) == 1:  # the usual case
-            return [(list(outputs), list(inputs))]
+            both = list(outputs)
+            return [(both, both)]
         alike: dict[str, tuple[list[Any], list[Any]]] = {}
         for output, input in zip(outputs, inputs, strict=True):
-            if not hasattr(output, "dtype") or not hasattr(input, "dtype"):
-                odd = input if hasattr(output, "dtype") else output
-                self._refuse(
-                    operation, f"{type(odd).__name__} is neither a tensor nor an array", TypeError
-                )
+            for tensor in (output, input):
+                if not hasattr(tensor, "dtype"):
+                    self._checked(operation, check_tensor, tensor, False, ("cpu",))
             pair = alike.setdefault(dtype_name(output), ([], []))
             pair[0].append(output)
             pair[1].append(input)
@@ -417,8 +421,8 @@ class SharedMemoryCommunicator(Communicator):
             together = outputs if outputs is inputs else [*outputs, *inputs]
             shared = which_overlap(together, len(outputs))
             if shared is not None:
-                dtypes = " and ".join(dtype_name(together[number]) for number in shared)
-                self._refuse(operation, f"tensors of {dtypes} share memory: pass clones")
+                of_each = len(outputs), 0 if outputs is inputs else len(inputs)
+                self._refuse(operation, describe_overlap(operation.name.lower(), *shared, *of_each))
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
         if outputs is inputs:
@@ -440,6 +444,12 @@ class SharedMemoryCommunicator(Communicator):
 
     def _check_root(self, operation: Operation, root: int) -> None:
         self._checked(operation, check_root, root, self.size)
+
+    def _check_peer(self, what: str, peer: int) -> None:
+        try:
+            check_peer(peer, self.size)
+        except ValueError as error:
+            raise ValueError(f"{what} on group {self.name}: {error}") from None
 
     def _check_wide_side(self, operation: Operation, root: int, wide: Any, side: str) -> None:
         self._checked(operation, check_wide_side, root, self.rank, self.size, wide, side)

@@ -66,15 +66,16 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
             f"{reason}. The group is over; start its processes anew."
         )
         return GroupAborted(text, rank=rank, group=name, peer=culprit, reason=reason)
-    told = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
+    note = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
+    reason = note or ""
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     return GroupAborted(
-        f"{text}: {told}" if told else text,
+        f"{text}: {reason}" if reason else text,
         rank=rank,
         group=name,
         call=call,
         peer=culprit,
-        reason=told or "",
+        reason=reason,
     )
 
 
@@ -106,8 +107,8 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
     group = membership.group
     calls = [error_texts.describe_post(group, rank, call) for rank in range(membership.size)]
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
-    told = dict(zip(arrived, _sites(group, arrived, call), strict=True))
-    sites = [told.get(rank) for rank in range(membership.size)]
+    by_rank = dict(zip(arrived, _sites(group, arrived, call), strict=True))
+    sites = [by_rank.get(rank) for rank in range(membership.size)]
     culprits, pairs = find_minority(calls), None
     if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
         pairs = error_texts.read_pairwise_sizes(group, membership.size, call)

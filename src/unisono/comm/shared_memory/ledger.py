@@ -7,9 +7,12 @@ and the processes behind the ranks are watched.
 
 from __future__ import annotations
 
+import contextlib
+
 from unisono.comm.engine import Operation, Status
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.shared_memory.communicator import open_with
@@ -50,11 +53,10 @@ class Ledger:
         timeout_s: float,
     ) -> Ledger:
         """Meet the other ranks. Raises RendezvousError if they do not find each other."""
-        with Lobby() as lobby:
-            request = JoinRequest(
-                f"watch {name}", rank, size, Deadline(timeout_s), open_with(timeout_s)
-            )
-            return cls(lobby.meet_by(announcements, request), name, backend, global_rank)
+        deadline = Deadline(timeout_s)
+        request = JoinRequest(f"watch {name}", rank, size, deadline, open_with(timeout_s))
+        with contextlib.closing(Lobby()) as lobby:
+            return cls(meet_by(announcements, lobby, request), name, backend, global_rank)
 
     def check(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int

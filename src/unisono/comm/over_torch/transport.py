@@ -32,7 +32,7 @@ ON_STREAMS = frozenset(("nccl", "xccl"))
 """Backends whose calls are over, for the caller, once the device has them in its queue."""
 
 
-class Wire:
+class Transport:
     """A process group, held on to only where it is ours. Ranks are ranks of the group."""
 
     def __init__(self, group: Any, keep: bool) -> None:

@@ -1,0 +1,22 @@
+/* Where the elements of a tensor lie, and whether they meet those of another. */
+#ifndef UNISONO_LAYOUTS_H
+#define UNISONO_LAYOUTS_H
+
+#include "unisono.h"
+
+/* From where to where a tensor lies. */
+typedef struct extent {
+    const char *first, *end;
+    size_t tensor; /* its index in its side */
+    bool written;
+} extent;
+extent extent_of(const char *data, const un_layout *layout, size_t bytes); /* NULL: contiguous */
+
+/* Whether two elements of a tensor share memory. */
+bool overlaps_itself(const char *data, const un_layout *layout);
+
+/* Whether an element of one tensor shares memory with one of the other. */
+bool layouts_meet(const char *a, const un_layout *a_layout, const char *b,
+                  const un_layout *b_layout);
+
+#endif
