@@ -336,6 +336,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
 # -- what the dead leave ---------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -> None:
     """By a rank that waits for it, or by the next rank 0 of any name."""
     for other in ("", "-other"):
