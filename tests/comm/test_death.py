@@ -17,10 +17,9 @@ from ranks import RankPool, attempt
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import PeerLost
-from unisono.watch.settings import is_wanted
 
 WITHIN_S = 0.1  # what is promised; measured from the moment of death on
-SLACK_S = 2.0 if is_wanted() else 0.4  # for a busy machine; who is watched asks all others first
+SLACK_S = 2.0  # for a busy machine; whoever is watched asks all others first
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
