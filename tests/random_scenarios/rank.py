@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from expected import assert_same
-from fault_fuzz.scenarios import COLLECTIVES, ENDINGS, Scenario
-from fault_fuzz.steps import RankStep
+from random_scenarios.scenarios import ENDINGS, Scenario
+from random_scenarios.steps import COLLECTIVES, RankStep
 from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.base import Communicator
@@ -141,14 +141,13 @@ class ScenarioRank:
         if fault.instead is not None and (number, self.rank) == (fault.step, fault.rank):
             step = fault.instead
             self._note_fault()
-        part = RankStep(group, step, number)
+        part = RankStep(group, step)
         began_s = time.monotonic()
         error = attempt(part.begin)
-        later = step.peer_later if step.kind == "message" and part.receives else step.later
         if error is not None:
             self._record(number, began_s, error, part)
-        elif later and part.works:
-            self._under_way.append((self._turn + later, number, part))
+        elif part.later and part.works:
+            self._under_way.append((self._turn + part.later, number, part))
         else:
             self._finish(number, part, began_s)
 
@@ -205,7 +204,7 @@ class ScenarioRank:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main = threading.get_native_id()
         caller = threading.Thread(target=self._interrupt_once_asleep, args=(main,))
-        part = RankStep(group, self.scenario.steps[number], number)
+        part = RankStep(group, self.scenario.steps[number])
         began_s = time.monotonic()
         caller.start()
         error = attempt(part.begin)
