@@ -33,7 +33,7 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 # Ranks find test modules by their names, in whatever folder they lie.
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})

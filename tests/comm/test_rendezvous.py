@@ -130,7 +130,7 @@ def start_programs(size: int, where: str, descriptors: tuple[int, ...] = ()) -> 
     ]
     try:
         for program in programs:
-            _, errors = program.communicate(timeout=30)
+            _, errors = program.communicate(timeout=180)
             assert program.returncode == 0, errors
     finally:
         for program in programs:
