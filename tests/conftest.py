@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,25 @@ from user_programs import WriteProgram, write_program
 def pytest_configure(config: pytest.Config) -> None:
     if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where workers of pytest-xdist run tests side by side, one that is marked `alone` waits until
+    the others are between two tests, and they wait for it."""
+    config = item.config
+    if not hasattr(config, "workerinput") or config.pluginmanager.has_plugin("unisono-rank"):
+        return (yield)
+    folder = config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with open(folder / "door", "w") as door, open(folder / "room", "w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)  # behind it they queue, so that nobody waits for ever
+        fcntl.flock(room, how)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # also for children that have inherited it
 
 
 @pytest.fixture(scope="session")

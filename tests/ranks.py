@@ -7,6 +7,7 @@ job that does not end by its deadline fails with the stack of every rank.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 Error = TypeVar("Error", bound=BaseException)
 
 # Ranks find test modules by their names, in whatever folder they lie.
@@ -64,34 +65,68 @@ class RankFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended on one rank: with a value, with an error's text, or not at all."""
+    """How a job ended on one rank: with a value, with an error's text, or not at all. Where the
+    process ended, `exit_code` says how, and `ended_s` when that was seen."""
 
     value: Any = None
     error: str | None = None
+    exit_code: int | None = None
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is told to do; `connected`: with a Communicator."""
+    """What a rank is told to do; `connected`: with a Communicator; `mortal`: what it raises ends
+    the process."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     connected: bool
+    mortal: bool
     rank: int
     size: int
     path: str
 
 
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank as seen from its pool."""
+
+    process: Any
+    pipe: Connection
+
+    def has_said_or_ended(self) -> bool:
+        return self.pipe.poll() or not self.process.is_alive()
+
+    def outcome(self) -> Outcome:
+        """Of its job, which has ended, or with which the process has."""
+        try:
+            if self.pipe.poll():
+                outcome: Outcome = pickle.loads(self.pipe.recv_bytes())
+                return outcome
+        except EOFError:
+            self.process.join(5)
+        code = self.process.exitcode
+        return Outcome(None, f"the process ended with {code}", code, time.monotonic())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()
+
+
 class RankPool:
-    """Up to `size` rank processes, used again from job to job."""
+    """Up to `size` rank processes, used again from job to job; one that has died is replaced."""
 
     def __init__(self, size: int = 8) -> None:
         if "torch._dynamo" in sys.modules:
             preload("torch._dynamo")  # else every rank with DDP spends seconds on it
+        _start_fork_server()
         self._size = size
-        self._folder = tempfile.TemporaryDirectory(prefix="unisono-tests-")
-        self._processes: list[Any] = []
-        self._pipes: list[Connection] = []
+        self._temporary = tempfile.TemporaryDirectory(prefix="unisono-tests-")
+        self.folder = Path(self._temporary.name)
+        self._ranks: list[RankProcess] = []
         self._jobs = 0
 
     def __enter__(self) -> RankPool:
@@ -131,91 +166,86 @@ class RankPool:
         ranks: int,
         *args: Any,
         connected: bool = True,
+        mortal: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> list[Outcome]:
-        """As `run`, but a rank that raises or dies is a result, not a failure."""
+        """As `run`, but a rank that raises or dies is a result, not a failure.
+
+        What a `mortal` rank raises, or its sys.exit, ends the process through the whole
+        interpreter, as in a program of its own.
+        """
         self._start(ranks)
         self._jobs += 1
-        path = os.path.join(self._folder.name, f"rendezvous-{self._jobs}")
-        for rank in range(ranks):
-            job = Job(function, args, connected, rank, ranks, path)
-            self._pipes[rank].send_bytes(pickle.dumps(job))
+        path = str(self.folder / f"rendezvous-{self._jobs}")
+        for number, rank in enumerate(self._ranks[:ranks]):
+            job = Job(function, args, connected, mortal, number, ranks, path)
+            rank.pipe.send_bytes(pickle.dumps(job))
         return self._collect(ranks, deadline_s)
 
     def pids(self, ranks: int) -> list[int]:
         """The process ids of the first ranks."""
         self._start(ranks)
-        return [process.pid for process in self._processes[:ranks]]
+        return [rank.process.pid for rank in self._ranks[:ranks]]
 
     def close(self) -> None:
         """End every process."""
         self._end()
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
     def _start(self, ranks: int) -> None:
         assert ranks <= self._size, f"this pool has {self._size} ranks"
-        if any(not process.is_alive() for process in self._processes):
-            self._end()
-        while len(self._processes) < ranks:
-            ours, theirs = _context.Pipe()
-            stacks = os.path.join(self._folder.name, f"stacks-{len(self._processes)}")
-            _start_fork_server()
-            given = (theirs, stacks, is_wanted())
-            process = _context.Process(target=_serve, args=given, daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        for number in range(ranks):
+            if number == len(self._ranks):
+                self._ranks.append(self._start_rank(number))
+            elif not self._ranks[number].process.is_alive():
+                self._ranks[number].end()
+                self._ranks[number] = self._start_rank(number)
+
+    def _start_rank(self, number: int) -> RankProcess:
+        ours, theirs = _context.Pipe()
+        given = (theirs, str(self._stacks_file(number)), is_wanted())
+        process = _context.Process(target=_serve, args=given, daemon=True)
+        process.start()
+        theirs.close()
+        return RankProcess(process, ours)
 
     def _collect(self, ranks: int, deadline_s: float) -> list[Outcome]:
         end = time.monotonic() + deadline_s
         outcomes: dict[int, Outcome] = {}
-        # A rank's sentinel tells its death also where a child of it keeps the pipe open.
-        waiting = dict(enumerate(self._pipes[:ranks]))
+        waiting = dict(enumerate(self._ranks[:ranks]))
         while waiting:
-            signs = [*waiting.values(), *(self._processes[rank].sentinel for rank in waiting)]
+            # A rank's sentinel tells its death also where a child of it keeps the pipe open.
+            signs = [sign for r in waiting.values() for sign in (r.pipe, r.process.sentinel)]
             if not multiprocessing.connection.wait(signs, max(0.0, end - time.monotonic())):
                 stacks = self._stacks(sorted(waiting))
                 done = {rank: outcome.error for rank, outcome in outcomes.items() if outcome.error}
                 self._end()
                 raise RankFailed(f"not done in {deadline_s:g} s; failed: {done}\n{stacks}")
-            for rank, pipe in list(waiting.items()):
-                process = self._processes[rank]
-                ended = not process.is_alive()
-                if not pipe.poll():
-                    if not ended:
-                        continue
-                    outcomes[rank] = Outcome(error=f"the process ended with {process.exitcode}")
-                else:
-                    try:
-                        outcomes[rank] = pickle.loads(pipe.recv_bytes())
-                    except EOFError:
-                        process.join(5)
-                        text = f"the process ended with {process.exitcode}"
-                        outcomes[rank] = Outcome(error=text)
-                del waiting[rank]
+            for number, rank in list(waiting.items()):
+                if rank.has_said_or_ended():
+                    outcomes[number] = rank.outcome()
+                    del waiting[number]
         return [outcomes[rank] for rank in range(ranks)]
 
-    def _stacks(self, ranks: list[int]) -> str:
-        for rank in ranks:
-            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+    def _stacks_file(self, number: int) -> Path:
+        return self.folder / f"stacks-{number}"
+
+    def _stacks(self, numbers: list[int]) -> str:
+        for number in numbers:
+            os.kill(self._ranks[number].process.pid, signal.SIGUSR1)
         time.sleep(0.3)  # the handler writes behind our back
         texts = []
-        for rank in ranks:
-            file = Path(self._folder.name, f"stacks-{rank}")
-            texts.append(f"-- rank {rank} is at:\n{file.read_text() if file.exists() else '?'}")
+        for number in numbers:
+            file = self._stacks_file(number)
+            texts.append(f"-- rank {number} is at:\n{file.read_text() if file.exists() else '?'}")
         return "\n".join(texts)
 
     def _end(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
-        self._processes.clear()
-        self._pipes.clear()
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.end()
+        self._ranks.clear()
 
 
 def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> BaseException | None:
@@ -281,11 +311,24 @@ def _serve(pipe: Connection, stacks: str, watched: bool) -> None:
                 data = pipe.recv_bytes()
             except EOFError:
                 return
+            mortal = False
             try:
-                answer = pickle.dumps(Outcome(value=_do(pickle.loads(data))))
-            except BaseException:
+                job = pickle.loads(data)
+                mortal = job.mortal
+                answer = pickle.dumps(Outcome(value=_do(job)))
+            except BaseException as error:
+                if mortal:
+                    end_as_a_program(error)
                 answer = pickle.dumps(Outcome(error=traceback.format_exc()))
             pipe.send_bytes(answer)
+
+
+def end_as_a_program(error: BaseException) -> NoReturn:
+    """End the process, through the interpreter's whole end, as where nobody catches this."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    error.__traceback__ = None  # and with it the frames, which would be gone by then
+    ctypes.pythonapi.Py_Exit(code)
+    raise AssertionError("the process has ended")
 
 
 def _do(job: Job) -> Any:

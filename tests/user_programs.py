@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unisono.processes import state_of
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def plain_environment() -> dict[str, str]:
     }
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     """Whether something comes true in time."""
     end = time.monotonic() + within_s
     while not condition():

@@ -146,11 +146,8 @@ def interrupted_behind_a_work(comm: Communicator) -> BaseException | None:
     return error
 
 
-def test_works_of_a_group_that_was_closed_say_so(fresh_pool: RankPool) -> None:
-    fresh_pool.run(close_with_works_under_way, 2)
-
-
-def close_with_works_under_way(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_works_of_a_group_that_was_closed_say_so(comm: Communicator) -> None:
     group = subgroup(comm, [0, 1])
     if comm.rank == 0:
         works = [group.irecv(torch.zeros(3), 1), group.isend(torch.ones(3), 1, 8)]
@@ -161,11 +158,8 @@ def close_with_works_under_way(comm: Communicator) -> None:
 
 
 # A rank that is held up is not stuck: what it has asked for meanwhile may be on its way.
-def test_a_receiver_that_is_held_up_is_no_deadlock(fresh_pool: RankPool) -> None:
-    fresh_pool.run(held_up_with_two_receives, 2, deadline_s=15)
-
-
-def held_up_with_two_receives(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_receiver_that_is_held_up_is_no_deadlock(comm: Communicator) -> None:
     first, second = torch.zeros(2), torch.zeros(2)
     comm.barrier()
     if comm.rank == 1:

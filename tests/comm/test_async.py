@@ -26,6 +26,7 @@ from unisono.errors import (
     GroupClosed,
     PeerLost,
 )
+from user_programs import eventually
 
 SIZES = [1, 2, 3, 4, 8]
 
@@ -151,18 +152,20 @@ def test_strided_and_coalesced_works(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_wait_that_is_too_short_may_be_repeated(comm: Communicator) -> None:
+def test_a_wait_that_is_too_short_may_be_repeated(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
     tensor = torch.ones(4)
+    waited = shared_tmp_path / "waited"
     if comm.rank == 0:
         work = begun(comm.all_reduce(tensor, async_op=True))
-        start = time.monotonic()
         assert isinstance(attempt(work.wait, 0.1), CollectiveTimeout)
-        assert time.monotonic() - start < 0.4
         assert not work.is_completed()
         assert work.exception() is None
+        waited.touch()
         work.wait()
     else:
-        time.sleep(0.5)
+        assert eventually(waited.exists)
         comm.all_reduce(tensor)
     assert tensor.eq(2).all()
 
@@ -224,9 +227,7 @@ def interrupt_a_wait(rank: int, size: int, path: str) -> None:
         work = begun(comm.barrier(async_op=True))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        start = time.monotonic()
         assert isinstance(attempt(work.wait), KeyboardInterrupt)
-        assert time.monotonic() - start < 1.0
         Path(f"{path}-interrupted").touch()
     else:
         while not Path(f"{path}-interrupted").exists():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
+import torch.distributed as dist
 
 import unisono
 from ranks import subgroup
@@ -16,8 +18,6 @@ from unisono.comm.base import Communicator
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 from user_programs import write_program
-
-RUN = ("-m", "unisono", "run", "-n", "2")
 
 
 def parts(ranks: int, length: int) -> list[numpy.ndarray]:
@@ -143,26 +143,31 @@ def test_parts_of_different_shapes_are_no_mismatch(comm: Communicator) -> None:
         engine.compare_shapes(by_default=unisono.watch.is_on())
 
 
+DIFFERENT = "different things in call #1 of group world"
+
+
 @pytest.mark.provokes
-@pytest.mark.parametrize(
-    ("start", "options"),
-    [
-        ("unisono.init()", ()),
-        ('dist.init_process_group("unisono")', ()),
-        ("dist.init_process_group()", ("--backend", "unisono", "--watch")),
-    ],
-)
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("start", ["unisono.init", "init_process_group"])
 def test_the_world_has_one_name_and_calls_count_from_one(
-    tmp_path: Path, start: str, options: tuple[str, ...]
+    start: str, request: pytest.FixtureRequest
 ) -> None:
+    unisono.init() if start == "unisono.init" else request.getfixturevalue("process_group")
+    with pytest.raises(CollectiveMismatch, match=DIFFERENT):
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+
+@pytest.mark.provokes
+def test_the_same_world_under_watch(tmp_path: Path) -> None:
     script = write_program(
         tmp_path,
-        f"""
-        import torch, torch.distributed as dist, unisono
-        {start}
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
         dist.all_reduce(torch.ones(3 + dist.get_rank()))
         """,
     )
-    done = script.run(before=(*RUN, *options))
+    run = ("-m", "unisono", "run", "-n", "2", "--backend", "unisono", "--watch")
+    done = script.run(before=run)
     assert done.returncode != 0
-    assert "different things in call #1 of group world" in done.stderr, done.stderr
+    assert DIFFERENT in done.stderr, done.stderr

@@ -7,27 +7,80 @@ plays one seed again; `17-90` plays a range.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from fault_fuzz.pool import ScenarioPool, ScenarioResult
-from fault_fuzz.rank import EXIT_CODE, STOPPED_S, StepEnd
-from fault_fuzz.scenarios import ENDINGS, Scenario, make_scenario
+from random_scenarios.rank import EXIT_CODE, STOPPED_S, StepEnd, fault_note, run_scenario
+from random_scenarios.scenarios import ENDINGS, Scenario, make_scenario
+from ranks import Outcome, RankPool
 
 BLOCK = 15  # seeds a test
-WITHIN_S = 2.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is promised
+LANES = 3  # scenarios at once: most of the time they wait
+DEADLINE_S = 40.0
+WITHIN_S = 5.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is promised
 
 EXIT_CODES = {"kill": -signal.SIGKILL, "exit at once": EXIT_CODE, "exit": EXIT_CODE, "raise": 1}
 
 
+@dataclass(frozen=True)
+class ScenarioResult:
+    """How a scenario went on every rank, when its fault happened, and what it left behind."""
+
+    scenario: Scenario
+    by_rank: list[Outcome]
+    fault_s: float | None
+    left_behind: list[str]
+
+
+class Lanes:
+    """Several pools of ranks, each of which runs one scenario after the other."""
+
+    def __init__(self, pools: list[RankPool]) -> None:
+        self._idle: queue.SimpleQueue[RankPool] = queue.SimpleQueue()
+        for pool in pools:
+            self._idle.put(pool)
+
+    def run(self, scenarios: list[Scenario]) -> list[ScenarioResult]:
+        with ThreadPoolExecutor(LANES) as executor:
+            return list(executor.map(self._run, scenarios))
+
+    def _run(self, scenario: Scenario) -> ScenarioResult:
+        pool = self._idle.get()
+        try:
+            outcomes = pool.outcomes(
+                run_scenario,
+                scenario.ranks,
+                scenario,
+                connected=False,
+                mortal=True,
+                deadline_s=DEADLINE_S,
+            )
+            note = fault_note(pool.folder, scenario)
+            fault_s = float(note.read_text().split()[0]) if note.exists() else None
+            left = list(pool.folder.glob("rendezvous-*"))
+            for file in left:
+                file.unlink()  # the next scenario shall not answer for it
+            names = [path.name for path in left]
+            names += [name for name in os.listdir("/dev/shm") if "unisono" in name]
+            return ScenarioResult(scenario, outcomes, fault_s, names)
+        except BaseException as error:
+            error.add_note(str(scenario))
+            raise
+        finally:
+            self._idle.put(pool)
+
+
 @pytest.fixture(scope="module")
-def scenario_pool() -> Iterator[ScenarioPool]:
-    warm = ScenarioPool()
-    yield warm
-    warm.close()
+def lanes() -> Iterator[Lanes]:
+    with ExitStack() as stack:
+        yield Lanes([stack.enter_context(RankPool()) for _ in range(LANES)])
 
 
 def seeds(default: range) -> list[range]:
@@ -44,18 +97,18 @@ def name(block: range) -> str:
 
 
 @pytest.mark.parametrize("block", seeds(range(75)), ids=name)
-def test_one_fault(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
-    run_block(scenario_pool, block, record_property)
+def test_one_fault(lanes: Lanes, block: range, record_property: Any) -> None:
+    run_block(lanes, block, record_property)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(range(1000, 4000)), ids=name)
-def test_one_fault_of_many(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
-    run_block(scenario_pool, block, record_property)
+def test_one_fault_of_many(lanes: Lanes, block: range, record_property: Any) -> None:
+    run_block(lanes, block, record_property)
 
 
-def run_block(scenario_pool: ScenarioPool, block: range, record_property: Any) -> None:
-    results = scenario_pool.run([make_scenario(seed) for seed in block])
+def run_block(lanes: Lanes, block: range, record_property: Any) -> None:
+    results = lanes.run([make_scenario(seed) for seed in block])
     complaints, delays_s = [], []
     for result in results:
         judge = Judge(result)
@@ -78,10 +131,9 @@ class Judge:
         self.result = result
         self.scenario: Scenario = result.scenario
         self.fault = self.scenario.fault
-        culprit = result.by_rank[self.fault.rank]
-        self.fault_s = culprit.fault_s
+        self.fault_s = result.fault_s
         if self.fault.kind in ("exit", "raise"):  # the interpreter takes its time to end
-            self.fault_s = culprit.gone_s
+            self.fault_s = result.by_rank[self.fault.rank].ended_s
         self.delays_s: list[float] = []
 
     def complaints(self) -> list[str]:
@@ -89,22 +141,17 @@ class Judge:
         wrong = [f"left behind: {name}" for name in self.result.left_behind]
         if self.fault_s is None:
             wrong.append("the fault did not happen")
-        for rank, result in enumerate(self.result.by_rank):
+        for rank, outcome in enumerate(self.result.by_rank):
             dies = rank == self.fault.rank and self.fault.kind in ENDINGS
             code = EXIT_CODES[self.fault.kind] if dies else None
-            if result.failure:
-                wrong.append(f"rank {rank} failed: {result.failure}")
-            elif result.code != code:
-                wrong.append(f"rank {rank} ended with {result.code}, not {code}")
-            elif not dies and not result.well:
-                wrong.append(f"rank {rank} did not come to its end")
-            elif result.ends is not None:
-                poisoned: set[int] = set()
-                for end in result.ends:
-                    said = self.about(rank, end, poisoned)
-                    wrong += [
-                        f"rank {rank}, step {end.step}: {complaint} ({end})" for complaint in said
-                    ]
+            if isinstance(outcome.value, str):
+                wrong.append(f"rank {rank} failed: {outcome.value}")
+            elif outcome.exit_code != code:
+                wrong.append(f"rank {rank} ended with {outcome.exit_code}, not {code}")
+            poisoned: set[int] = set()
+            for end in outcome.value if isinstance(outcome.value, list) else ():
+                said = self.about(rank, end, poisoned)
+                wrong += [f"rank {rank}, step {end.step}: {text} ({end})" for text in said]
         return wrong
 
     def about(self, rank: int, end: StepEnd, poisoned: set[int]) -> list[str]:

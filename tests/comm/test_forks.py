@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ranks import RankPool, attempt, raised
+from ranks import attempt, raised
 from resources import held_resources
 from unisono import GroupClosed
 from unisono.comm.base import Communicator
@@ -32,17 +32,8 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor(float(index * index))
 
 
-def allowed_children(comm: Communicator, function: Callable[[Communicator], None]) -> None:
-    """Run `function` in a rank of a pool, whose daemons Python does not allow to have children."""
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    function(comm)
-
-
-def test_a_data_loaders_workers_beside_a_group(fresh_pool: RankPool) -> None:
-    fresh_pool.run(allowed_children, 2, train, deadline_s=60)
-
-
-def train(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_data_loaders_workers_beside_a_group(comm: Communicator) -> None:
     """Workers are forked while works and messages are under way, and end while others are."""
     peer = 1 - comm.rank
     expected = float(sum(number * number for number in range(32)))
@@ -67,11 +58,8 @@ def train(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_workers_that_are_left_in_the_middle_harm_nothing(fresh_pool: RankPool) -> None:
-    fresh_pool.run(allowed_children, 2, leave_a_loader, deadline_s=60)
-
-
-def leave_a_loader(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_workers_that_are_left_in_the_middle_harm_nothing(comm: Communicator) -> None:
     for _ in range(2):
         loader = DataLoader(Squares(1000), num_workers=2, multiprocessing_context="fork")
         batches = iter(loader)
@@ -82,11 +70,8 @@ def leave_a_loader(comm: Communicator) -> None:
         assert tensor.eq(4).all()
 
 
-def test_a_multiprocessing_child_that_ends_closes_nothing(fresh_pool: RankPool) -> None:
-    fresh_pool.run(allowed_children, 2, fork_by_multiprocessing, deadline_s=60)
-
-
-def fork_by_multiprocessing(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_multiprocessing_child_that_ends_closes_nothing(comm: Communicator) -> None:
     comm.isend(torch.ones(2), 1 - comm.rank, 3)
     comm.all_reduce(torch.ones(2), async_op=True)
     comm.recv(torch.zeros(2), 1 - comm.rank, 3)
@@ -121,11 +106,8 @@ def child_of_a_rank(comm: Communicator, report: Connection, close: bool) -> None
     report.send([type(error).__name__ for error in uses])
 
 
-def test_a_childs_death_is_not_its_parents(fresh_pool: RankPool) -> None:
-    fresh_pool.run(children_are_killed, 2)
-
-
-def children_are_killed(comm: Communicator) -> None:
+@pytest.mark.ranks(2)
+def test_a_childs_death_is_not_its_parents(comm: Communicator) -> None:
     for _ in range(10):
         child = os.fork()
         if child == 0:

@@ -15,6 +15,7 @@ import torch
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.base import Communicator
+from user_programs import eventually
 
 
 def assert_sums(group: Communicator, count: int = 3) -> None:
@@ -168,16 +169,19 @@ def test_a_group_of_one_needs_nobody(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(3)
-def test_only_members_take_part_in_making_a_group(comm: Communicator) -> None:
+def test_only_members_take_part_in_making_a_group(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
     """Rank 2 neither calls split nor anything else while the others make and use a group."""
-    start = time.monotonic()
+    over = shared_tmp_path / "over"
     if comm.rank == 2:
-        time.sleep(1.0)
+        assert eventually(over.exists)
     else:
         group = subgroup(comm, [1, 0])
         with group:
             assert_sums(group)
-        assert time.monotonic() - start < 0.5
+            group.barrier()
+        over.touch()
     comm.barrier()
 
 
@@ -318,7 +322,7 @@ def test_those_who_wait_for_a_peer_that_closed_learn_who_it_was(comm: Communicat
         start = time.monotonic()
         error = attempt(group.all_reduce, torch.ones(10))
         assert repr(attempt(group.barrier)) == repr(error), "the first cause stays"
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 10.0
     assert isinstance(error, PeerLost), error
     assert error.peer == 2
     assert error.call == 2

@@ -343,6 +343,7 @@ def test_a_rank_waits_in_silence_for_five_seconds() -> None:
 # -- what the dead leave ---------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -> None:
     """By a rank that waits for it, or by the next rank 0 of any name."""
     for other in ("", "-other"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
 )
+from user_programs import eventually
 
 SIZES = [2, 3, 4, 8]
 COUNTS = [0, 1, 7, 40, 41, 1000, 65_536, 65_537, 300_001]
@@ -200,7 +202,7 @@ def test_a_circle_of_sends_is_a_deadlock(comm: Communicator) -> None:
     error = raised(DeadlockError, comm.send, torch.tensor([1.0, 2.0]), (comm.rank + 1) % size)
     assert sorted(error.cycle) == list(range(size))
     assert isinstance(attempt(comm.barrier), DeadlockError)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 10.0
     assert "deadlock in group world: ranks" in str(error)
     for rank in range(size):
         assert f"rank {rank}: send to rank {(rank + 1) % size}" in str(error)
@@ -304,15 +306,17 @@ def test_who_waits_for_another_message_hears_of_one_that_does_not_fit(comm: Comm
 
 
 @pytest.mark.ranks(2)
-def test_a_message_that_is_never_matched(comm: Communicator) -> None:
+def test_a_message_that_is_never_matched(comm: Communicator, shared_tmp_path: Path) -> None:
+    over = shared_tmp_path / "over"
     if comm.rank == 0:
         comm.timeout_s = 0.5
         start = time.monotonic()
         error = raised(CollectiveTimeout, comm.send, torch.ones(2), 1)
         assert error.missing == (1,)
-        assert time.monotonic() - start < 1.0
+        assert 0.4 < time.monotonic() - start < 10.0
+        over.touch()
     else:
-        time.sleep(1.0)
+        assert eventually(over.exists)
 
 
 @pytest.mark.ranks(3)
@@ -343,15 +347,19 @@ def test_a_timeout_by_tags_that_differ_shows_both(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(comm: Communicator) -> None:
+def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
     comm.timeout_s = 0.5
+    over = shared_tmp_path / "over"
     if comm.rank == 0:
         start = time.monotonic()
         error = raised(CollectiveTimeout, comm.irecv(torch.ones(2), 1).wait)
-        assert 0.4 < time.monotonic() - start < 1.0
+        assert 0.4 < time.monotonic() - start < 10.0
         assert "recv from rank 1" in str(error)
+        over.touch()
     else:
-        time.sleep(1.2)
+        assert eventually(over.exists)
         error = raised(CollectiveTimeout, comm.barrier)
         assert "rank 0 waited in vain for a message" in str(error)
 

@@ -65,7 +65,7 @@ def test_a_module_and_a_package(tmp_path: Path) -> None:
     ):
         command = [sys.executable, *RUN, "-n", "1", "--no-prefix", "-m", name, "a"]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
         )
         assert done.stdout == expected, done.stderr
 
@@ -90,7 +90,7 @@ def test_torch_programs_run_two_at_once_without_a_port_of_their_own(program: Wri
     script = program(TORCH)
     runs = [script.start(before=(*RUN, "-n", str(ranks))) for ranks in (1, 2)]
     for ranks, total, process in zip((1, 2), (1.0, 3.0), runs, strict=True):
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=180)
         assert process.returncode == 0, err
         lines = [
             f"[rank {rank}] gloo [{total}, {total}] [{total}, {total}]" for rank in range(ranks)
@@ -315,7 +315,7 @@ def test_signals_are_passed_on_and_everything_ends(
     pids = read_pids(process, 2)
     time.sleep(0.1)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 128 + number
     assert out.count(f"asked to end by {number.name}") == 2
     assert "Traceback" not in err

@@ -54,6 +54,6 @@ def test_it_goes_on_for_as_long_as_is_asked_for(program: WriteProgram) -> None:
         assert process.poll() is None
     finally:
         process.terminate()
-        err = process.communicate(timeout=60)[1]
+        err = process.communicate(timeout=180)[1]
     assert "unisono.watch: rank 2 called barrier" in err
     assert "watch-grace" not in err

@@ -24,7 +24,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", "no:hypothesispytest", *args, timeout=60)
+    return pytester.runpytest_subprocess("-p", "no:hypothesispytest", *args, timeout=180)
 
 
 def notes_in(pytester: pytest.Pytester, name: str = "log") -> list[str]:

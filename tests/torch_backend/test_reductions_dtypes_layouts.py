@@ -34,15 +34,21 @@ def check(chosen: Iterable[Case], async_op: bool = False) -> None:
     assert not failures, f"{len(failures)} cases failed:\n" + "\n".join(failures[:20])
 
 
-@pytest.mark.ranks([2, 3])
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
 def test_every_reduction_dtype_and_layout(process_group: Any, collective: str) -> None:
     check(cases((collective,)))
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_every_one_on_two_ranks(process_group: Any) -> None:
+    check(cases())
+
+
+@pytest.mark.ranks([2, 4])
 @pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
-def test_a_sample_on_four_ranks(process_group: Any, collective: str) -> None:
+def test_a_sample_on_two_and_four_ranks(process_group: Any, collective: str) -> None:
     check(list(cases((collective,)))[::5])
 
 

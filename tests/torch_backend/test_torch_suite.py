@@ -23,7 +23,7 @@ def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(HERE)},
         check=True,
-        timeout=120,
+        timeout=180,
         stdout=subprocess.DEVNULL,
     )
     (path,) = folder.glob("build/conformance/*/unisono-3.jsonl")

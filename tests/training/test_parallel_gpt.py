@@ -146,7 +146,7 @@ def script(*arguments: str) -> str:
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ def start_ranks(folder: Path, text: str, *environments: str, shell: bool = False
         )
     started = [program.start(environment=variables(environment)) for environment in environments]
     try:
-        return [(*process.communicate(timeout=60), process.returncode) for process in started]
+        return [(*process.communicate(timeout=180), process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -400,7 +400,7 @@ def test_ranks_that_do_not_shut_down_end_without_noise() -> None:
         leave_early,
         2,
         args=("returns", "gloo"),
-        timeout=60,
+        timeout=180,
         on_line=lambda *line: lines.append(str(line)),
     )
     assert lines == []

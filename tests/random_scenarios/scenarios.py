@@ -9,43 +9,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-COLLECTIVES = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "all_to_all",
-)
+import torch
+
+from random_scenarios.steps import COLLECTIVES, Step, draw_step
+
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 PAIRED = ("gather", "scatter", "all_to_all")  # ranks may differ in size
-DTYPES = ("float32", "int64", "bfloat16", "uint8", "float64", "int32")
+DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.uint8, torch.float64, torch.int32)
 COUNTS = (0, 1, 7, 60, 300, 5000, 5000, 70_000)
 ENDINGS = ("kill", "exit at once", "exit", "raise")  # the culprit's process is gone
 FAULTS = (*ENDINGS, "stop", "close", "interrupt", "differ", "skip")
-
-
-@dataclass(frozen=True)
-class Step:
-    """Something that ranks of one group do. `root` and `peer` are ranks of the group.
-
-    A "message" goes from `root` to `peer`; in a "ring" everybody sends to the next one; small
-    ones by the hundred. `later` is how many steps afterwards its work is waited for; 0: it blocks.
-    """
-
-    group: int
-    kind: str
-    dtype: str
-    count: int
-    op: str
-    root: int
-    peer: int
-    later: int
-    peer_later: int
 
 
 @dataclass(frozen=True)
@@ -83,8 +57,7 @@ class Scenario:
 
     def members(self, step: Step) -> tuple[int, ...]:
         """Who takes part in a step, as ranks of the world."""
-        group = self.groups[step.group]
-        return (group[step.root], group[step.peer]) if step.kind == "message" else group
+        return step.members(self.groups)
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.ranks} ranks, {self.fault}"]
@@ -133,23 +106,9 @@ def _step(
     kind: str | None = None,
     group: int | None = None,
 ) -> Step:
-    if group is None:
-        group = chance.randrange(len(groups))
-    size = len(groups[group])
-    root, peer = chance.sample(range(size), 2)
     if kind is None:
-        kind = chance.choice((*COLLECTIVES, "message", "message", "message", "ring"))
-    return Step(
-        group,
-        kind,
-        chance.choice(DTYPES),
-        chance.choice(COUNTS),
-        chance.choice(("sum", "max")),
-        root,
-        peer,
-        chance.choice((0, 0, 1, 3, 9)),
-        chance.choice((0, 0, 1, 3, 9)),
-    )
+        return draw_step(chance, groups, DTYPES, COUNTS, group=group)
+    return draw_step(chance, groups, DTYPES, COUNTS, [kind], group)
 
 
 def _differing(
@@ -194,4 +153,5 @@ def _changed(chance: random.Random, step: Step, size: int) -> Step:
         return replace(step, op="max" if step.op == "sum" else "sum")
     if way == "root":
         return replace(step, root=chance.choice([r for r in range(size) if r != step.root]))
-    return replace(step, count=chance.choice([c for c in COUNTS if c != step.count]))
+    count = chance.choice([count for count in COUNTS if count != step.counts[0]])
+    return replace(step, counts=(count,) * len(step.counts))

@@ -7,21 +7,23 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from expected import assert_same
-from fault_fuzz.scenarios import COLLECTIVES, ENDINGS, Scenario
-from fault_fuzz.steps import RankStep
+from random_scenarios.scenarios import ENDINGS, Scenario
+from random_scenarios.steps import COLLECTIVES, RankStep
 from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.processes import state_of
 
 PATIENT_S = 60.0
 STOPPED_S = 0.5  # how long groups wait for a rank that has been stopped
@@ -40,19 +42,34 @@ class StepEnd:
     fields: dict[str, Any]
 
 
-@dataclass
+def run_scenario(rank: int, size: int, path: str, scenario: Scenario) -> list[StepEnd] | str:
+    """A job for mortal ranks: how this one's steps ended, or what has failed beside them."""
+    fault = scenario.fault
+    try:
+        return ScenarioRank(scenario, rank, path).run()
+    except BaseException:
+        if rank == fault.rank and fault.kind in ENDINGS:
+            raise
+        return traceback.format_exc()
+
+
+def fault_note(folder: Path, scenario: Scenario) -> Path:
+    """Where the culprit writes down when its fault happens, and its process id."""
+    return folder / f"notes-{scenario.seed}-fault"
+
+
 class ScenarioRank:
-    """A rank. `report` leads to whoever watches, `gate` to those who wait for an interrupt."""
+    """A rank. What others wait for it writes down in a file beside `path`, where they meet."""
 
-    scenario: Scenario
-    rank: int
-    path: str
-    report: Connection
-    gate: tuple[int, int]
+    def __init__(self, scenario: Scenario, rank: int, path: str) -> None:
+        self.scenario = scenario
+        self.rank = rank
+        self.path = path
+        self._fault_note = fault_note(Path(path).parent, scenario)
 
-    def run(self) -> None:
-        """The scenario, then a new world among those who are left."""
-        torch.set_num_threads(1)
+    def run(self) -> list[StepEnd]:
+        """The scenario, then a new world among those who are left; how the scenario's steps
+        ended."""
         before = held_resources()
         self._open()
         self._ends: list[StepEnd] = []
@@ -67,10 +84,17 @@ class ScenarioRank:
             if group is not None:
                 group.close()
         assert_given_back(before, "after the scenario")
-        self.report.send(("ends", self._ends))
+        if self.scenario.fault.kind == "stop":
+            self._wake_the_stopped()
         self._new_world()
         assert_given_back(before, "after the second world")
-        self.report.send(("well", True))
+        return self._ends
+
+    def _note(self, name: str) -> Path:
+        return self._fault_note.with_suffix(f".{name}")
+
+    def _note_fault(self) -> None:
+        self._fault_note.write_text(f"{time.monotonic()} {os.getpid()}\n")
 
     def _takes_part(self, step: Any) -> bool:
         return self.rank in self.scenario.members(step)
@@ -96,7 +120,7 @@ class ScenarioRank:
             if fault.drained:
                 self._wait(lambda due: True)
             if fault.kind == "skip":
-                self.report.send(("fault_s", time.monotonic()))
+                self._note_fault()
                 return
             if fault.kind == "interrupt":
                 self._interrupted(group, number)
@@ -109,22 +133,21 @@ class ScenarioRank:
                 return
             self._fail()
         elif number == fault.held and not culprit:
-            os.read(self.gate[0], 1)
+            wait_for(self._note("over").exists)
         self._carry_out(group, number)
 
     def _carry_out(self, group: Communicator, number: int) -> None:
         step, fault = self.scenario.steps[number], self.scenario.fault
         if fault.instead is not None and (number, self.rank) == (fault.step, fault.rank):
             step = fault.instead
-            self.report.send(("fault_s", time.monotonic()))
-        part = RankStep(group, step, number)
+            self._note_fault()
+        part = RankStep(group, step)
         began_s = time.monotonic()
         error = attempt(part.begin)
-        later = step.peer_later if step.kind == "message" and part.receives else step.later
         if error is not None:
-            self._note(number, began_s, error, part)
-        elif later and part.works:
-            self._under_way.append((self._turn + later, number, part))
+            self._record(number, began_s, error, part)
+        elif part.later and part.works:
+            self._under_way.append((self._turn + part.later, number, part))
         else:
             self._finish(number, part, began_s)
 
@@ -139,9 +162,9 @@ class ScenarioRank:
         error = next((error for error in errors if error is not None), None)
         if error is None:
             part.check()
-        self._note(number, began_s, error, part)
+        self._record(number, began_s, error, part)
 
-    def _note(
+    def _record(
         self, number: int, began_s: float, error: BaseException | None, part: RankStep
     ) -> None:
         if isinstance(error, (AssertionError, TypeError, ValueError)):
@@ -159,7 +182,7 @@ class ScenarioRank:
         fault = self.scenario.fault
         if fault.within:
             time.sleep(self.scenario.seed % 7 * 0.0005)
-        self.report.send(("fault_s", time.monotonic()))
+        self._note_fault()
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "exit at once":
@@ -181,16 +204,15 @@ class ScenarioRank:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main = threading.get_native_id()
         caller = threading.Thread(target=self._interrupt_once_asleep, args=(main,))
-        part = RankStep(group, self.scenario.steps[number], number)
+        part = RankStep(group, self.scenario.steps[number])
         began_s = time.monotonic()
         caller.start()
         error = attempt(part.begin)
         for work in part.works:
             error = error or attempt(work.wait)
         caller.join()
-        self._note(number, began_s, error, part)
-        held = self.scenario.members(self.scenario.steps[self.scenario.fault.held])
-        os.write(self.gate[1], bytes(len(held) - 1))
+        self._record(number, began_s, error, part)
+        self._note("over").touch()
 
     def _interrupt_once_asleep(self, thread: int) -> None:
         """Wait until the engine sleeps: Python's own futexes carry other operations."""
@@ -199,12 +221,23 @@ class ScenarioRank:
             with open(f"/proc/self/task/{thread}/syscall") as file:
                 words = file.read().split()
             if words[0] in ("202", "98") and int(words[2], 16) in (0, 128):
-                self.report.send(("fault_s", time.monotonic()))
+                self._note_fault()
                 os.kill(os.getpid(), signal.SIGINT)
                 return
             time.sleep(0.002)
 
     # -- afterwards ----------------------------------------------------------------------------
+
+    def _wake_the_stopped(self) -> None:
+        """It goes on once all others have come to their end without it."""
+        others = [rank for rank in range(self.scenario.ranks) if rank != self.scenario.fault.rank]
+        self._note(f"ended-{self.rank}").touch()
+        if self.rank == others[0]:
+            for other in others:
+                wait_for(self._note(f"ended-{other}").exists)
+            culprit = int(self._fault_note.read_text().split()[1])
+            wait_for(lambda: state_of(culprit).is_stopped)
+            os.kill(culprit, signal.SIGCONT)
 
     def _new_world(self) -> None:
         fault = self.scenario.fault
@@ -221,6 +254,12 @@ class ScenarioRank:
             world.recv(got := torch.zeros(50), before)
             sent.wait()
             assert_same(got, torch.full((50,), float(before)))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """The pool's deadline ends a wait in vain."""
+    while not condition():
+        time.sleep(0.001)
 
 
 def _join(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
