@@ -240,6 +240,7 @@ static PyMethodDef group_methods[] = {
     {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
+    {"release_works", group_release_works, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
     {"posted", group_posted, METH_VARARGS, NULL},

@@ -101,6 +101,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 
 /* pending.c */
 void reap(Group *self);
+PyObject *group_release_works(PyObject *object, PyObject *ignored);
 void close_now(Group *self);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);

@@ -24,6 +24,19 @@ void reap(Group *self) {
     }
 }
 
+static void reap_all(Group *self) {
+    self->next_look = NULL;
+    do reap(self);
+    while (self->next_look);
+}
+
+/* Let go of all works that are done; whether others are under way. */
+PyObject *group_release_works(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    reap_all((Group *)object);
+    return PyBool_FromLong(((Group *)object)->pending != NULL);
+}
+
 void close_now(Group *self) {
     un_group *group = self->group;
     self->group = NULL;
@@ -31,9 +44,7 @@ void close_now(Group *self) {
     PyThreadState *parked = PyEval_SaveThread();
     un_group_close(group);
     PyEval_RestoreThread(parked);
-    self->next_look = NULL; /* all are done */
-    do reap(self);
-    while (self->next_look);
+    reap_all(self); /* all are done */
 }
 
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions) {

@@ -19,6 +19,7 @@ from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.base import Communicator, PremulSum, Work
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.records import read_process
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -133,6 +134,47 @@ def test_a_work_keeps_its_tensors_alive_and_lets_them_go(comm: Communicator) -> 
     comm.barrier()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.ranks(2)
+def test_works_that_nobody_waits_for_do_not_keep_their_group(comm: Communicator) -> None:
+    """Whether they are done before the group is dropped, fail, or are done only later."""
+    group = subgroup(comm, [0, 1])
+    work = group.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    assert eventually(work.is_completed)
+    del work, group
+    assert names_of_groups() == [comm.name]
+
+    group = subgroup(comm, [0, 1])
+    work = group.irecv(torch.ones(3), 1 - comm.rank)
+    comm.barrier()
+    group.abort("enough")
+    assert eventually(work.is_completed)
+    del work, group
+    assert names_of_groups() == [comm.name]
+
+    group = subgroup(comm, [0, 1])
+    if comm.rank == 0:
+        result = torch.ones(3)
+        group.all_reduce(result, async_op=True)
+        del group
+        assert len(names_of_groups()) == 2
+        comm.barrier()
+        assert eventually(lambda: result.tolist() == [2.0] * 3)
+    else:
+        comm.barrier()
+        group.all_reduce(torch.ones(3))
+        del group
+    is_gone = torch.zeros(1)
+    while not is_gone:  # the next group that is made lets the last one go
+        subgroup(comm, [0, 1])
+        is_gone[0] = names_of_groups() == [comm.name]
+        comm.all_reduce(is_gone, "min")
+
+
+def names_of_groups() -> list[str]:
+    return [group.name for group in read_process(os.getpid())]
 
 
 @pytest.mark.ranks(3)

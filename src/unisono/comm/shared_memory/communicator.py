@@ -111,6 +111,12 @@ class SharedMemoryCommunicator(Communicator):
         self._group.introduce(name, global_rank, keeps_sites)
         announce_segment(self._group.descriptor)
         self.timeout_s = timeout_s
+        _end_abandoned_groups()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_group"):
+            _abandoned_groups.append(self._group)
+            _end_abandoned_groups()
 
     @classmethod
     def connect(
@@ -473,6 +479,19 @@ class SharedMemoryCommunicator(Communicator):
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
         raise self._exceptions.call_error(status, operation, reduction, dtype_name(_first(tensors)))
+
+
+_abandoned_groups: list[Any] = []
+"""The engine's groups whose communicators are gone. A group ends with its last reference; works
+that nobody waited for hold one, until they are done and somebody looks."""
+
+
+def _end_abandoned_groups() -> None:
+    """Called whenever a communicator comes or goes: in any thread, at any moment."""
+    for group in list(_abandoned_groups):
+        if not group.release_works():
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _abandoned_groups.remove(group)
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
