@@ -82,12 +82,6 @@ ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 
 
-class Posted(Protocol):
-    """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
-
-    def __getitem__(self, index: int) -> int: ...
-
-
 class Waiting(NamedTuple):
     """A message that a rank waits for. `is_started` says that it could have been waited for later
     (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
@@ -101,55 +95,23 @@ class Waiting(NamedTuple):
     unmatched_tag: int
 
 
-class ExceptionFactory(Protocol):
-    """Turns the statuses of works and messages into exceptions; the engine calls it."""
-
-    def call_error(self, status: int, operation: int, reduction: int, dtype: int) -> Exception: ...
-    def message_error(
-        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
-    ) -> Exception: ...
-
-
 class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
-    `recv` return the rank at the other end, or a status below zero."""
+    `recv` return the rank at the other end, or a status below zero. What `submit`, `isend` and
+    `irecv` take first is the GroupExceptions by which their works raise. `run` and `submit` take
+    operation, output, input, root, reduction, factor, whether it is coalesced, and a schedule."""
 
     calls: int
     descriptor: int
     timeout_ns: int
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
-    def run(
-        self,
-        operation: int,
-        output: Any,
-        input: Any,
-        root: int,
-        reduction: int,
-        factor: float,
-        coalesced: bool,
-        schedule: bytes | None = None,
-    ) -> int: ...
-    def submit(
-        self,
-        exceptions: ExceptionFactory,
-        operation: int,
-        output: Any,
-        input: Any,
-        root: int,
-        reduction: int,
-        factor: float,
-        coalesced: bool,
-        schedule: bytes | None = None,
-    ) -> Work | int: ...
+    def run(self, *call: Any) -> int: ...
+    def submit(self, exceptions: Any, *call: Any) -> Work | int: ...
     def send(self, tensor: Any, peer: int, tag: int) -> int: ...
     def recv(self, tensor: Any, peer: int, tag: int) -> int: ...
-    def isend(
-        self, exceptions: ExceptionFactory, frame: FrameType, tensor: Any, peer: int, tag: int
-    ) -> Work: ...
-    def irecv(
-        self, exceptions: ExceptionFactory, frame: FrameType, tensor: Any, peer: int, tag: int
-    ) -> Work: ...
+    def isend(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
+    def irecv(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
     def unmatched(self, source: int) -> tuple[int, int]: ...
@@ -175,7 +137,8 @@ class Group(Protocol):
     def release_works(self) -> bool: ...
     def close(self) -> None: ...
     def failure(self) -> tuple[int, int, int, int]: ...
-    def posted(self, rank: int, call: int) -> Posted | None: ...
+    def posted(self, rank: int, call: int) -> Sequence[int] | None:
+        """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
 
 
 def _module() -> Any:
