@@ -94,30 +94,18 @@ def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | N
     if posted is None or posted[1] not in PAIRED:
         return None
     operation, item_bytes, root = posted[1], max(1, (posted[3] >> 8 & 0xFF) // 8), posted[4]
-    gives: list[list[int | None]] = []
-    wants: list[list[int | None]] = []
+
+    def counts(giver: int, taker: int) -> bool:
+        """Of a gather only what the root takes does, of a scatter only what it gives."""
+        if operation == Operation.GATHER:
+            return taker == root
+        return operation != Operation.SCATTER or giver == root
+
+    gives, wants = [], []
     for rank in range(size):
         sizes = [size_bytes // item_bytes for size_bytes in group.pair_bytes(rank, call)]
-        to, of = sizes[:size], sizes[size:]
-        # of a gather only what the root takes counts, of a scatter only what it gives
-        gives.append(
-            [
-                to[peer]
-                if (operation != Operation.GATHER or peer == root)
-                and (operation != Operation.SCATTER or rank == root)
-                else None
-                for peer in range(size)
-            ]
-        )
-        wants.append(
-            [
-                of[peer]
-                if (operation != Operation.SCATTER or peer == root)
-                and (operation != Operation.GATHER or rank == root)
-                else None
-                for peer in range(size)
-            ]
-        )
+        gives.append([sizes[to] if counts(rank, to) else None for to in range(size)])
+        wants.append([sizes[size + of] if counts(of, rank) else None for of in range(size)])
     return PairwiseSizes(gives, wants)
 
 
