@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
@@ -20,6 +20,8 @@ from unisono.errors import (
     MessageMismatch,
     SegmentError,
 )
+
+_Error = TypeVar("_Error", bound=GroupError)
 
 diagnose: Callable[[GroupError], Any] | None = None
 """What the watch sets while it is on: gives the report that an exception carries."""
@@ -47,19 +49,14 @@ class GroupExceptions:
         sends, tensor, peer, tag = about
         doing = describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
-            return CollectiveTimeout(
-                f"{doing} on group {self._name} is still under way",
-                rank=self._rank,
-                group=self._name,
-            )
+            return self._under_way(doing)
         source, size_bytes, dtype = seen
         if status == Status.UNFIT and dtype and not sends and self.cause is None:  # it was matched
-            self.cause = MessageMismatch(
+            self.cause = self._of_group(
+                MessageMismatch,
                 f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
                 f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
                 f"{error_texts.dtype_name(dtype)}",
-                rank=self._rank,
-                group=self._name,
             )
         if (
             status == Status.TIMEOUT
@@ -73,13 +70,11 @@ class GroupExceptions:
             details = timeout_details(self._membership.group, sends, peer)
             if peer >= 0:
                 details.append(whereabouts(self._membership, peer, ABOUT_MESSAGES))
-            text = "\n".join([text, *details])
-            self.cause = CollectiveTimeout(
-                text,
+            self.cause = self._of_group(
+                CollectiveTimeout,
+                "\n".join([text, *details]),
                 missing=[peer] if peer >= 0 else [],
                 arrived=[self._rank],
-                rank=self._rank,
-                group=self._name,
             )
         if status in (Status.CLOSED, Status.FORKED, Status.NO_MEMORY):
             return self.call_error(status, Operation.SEND if sends else Operation.RECV)
@@ -105,17 +100,12 @@ class GroupExceptions:
                 f"the memory limits leave {max(0, memory_room())} bytes"
             )
         if status == Status.NOT_YET:
-            return CollectiveTimeout(
-                f"{what} on group {self._name} is still under way",
-                rank=self._rank,
-                group=self._name,
-            )
+            return self._under_way(what)
         if status == Status.FORKED:
-            return GroupClosed(
+            return self._of_group(
+                GroupClosed,
                 f"group {self._name} belongs to the parent process (pid {os.getppid()}): a forked "
                 "child cannot use it",
-                rank=self._rank,
-                group=self._name,
             )
         if status == Status.REENTERED:
             return RuntimeError(
@@ -138,4 +128,11 @@ class GroupExceptions:
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
     def closed(self) -> GroupClosed:
-        return GroupClosed(f"group {self._name} is closed", rank=self._rank, group=self._name)
+        return self._of_group(GroupClosed, f"group {self._name} is closed")
+
+    def _under_way(self, doing: str) -> CollectiveTimeout:
+        text = f"{doing} on group {self._name} is still under way"
+        return self._of_group(CollectiveTimeout, text)
+
+    def _of_group(self, kind: type[_Error], text: str, **fields: Any) -> _Error:
+        return kind(text, rank=self._rank, group=self._name, **fields)
