@@ -145,7 +145,9 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
             [membership.group.progress(rank) for rank in range(membership.size)]
         )
         if awaited not in behind:  # it went on meanwhile
-            behind = _stopped(membership) or [awaited]
+            members = enumerate(membership.members)
+            behind = [rank for rank, member in members if state_of(member.pid).is_stopped]
+            behind = behind or [awaited]
         stalled = behind
     where = [whereabouts(membership, rank, call) for rank in missing or stalled]
     if stalled:  # a stopped process cannot tell its line, which is that of our own call
@@ -160,12 +162,6 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
         missing=missing,
         stalled=stalled,
     )
-
-
-def _stopped(membership: Membership) -> list[int]:
-    """The ranks whose process is stopped."""
-    members = enumerate(membership.members)
-    return [rank for rank, member in members if state_of(member.pid).is_stopped]
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
