@@ -283,13 +283,13 @@ class SharedMemoryCommunicator(Communicator):
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
         if type(root) is not int or not 0 <= root < self.size:
-            self._check_root(_REDUCE, root)
+            self._checked(_REDUCE, check_root, root, self.size)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
         return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         if type(root) is not int or not 0 <= root < self.size:
-            self._check_root(_BROADCAST, root)
+            self._checked(_BROADCAST, check_root, root, self.size)
         return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
@@ -448,9 +448,6 @@ class SharedMemoryCommunicator(Communicator):
         name, factor = self._checked(operation, check_reduction, op, dtypes, TRUNCATED_AVG)
         return _REDUCTION_NUMBERS.get(name, _PREMUL_SUM), factor
 
-    def _check_root(self, operation: Operation, root: int) -> None:
-        self._checked(operation, check_root, root, self.size)
-
     def _check_peer(self, what: str, peer: int) -> None:
         try:
             check_peer(peer, self.size)
@@ -478,7 +475,8 @@ class SharedMemoryCommunicator(Communicator):
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
     ) -> NoReturn:
-        raise self._exceptions.call_error(status, operation, reduction, dtype_name(_first(tensors)))
+        tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
+        raise self._exceptions.call_error(status, operation, reduction, dtype_name(tensor))
 
 
 _abandoned_groups: list[Any] = []
@@ -496,9 +494,7 @@ def _end_abandoned_groups() -> None:
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
     """How a member opens the group once it has the segment."""
-    return lambda descriptor, rank, size, nonce: open_group(
-        descriptor, rank, size, nonce, timeout_s
-    )
+    return partial(open_group, timeout_s=timeout_s)
 
 
 def _dtypes(tensors: Sequence[Any]) -> set[Any]:
@@ -507,7 +503,3 @@ def _dtypes(tensors: Sequence[Any]) -> set[Any]:
         return set(map(_dtype_of, tensors))
     except AttributeError:
         return set()
-
-
-def _first(tensors: Any) -> Any:
-    return tensors[0] if type(tensors) in _LISTS and tensors else tensors
