@@ -223,6 +223,10 @@ class RecordsLayout(NamedTuple):
     progress: int
     closed: int
 
+    def control(self, rank: int) -> int:
+        """Where the control block of a rank begins; of the first rank too many, where all end."""
+        return self.first_control + rank * self.control_bytes
+
 
 def records_layout(ranks: int) -> RecordsLayout:
     """Where the records lie in the segment of a group of so many ranks."""

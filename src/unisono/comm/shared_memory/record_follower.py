@@ -77,9 +77,7 @@ class RecordFollower:
         layout = self._layout
         return all(
             read_identity(self._memory, layout, rank)
-            and _CLOSED.unpack_from(
-                self._memory, layout.first_control + rank * layout.control_bytes + layout.closed
-            )[0]
+            and _CLOSED.unpack_from(self._memory, layout.control(rank) + layout.closed)[0]
             for rank in range(self.size)
         )
 
@@ -103,8 +101,7 @@ class RecordFollower:
         if not ring.under_way and not to_the_end and self._number_at(ring, ring.next) < ring.next:
             return []  # nothing new, as most often
         ring.clock.look_again()
-        base = self._layout.first_control + ring.rank * self._layout.control_bytes
-        start = base + self._layout.sites
+        start = self._layout.control(ring.rank) + self._layout.sites
         sites = self._memory[start : start + self._layout.site_count * self._layout.site_bytes]
         found = []
         for number, before in list(ring.under_way.items()):
@@ -136,8 +133,8 @@ class RecordFollower:
 
     def _offset(self, ring: _RankRing, number: int) -> int:
         layout = self._layout
-        base = layout.first_control + ring.rank * layout.control_bytes
-        return base + layout.records + number % layout.record_count * layout.record_bytes
+        first = layout.control(ring.rank) + layout.records
+        return first + number % layout.record_count * layout.record_bytes
 
     def _record(self, ring: _RankRing, number: int, sites: bytes) -> Record | None:
         """The record of this number, if it stands there, whole."""

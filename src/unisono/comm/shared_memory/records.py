@@ -142,30 +142,24 @@ def _may_be_segment(path: str) -> bool:
 
 def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
     """The records in the segment at a path, or behind a descriptor; None if it is none."""
-    if isinstance(path, int):
-        return _read_open(path, last)
-    with open(path, "rb") as file:
-        return _read_open(file.fileno(), last)
+    with open(path, "rb", closefd=isinstance(path, str)) as file:
+        mapped = map_segment(file.fileno())
+        if mapped is None:
+            return None
+        size, layout, memory = mapped
+        with memory:
+            identities = [read_identity(memory, layout, rank) for rank in range(size)]
+            known = [(rank, found) for rank, found in enumerate(identities) if found is not None]
+            ranks = tuple(_read_rank(memory, layout, *of_rank, last) for of_rank in known)
+        name, _, backend = (known[0][1][0] if known else "?").partition(BACKEND_MARK)
+        return GroupRecords(name, size, ranks, backend or "unisono", segment_key(file.fileno()))
 
 
-def _read_open(descriptor: int, last: int | None) -> GroupRecords | None:
-    mapped = map_segment(descriptor)
-    if mapped is None:
-        return None
-    size, layout, memory = mapped
-    with memory:
-        names: list[str] = []
-        ranks = [
-            one for rank in range(size) if (one := _read_rank(memory, layout, rank, names, last))
-        ]
-    name, _, backend = (names[0] if names else "?").partition(BACKEND_MARK)
-    return GroupRecords(name, size, tuple(ranks), backend or "unisono", segment_key(descriptor))
-
-
-def map_segment(descriptor: int) -> tuple[int, RecordsLayout, mmap.mmap] | None:
+def map_segment(
+    descriptor: int, access: int = mmap.ACCESS_READ
+) -> tuple[int, RecordsLayout, mmap.mmap] | None:
     """How many ranks the segment behind a descriptor is for, where things lie in it, and its
-    control blocks, for reading; None if it is none. Raises UnisonoError if it was written by
-    another version."""
+    control blocks; None if it is none. Raises UnisonoError if it was written by another version."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         return None
@@ -175,8 +169,7 @@ def map_segment(descriptor: int) -> tuple[int, RecordsLayout, mmap.mmap] | None:
     if version != layout_version():
         raise UnisonoError("this shared memory was written by another version of unisono")
     layout = records_layout(size)
-    length = layout.first_control + size * layout.control_bytes
-    return size, layout, mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+    return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
 
 
 def segment_key(descriptor: int) -> tuple[int, int]:
@@ -185,12 +178,13 @@ def segment_key(descriptor: int) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-def read_identity(
-    memory: mmap.mmap, layout: RecordsLayout, rank: int
-) -> tuple[str, int, int, Clock] | None:
-    """Group (with its backend), process, global rank and clock of a rank that has joined."""
-    base = layout.first_control + rank * layout.control_bytes
-    identity = _IDENTITY.unpack_from(memory, base + layout.identity)
+Identity = tuple[str, int, int, "Clock"]
+"""Of a rank: its group (with its backend), process, global rank and clock."""
+
+
+def read_identity(memory: mmap.mmap, layout: RecordsLayout, rank: int) -> Identity | None:
+    """The identity of a rank; None where it has not joined."""
+    identity = _IDENTITY.unpack_from(memory, layout.control(rank) + layout.identity)
     opened_ticks, opened_ns, pid, global_rank, name = identity
     if not pid:
         return None
@@ -199,14 +193,10 @@ def read_identity(
 
 
 def _read_rank(
-    memory: mmap.mmap, layout: RecordsLayout, rank: int, names: list[str], last: int | None
-) -> RankRecords | None:
-    base = layout.first_control + rank * layout.control_bytes
-    known = read_identity(memory, layout, rank)
-    if known is None:
-        return None
-    name, pid, global_rank, clock = known
-    names.append(name)
+    memory: mmap.mmap, layout: RecordsLayout, rank: int, identity: Identity, last: int | None
+) -> RankRecords:
+    base = layout.control(rank)
+    _, pid, global_rank, clock = identity
     start, end = base + layout.records, base + layout.sites
     # A record that is being written over differs between two looks.
     first, second = memory[start:end], memory[start:end]
@@ -222,19 +212,19 @@ def _read_rank(
 
 def leave_reason(text: str) -> None:
     """Say in every group of this process why it ends, for those who read its records later."""
+    note = text.encode()[: _NOTE.size - 9]
     for path in segments_of(os.getpid()):
-        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
-            magic, version, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC or version != layout_version():
+        with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
+            mapped = map_segment(file.fileno(), mmap.ACCESS_WRITE)
+            if mapped is None:
                 continue
-            layout = records_layout(size)
-            length = layout.first_control + size * layout.control_bytes
-            with mmap.mmap(file.fileno(), length) as memory:
+            size, layout, memory = mapped
+            with memory:
                 for rank in range(size):
-                    base = layout.first_control + rank * layout.control_bytes
-                    if _IDENTITY.unpack_from(memory, base + layout.identity)[2] == os.getpid():
-                        note = text.encode()[: _NOTE.size - 9]
-                        _NOTE.pack_into(memory, base + layout.reason, ABOUT_MESSAGES, note)
+                    known = read_identity(memory, layout, rank)
+                    if known is not None and known[1] == os.getpid():
+                        at = layout.control(rank) + layout.reason
+                        _NOTE.pack_into(memory, at, ABOUT_MESSAGES, note)
 
 
 def _read_ring(
