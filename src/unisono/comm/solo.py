@@ -69,15 +69,13 @@ class SoloCommunicator(Communicator):
         algorithm = algorithm or self._algorithm
         if algorithm:
             self._check_algorithm(algorithm)
-        self._reduce("all_reduce", tensor, op)
-        return _finished(async_op)
+        return self._reduce("all_reduce", tensor, op, async_op)
 
     def reduce(
         self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
         self._checked("reduce", check_root, root, 1)
-        self._reduce("reduce", tensor, op)
-        return _finished(async_op)
+        return self._reduce("reduce", tensor, op, async_op)
 
     def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
         self._checked("broadcast", check_root, root, 1)
@@ -85,36 +83,29 @@ class SoloCommunicator(Communicator):
         return _finished(async_op)
 
     def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        coalesced = isinstance(input, LISTS)
-        self._copy("all_gather", output, input, coalesced)
-        return _finished(async_op)
+        return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
     def reduce_scatter(
         self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
     ) -> Work | None:
-        coalesced = isinstance(output, LISTS)
         self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
-        self._copy("reduce_scatter", output, input, coalesced)
-        self._reduce("reduce_scatter", output, op)
-        return _finished(async_op)
+        self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
+        return self._reduce("reduce_scatter", output, op, async_op)
 
     def gather(
         self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
         self._checked("gather", check_wide_side, root, 0, 1, output, "output")
-        self._copy("gather", output, input)
-        return _finished(async_op)
+        return self._copy("gather", output, input, async_op)
 
     def scatter(
         self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
     ) -> Work | None:
         self._checked("scatter", check_wide_side, root, 0, 1, input, "input")
-        self._copy("scatter", output, input)
-        return _finished(async_op)
+        return self._copy("scatter", output, input, async_op)
 
     def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        self._copy("all_to_all", output, input)
-        return _finished(async_op)
+        return self._copy("all_to_all", output, input, async_op)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         self._nobody("send")
@@ -185,7 +176,9 @@ class SoloCommunicator(Communicator):
             self._checked(what, check_tensor, tensor, writable, _DEVICES)
         return many
 
-    def _copy(self, what: str, output: Any, input: Any, coalesced: bool = False) -> None:
+    def _copy(
+        self, what: str, output: Any, input: Any, async_op: bool, coalesced: bool = False
+    ) -> Work | None:
         if coalesced:
             self._checked(what, check_coalesced, output, input)
         outputs = self._tensors(what, output, True)
@@ -199,6 +192,7 @@ class SoloCommunicator(Communicator):
         self._check_overlaps(what, outputs, inputs, coalesced)
         for to, source in zip(outputs, inputs, strict=True):
             _assign(to, source)
+        return _finished(async_op)
 
     def _check_overlaps(
         self, what: str, outputs: list[Any], inputs: Sequence[Any] = (), coalesced: bool = False
@@ -218,13 +212,14 @@ class SoloCommunicator(Communicator):
     def _factor(self, what: str, tensors: list[Any], op: Op) -> float:
         return self._checked(what, check_reduction, op, map(dtype_name, tensors))[1]
 
-    def _reduce(self, what: str, tensor: Any, op: Op) -> None:
+    def _reduce(self, what: str, tensor: Any, op: Op, async_op: bool) -> Work | None:
         tensors = self._tensors(what, tensor, True)
         factor = self._factor(what, tensors, op)
         self._check_overlaps(what, tensors)
         if isinstance(op, PremulSum):
             for each in tensors:
                 scale(each, factor)
+        return _finished(async_op)
 
 
 def _finished(async_op: bool) -> Work | None:
