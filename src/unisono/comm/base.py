@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from unisono.plan.schedule import Schedule
 
-    Tensor: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
-    Tensors: TypeAlias = Tensor | Sequence[Tensor]
+Tensor: TypeAlias = "torch.Tensor | numpy.ndarray[Any, Any]"
+Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
 
 DEFAULT_TIMEOUT_S = 1800.0
 """How long a call waits for its peers unless told otherwise."""

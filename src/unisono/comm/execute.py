@@ -6,13 +6,13 @@ import hashlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from unisono.comm import flat
 from unisono.comm.arithmetic import combine
-from unisono.comm.base import Communicator, Message, Op, Work
+from unisono.comm.base import Communicator, Message, Op, Tensor, Tensors, Work
 from unisono.comm.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -25,9 +25,6 @@ from unisono.comm.mismatches import find_minority
 from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
-
-if TYPE_CHECKING:
-    from unisono.comm.base import Tensor, Tensors
 
 FIRST_TAG = 1 << 30
 """Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""

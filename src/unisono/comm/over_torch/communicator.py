@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unisono import variables
 from unisono.comm.arguments import LISTS, check_own_part, check_root
-from unisono.comm.base import Communicator, Op, PremulSum, Work, count, dtype_name
+from unisono.comm.base import Communicator, Op, PremulSum, Tensor, Tensors, Work, count, dtype_name
 from unisono.comm.execute import all_reduce_by
 from unisono.comm.over_torch.arithmetic import choose_encoding
 from unisono.comm.over_torch.group import Rows, WideSide, device_of
@@ -32,10 +32,7 @@ from unisono.comm.over_torch.rows import (
 )
 from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
-
-if TYPE_CHECKING:
-    from unisono.comm.base import Tensor, Tensors
-    from unisono.plan.schedule import Schedule
+from unisono.plan.schedule import Schedule
 
 
 class TorchCommunicator(TorchMessages):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from unisono.comm.arguments import check_peer, check_tensor
-from unisono.comm.base import Message, Work
+from unisono.comm.base import Message, Tensor, Work
 from unisono.comm.over_torch.group import LAST_TAG, TorchGroup, device_of
 from unisono.comm.over_torch.rows import bytes_of, row_of, write_back
 from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.errors import CollectiveTimeout
-
-if TYPE_CHECKING:
-    from unisono.comm.base import Tensor
 
 
 class TorchMessages(TorchGroup):
