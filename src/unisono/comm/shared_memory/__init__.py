@@ -3,7 +3,7 @@
 communicator.py          the Communicator
 exceptions.py            from the status of a call or a message to its exception
 failures.py              from the way a group ended to the exception that its ranks raise
-error_texts.py           what these say; message_error_texts.py: the same for messages
+error_texts.py           what these say
 records.py               what every call left behind, read from another process
 record_follower.py       every record once, as they come
 segment_listeners.py     who is told of each new segment

@@ -12,7 +12,6 @@ from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.failures import describe_failure, whereabouts, with_global_ranks
-from unisono.comm.shared_memory.message_error_texts import describe_message, timeout_details
 from unisono.errors import (
     CollectiveTimeout,
     GroupClosed,
@@ -47,7 +46,7 @@ class GroupExceptions:
         """The exception for a message whose status is not OK. `about` is whether it sends, its
         tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
         sends, tensor, peer, tag = about
-        doing = describe_message(sends, peer, tag)
+        doing = error_texts.describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
             return self._under_way(doing)
         source, size_bytes, dtype = seen
@@ -67,7 +66,7 @@ class GroupExceptions:
                 f"{doing} on group {self._name} was not matched by its deadline of "
                 f"{self._membership.group.timeout_ns / 1e9:g} s"
             )
-            details = timeout_details(self._membership.group, sends, peer)
+            details = error_texts.timeout_details(self._membership.group, sends, peer)
             if peer >= 0:
                 details.append(whereabouts(self._membership, peer, ABOUT_MESSAGES))
             self.cause = self._of_group(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
 from unisono.comm.mismatches import find_minority
 from unisono.comm.rendezvous.membership import Membership
-from unisono.comm.shared_memory import error_texts, message_error_texts
+from unisono.comm.shared_memory import error_texts
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -32,9 +32,9 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         return _mismatch(membership, name, call)
     if status == Status.TIMEOUT and call == 0:
         text = f"rank {culprit} waited in vain for a message in group {name}"
-        waiting = message_error_texts.read_waiting(group, culprit)
+        waiting = error_texts.read_waiting(group, culprit)
         if waiting is not None:
-            text += f": {message_error_texts.describe_waiting(waiting)}"
+            text += f": {error_texts.describe_waiting(waiting)}"
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
         return _timeout(membership, name, call, culprit)
@@ -55,9 +55,9 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
-        circle = message_error_texts.deadlock_circle(group, culprit)
+        circle = error_texts.deadlock_circle(group, culprit)
         sites = _sites(group, circle, ABOUT_MESSAGES)
-        text = message_error_texts.deadlock_text(group, name, circle, sites)
+        text = error_texts.deadlock_text(group, name, circle, sites)
         return DeadlockError(text, rank=rank, group=name, cycle=circle)
     if status == Status.DAMAGED:
         reason = "something in its process has written over it"
