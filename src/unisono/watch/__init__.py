@@ -5,13 +5,13 @@ starts it in this process; every rank should. Groups of unisono keep records any
 nccl and mpi are watched from then on.
 
 monitor.py                    the watching thread; settings.py: what it is told
-snapshot.py, calls.py         records of all groups that hang together; who waits for whom in them
+calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
 stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
 whereabouts.py                where a process is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
-watched_groups.py             which groups these are; cuda_graphs.py: when a GPU must not be asked
+cuda_graphs.py                when a GPU must not be asked how far it is
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py, command.py            `unisono top`
 debug.py                      torch's and NCCL's own debug settings

@@ -19,8 +19,8 @@ from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
 from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
+from unisono.watch.monitor import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup
-from unisono.watch.watched_groups import watched_groups
 
 Explain = Callable[[WatchedProcessGroup], Any]
 _WATCHED = ("gloo", "nccl", "mpi")

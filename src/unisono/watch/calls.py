@@ -1,4 +1,5 @@
-"""Calls as readers of records see them: who has come to which, who waits, who is missing."""
+"""Calls as readers of records see them: in all groups that hang together, who has come to which
+call, who waits, who is missing."""
 
 from __future__ import annotations
 
@@ -7,13 +8,35 @@ from dataclasses import dataclass
 
 from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
+from unisono.errors import UnisonoError
 
 IN_FLIGHT = ("waiting", "moving")
 PARTLY_HERE = " on this machine"
 """How the name of a group ends whose other ranks are elsewhere."""
 _UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
+
+
+def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]:
+    """The groups of these processes, and those of their peers, and so on: whoever may have a part
+    in a hang. `last` is how many records of each rank."""
+    groups: dict[tuple[int, int], GroupRecords] = {}
+    todo, seen = list(pids), set()
+    while todo:
+        pid = todo.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
+        try:
+            found = read_process(pid, last)
+        except UnisonoError:
+            continue  # it has ended, or lives where we cannot see it
+        for group in found:
+            if group.segment not in groups:
+                groups[group.segment] = group
+                todo += [member.pid for member in group.ranks if member.pid not in seen]
+    return list(groups.values())
 
 
 @dataclass(frozen=True)

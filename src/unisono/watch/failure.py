@@ -17,10 +17,9 @@ from unisono.errors import (
     PeerLost,
     UnisonoError,
 )
-from unisono.watch.calls import call_name, last_finished, line_of, newest_calls
+from unisono.watch.calls import call_name, last_finished, line_of, newest_calls, snapshot
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report
-from unisono.watch.snapshot import snapshot
 from unisono.watch.stack_server import request_stacks
 from unisono.watch.stacks import is_users, short_path
 

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,14 +17,12 @@ from unisono.comm.shared_memory.segment_listeners import listeners, tell_launche
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
-from unisono.watch.calls import Wait, newest_calls, waits
+from unisono.watch.calls import Wait, newest_calls, snapshot, waits
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
-from unisono.watch.snapshot import snapshot
 from unisono.watch.stack_server import StackServer, request_stacks
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
-from unisono.watch.watched_groups import watched_groups
 from unisono.watch.whereabouts import whereabouts
 
 _TICK_S = 0.1
@@ -39,6 +38,9 @@ _SHIFTED = -2
 """Stands for a call's number where a step is meant."""
 
 _logger = logging.getLogger("unisono")
+
+watched_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The WatchedProcessGroups that attach.py has made, as long as anybody else holds them."""
 
 
 class Monitor:

@@ -21,8 +21,7 @@ from rich.text import Text
 from unisono.comm.shared_memory.records import GroupRecords, Record, segments_of
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
-from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of
-from unisono.watch.snapshot import snapshot
+from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of, snapshot
 from unisono.watch.whereabouts import whereabouts
 
 STUCK_S = 5.0
