@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import importlib.machinery
 import importlib.util
+import json
 import linecache
 import os
 import pickle
@@ -26,7 +27,6 @@ from unisono.launcher.protocol import (
     Failure,
     Instructions,
     Script,
-    open_instructions,
     pack,
 )
 from unisono.processes import end_with_parent
@@ -47,7 +47,8 @@ def main() -> None:
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
     results = _ResultPipe(results_fd)
     results.send(STARTED)
-    with open_instructions(instructions_fd) as file:
+    # opened anew, since an inherited descriptor shares its offset in the file with all ranks
+    with open(f"/proc/self/fd/{instructions_fd}", "rb") as file:
         os.close(instructions_fd)
         instructions: Instructions = pickle.load(file)
         if instructions.store_fd >= 0:
@@ -99,11 +100,12 @@ class _ResultPipe:
 
     def send_failure(self, error: BaseException, exit_code: int) -> None:
         frames = error.__traceback__
-        while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        while frames and frames.tb_frame.f_code.co_filename in (__file__, "<string>"):  # ours
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = _has_cause(error, (PeerLost, GroupAborted))
-        self.send(FAILED, Failure(exit_code, _first_line(error), text, follows).to_bytes())
+        failure = Failure(exit_code, _first_line(error), text, follows)
+        self.send(FAILED, json.dumps(vars(failure)).encode())
 
 
 def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
@@ -235,10 +237,6 @@ def _connect_to_record_keeper() -> None:
         from unisono.comm.shared_memory.segment_listeners import use_launcher_socket
 
         use_launcher_socket(int(descriptor))
-
-
-def _is_ours(file_name: str) -> bool:
-    return file_name in (__file__, "<string>")
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -169,7 +170,7 @@ class Crew:
             elif kind == VALUE:
                 rank.value = payload
             elif kind == FAILED and not rank.ended_by_us:
-                rank.failure = Failure.from_bytes(bytes(payload))
+                rank.failure = Failure(**json.loads(payload))
                 rank.failed_at = time.monotonic()
 
     def _check_ended(self, rank: Rank) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol, TextIO
+from typing import Literal, TextIO
 
 Stream = Literal["stdout", "stderr"]
 OnLine = Callable[[int, Stream, str], None]
@@ -19,19 +19,6 @@ _PATIENCE_S = 0.2
 """How long a terminal may lack the beginning of a line that has no end yet."""
 
 _COLOURS = (36, 33, 32, 35, 34)
-
-
-class Listener(Protocol):
-    """Where lines go."""
-
-    def line(self, rank: int, stream: Stream, text: str) -> None:
-        """A line, or the rest of one whose beginning came by `beginning`."""
-
-    def beginning(self, rank: int, stream: Stream, text: str) -> bool:
-        """The beginning of a line that is slow to end; False if only whole lines are wanted."""
-
-    def flush(self) -> None:
-        """Nothing more comes for the moment."""
 
 
 class Lines:
@@ -109,11 +96,13 @@ class Terminal:
         self._text: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
 
     def line(self, rank: int, stream: Stream, text: str) -> None:
+        """A line, or the rest of one whose beginning came by `beginning`."""
         self._write(rank, stream, text)
         self._text[stream].append("\n")
         self._open = None
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
+        """The beginning of a line that is slow to end; False if only whole lines are wanted."""
         if not _is_terminal(_stream(stream)):
             return False
         self._write(rank, stream, text)
@@ -121,6 +110,7 @@ class Terminal:
         return True
 
     def flush(self) -> None:
+        """Nothing more comes for the moment."""
         for name, parts in self._text.items():
             if parts:
                 text = "".join(parts)
@@ -158,6 +148,10 @@ class Callback:
 
     def flush(self) -> None:
         pass
+
+
+Listener = Terminal | Callback
+"""Where lines go."""
 
 
 def wants_colour(stream: TextIO | None) -> bool:

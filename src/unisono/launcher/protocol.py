@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import signal
@@ -11,7 +10,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
@@ -54,7 +53,7 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank.
+    """An exception that ended a rank, which goes to the launching process as JSON.
 
     `follows` says that it only tells of another rank's end, `exit_code` with what the rank exits.
     """
@@ -63,15 +62,6 @@ class Failure:
     summary: str
     traceback: str
     follows: bool
-
-    def to_bytes(self) -> bytes:
-        """For the way to the launching process."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Failure:
-        """What `to_bytes` made."""
-        return cls(**json.loads(data))
 
 
 def nameless_file() -> IO[bytes]:
@@ -103,14 +93,6 @@ def write_instructions(instructions: Instructions, job: bytes = b"") -> IO[bytes
     file.write(job)
     file.flush()
     return file
-
-
-def open_instructions(descriptor: int) -> IO[bytes]:
-    """The file with the instructions and, behind them, the job.
-
-    Opened anew, since an inherited descriptor shares its offset in the file with all ranks.
-    """
-    return open(f"/proc/self/fd/{descriptor}", "rb")
 
 
 def pack(kind: bytes, payload: bytes = b"") -> list[bytes]:

@@ -91,9 +91,13 @@ class RecordKeeper:
         different = mismatch(groups)
         if different is not None:
             return different
+
+        def whereabouts(pid: int) -> Whereabouts:
+            return Whereabouts(state=endings.get(pid, "has ended"))
+
         for wait in [*waits(groups), *failed_calls(groups)]:
             if wait.missing():
-                return hang(groups, wait, lambda pid: _ended(endings, pid))
+                return hang(groups, wait, whereabouts)
         return None
 
     def _run(self) -> None:
@@ -134,14 +138,10 @@ class RecordKeeper:
             if self._trace is not None:
                 self._trace.follow(descriptor)
         if len(self._kept) > self._tidy_at:
-            self._close_oldest()
+            left = [key for key, kept in self._kept.items() if _is_left(kept)]
+            for key in left[:-_LEFT_KEPT]:
+                os.close(self._kept.pop(key))
             self._tidy_at = 2 * max(_LEFT_KEPT, len(self._kept))
-
-    def _close_oldest(self) -> None:
-        """Close the oldest groups that all ranks have left, except the last few."""
-        left = [key for key, descriptor in self._kept.items() if _is_left(descriptor)]
-        for key in left[:-_LEFT_KEPT]:
-            os.close(self._kept.pop(key))
 
 
 def _is_left(descriptor: int) -> bool:
@@ -152,7 +152,3 @@ def _is_left(descriptor: int) -> bool:
     left = follower.is_left()
     follower.close()
     return left
-
-
-def _ended(endings: Mapping[int, str], pid: int) -> Whereabouts:
-    return Whereabouts(state=endings.get(pid, "has ended"))
