@@ -16,7 +16,6 @@ from unisono.testing import results
 from unisono.testing.mark import BadMark, Plan, plan_of
 from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
-from unisono.testing.process import Gone
 from unisono.testing.protocol import Ran, Run, Unable, Warned
 
 
@@ -145,7 +144,7 @@ class Controller:
 
     @staticmethod
     def _failed_reports(
-        item: pytest.Item, phase: results.Phase, ending: Unable | Gone
+        item: pytest.Item, phase: results.Phase, ending: Unable
     ) -> list[pytest.TestReport]:
         return [results.failed_report(item, phase, ending.headline, ending.detail)]
 

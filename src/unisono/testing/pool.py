@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing.process import Gone, Nursery, RankProcess, let_write
+from unisono.testing.process import Nursery, RankProcess, let_write
 from unisono.testing.protocol import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
 
 START_S = 120.0
@@ -23,7 +23,7 @@ GRACE_S = 5.0
 STOP_S = 10.0
 """How long ranks may take to tear down what their session holds."""
 
-Ending = Ran | Unable | Gone
+Ending = Ran | Unable
 """How a test ended on one rank."""
 
 
@@ -58,22 +58,22 @@ class Pool:
     def _end(self, number: int) -> None:
         self._ranks.pop(number).end()
 
-    def _lost(self, number: int, answer: object, late: str) -> Gone:
+    def _lost(self, number: int, answer: object, late: str) -> Unable:
         """Give up a rank that has not answered as it should, and say why."""
-        gone = answer if isinstance(answer, Gone) else self._ranks[number].describe_end(late)
+        gone = answer if isinstance(answer, Unable) else self._ranks[number].describe_end(late)
         self._end(number)
         return gone
 
     # -- getting ready ---------------------------------------------------------------------------
 
-    def prepare(self, path: str, later: Sequence[str | None]) -> list[Gone | None]:
+    def prepare(self, path: str, later: Sequence[str | None]) -> list[Unable | None]:
         """Have a rank for each entry of `later`, with the file `path` collected, and the one in
         which its next test lies. Returns for each rank why it cannot run tests of `path`."""
         numbers = range(len(later))
         try:
             started = [number for number in numbers if self._start(number)]
         except OSError as error:  # out of memory or descriptors
-            return [Gone("could not be started", str(error)) for _ in numbers]
+            return [Unable("could not be started", str(error)) for _ in numbers]
         failed = self._await_starts(started)
         ready = [number for number in numbers if number not in failed]
         missing = {
@@ -104,7 +104,7 @@ class Pool:
         self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
         return True
 
-    def _await_starts(self, numbers: list[int]) -> dict[int, Gone]:
+    def _await_starts(self, numbers: list[int]) -> dict[int, Unable]:
         failed = {}
         for number in numbers:
             answer = self._ranks[number].answer(START_S)
@@ -112,7 +112,7 @@ class Pool:
                 failed[number] = self._lost(number, answer, f"not started in {START_S:g} s")
         return failed
 
-    def _await_files(self, number: int, path: str, missing: list[str]) -> Gone | None:
+    def _await_files(self, number: int, path: str, missing: list[str]) -> Unable | None:
         rank = self._ranks[number]
         for file in missing:
             answer = rank.answer(START_S)
@@ -120,7 +120,7 @@ class Pool:
                 return self._lost(number, answer, f"{file} not collected in {START_S:g} s")
             rank.files[file] = answer.error
         error = rank.files[path]
-        return None if error is None else Gone("the file could not be collected", error)
+        return None if error is None else Unable("the file could not be collected", error)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -160,12 +160,14 @@ class Pool:
             return answer
         return self._lost(number, answer, "no answer")
 
-    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Gone]:
+    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Unable]:
         for rank in ranks:
             rank.ask_for_stacks()
         let_write(ranks)
         silence = "It does not say where it is: has it been stopped?"
-        gone = {rank.number: Gone(f"not done by {why}", rank.stacks() or silence) for rank in ranks}
+        gone = {
+            rank.number: Unable(f"not done by {why}", rank.stacks() or silence) for rank in ranks
+        }
         for number in gone:
             self._end(number)
         return gone

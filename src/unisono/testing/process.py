@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -24,14 +23,6 @@ from unisono.testing import nursery, protocol
 from unisono.testing.rank import STACK_SIGNAL, stacks_file
 
 _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A rank that brought no answer: it died, or had to be ended."""
-
-    headline: str
-    detail: str = ""
 
 
 _HEAVY = ("numpy", "torch", "torch._dynamo")
@@ -117,7 +108,7 @@ class RankProcess:
             self.channel.send(message)
 
     def answer(self, timeout_s: float) -> object:
-        """Its next message; None where it is gone or late, Gone where it cannot be understood."""
+        """Its next message; None where it is gone or late, Unable where it cannot be understood."""
         wait([self.channel, self.sentinel], timeout_s)
         try:
             if not self.channel.poll():
@@ -128,7 +119,8 @@ class RankProcess:
         try:
             return pickle.loads(data)
         except Exception as error:  # a class that only the rank can import
-            return Gone("the controller cannot read the report", repr(error))
+            text = "the controller cannot read the report"
+            return protocol.Unable(text, repr(error), broken=True)
 
     def has_answered(self) -> bool:
         """Whether it has answered or ended."""
@@ -154,12 +146,12 @@ class RankProcess:
         self.channel.close()
         os.close(self.sentinel)
 
-    def describe_end(self, late: str) -> Gone:
+    def describe_end(self, late: str) -> protocol.Unable:
         """What is known of its end; `late` says it where it lives and only has not answered."""
         self.join(1.0)  # it hangs up before it ends
         texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]
         headline = late if self._code is None else f"the process {describe_exit(self._code)}"
-        return Gone(headline, "\n".join(text for text in texts if text))
+        return protocol.Unable(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
         """Have it write its stacks down."""

@@ -73,7 +73,8 @@ class Ran:
 
 @dataclass(frozen=True)
 class Unable:
-    """The test could not be run here; where `broken`, the rank's session ends with this message."""
+    """The test could not be run here, or the rank brought no answer: it died, or had to be ended.
+    Where `broken`, the rank's session ends with this message."""
 
     headline: str
     detail: str = ""
