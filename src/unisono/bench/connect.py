@@ -47,7 +47,7 @@ class Connected:
         """Leave all groups."""
         for backend in self.backends:
             backend.close()
-        self.control.close()
+        self.control.comm.close()
         for close in self.closers:
             close()
 

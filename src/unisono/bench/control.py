@@ -23,10 +23,6 @@ class Control:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.same_clock = same_clock
 
-    def barrier(self) -> None:
-        """Let all ranks go at the same moment, or nearly so."""
-        self.comm.barrier()
-
     def meet(self) -> None:
         """Return once all ranks are here, without taking a core from those who still work."""
         meeting = self.comm.barrier(async_op=True)
@@ -44,7 +40,3 @@ class Control:
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""
         return float(self.gather(numpy.array([value]))[0, 0])
-
-    def close(self) -> None:
-        """Leave the others."""
-        self.comm.close()

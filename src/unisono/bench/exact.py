@@ -42,7 +42,8 @@ class CheckedCall:
     def fill(self, input: torch.Tensor) -> None:
         """Write this rank's input."""
         for part, piece in _parts(self.collective, "input", input, self.size):
-            _spread(self._sent(self.rank, part), piece)
+            for target, values in _chunks(self._sent(self.rank, part), piece):
+                target.copy_(values)
 
     def _sent(self, rank: int, part: int) -> Any:
         """One period of what a rank has in a part of its input."""
@@ -110,11 +111,6 @@ def _chunks(period: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, t
     long = values.repeat(REPETITIONS if tensor.numel() > PERIOD else 1)
     for piece in torch.split(tensor, long.numel()):
         yield piece, long[: piece.numel()]
-
-
-def _spread(period: Any, tensor: torch.Tensor) -> None:
-    for piece, values in _chunks(period, tensor):
-        piece.copy_(values)
 
 
 def _differing(period: Any, tensor: torch.Tensor) -> int:

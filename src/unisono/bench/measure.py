@@ -117,16 +117,14 @@ class Measurer:
             return [], skipped
         self._plan(case, contestants)
         samples = self._time(case, contestants)
-        for contestant in contestants:
-            if contestant.backend is not None:
-                contestant.wrong += self._check(
-                    case, contestant, self._buffers[contestant.backend.device], phase=1
-                )
         floor_us = None
         for contestant in contestants:
             if contestant.backend is None:
                 took_s = samples[contestant.name].took_s(self.over) / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
+            else:
+                buffers = self._buffers[contestant.backend.device]
+                contestant.wrong += self._check(case, contestant, buffers, phase=1)
         self._buffers = {}
         rows = [
             self._row(case, contestant, samples[contestant.name], floor_us)
@@ -241,7 +239,7 @@ class Measurer:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
         todo = list(islice(cycle(contestant.calls), batch))
         queued_before_s = self._clock.queued_s()
-        self.control.barrier()
+        self.control.comm.barrier()  # all go at the same moment, or nearly so
         begin_s = time.perf_counter()
         for call in todo:
             call()

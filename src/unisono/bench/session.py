@@ -104,11 +104,11 @@ def apply_event(run: Run | None, event: Event) -> Run:
 
 def run_rank_in_folder(rank: int, size: int, folder: str, settings: BenchSettings) -> None:
     """What a rank does that the command has started: its events are lines of its stdout."""
-    run_rank(FolderMeeting(rank, size, folder), settings, _write)
 
+    def write(event: Event) -> None:
+        print(MARK + json.dumps(event), flush=True)
 
-def _write(event: Event) -> None:
-    print(MARK + json.dumps(event), flush=True)
+    run_rank(FolderMeeting(rank, size, folder), settings, write)
 
 
 def _main(folder: str) -> None:

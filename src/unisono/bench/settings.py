@@ -96,12 +96,9 @@ class BenchSettings:
             sides = [counts.output, counts.input]
             buffers = max(sides) if case.placement == "in" else sum(sides)
             each = items * (buffers + max(sides)) + (floor_bytes(case, items) if self.floor else 0)
-            needs.append((each * self.ranks, f"{case.collective.name} of {_size(case)}"))
+            what = f"{case.collective.name} of {format_size(case.size_bytes)}B"
+            needs.append((each * self.ranks, what))
         return max(needs, default=(0, "nothing"))
-
-
-def _size(case: Case) -> str:
-    return f"{format_size(case.size_bytes)}B"
 
 
 def budget_s(rows: int) -> float:

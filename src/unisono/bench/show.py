@@ -112,13 +112,8 @@ def table(rows: Sequence[Row], width: int) -> Table:
         values = text.cells(row, first)
         if first is not row:
             values[0] = values[1] = ""
+        style = "bold red" if row.wrong else "yellow" if row.verdict.startswith("slow") else ""
         shown.add_row(
-            *(value for value, keep in zip(values, kept, strict=True) if keep), style=_style(row)
+            *(value for value, keep in zip(values, kept, strict=True) if keep), style=style
         )
     return shown
-
-
-def _style(row: Row) -> str:
-    if row.wrong:
-        return "bold red"
-    return "yellow" if row.verdict.startswith("slow") else ""

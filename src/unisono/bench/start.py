@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from unisono.bench import meeting
-from unisono.bench.session import MARK, Event, Listener, run_rank, run_rank_in_folder
+from unisono.bench.session import MARK, Listener, run_rank, run_rank_in_folder
 from unisono.bench.settings import BenchSettings
 from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
@@ -44,8 +44,15 @@ def run(settings: BenchSettings, listener: Listener, others: Callable[[str], Non
 
 def start_ranks(settings: BenchSettings, listener: Listener, others: Callable[[str], None]) -> None:
     """`run` on ranks of our own, which start and end here."""
+
+    def handle_line(text: str) -> None:
+        before, mark, event = text.partition(MARK)
+        if mark:
+            listener(json.loads(event))
+        if before:
+            others(before)
+
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-        handle_line = _lines_to(listener, others)
         mpirun = find_mpirun() if "mpi" in settings.backends else None
         if mpirun is not None:
             _run_mpi(mpirun, settings, folder, handle_line)
@@ -63,18 +70,6 @@ def _rank(folder: str, settings: BenchSettings) -> None:
     info = read_rank_info()
     assert info is not None
     run_rank_in_folder(info.rank, info.size, folder, settings)
-
-
-def _lines_to(listener: Listener, others: Callable[[str], None]) -> Callable[[str], None]:
-    def handle(text: str) -> None:
-        before, mark, event = text.partition(MARK)
-        if mark:
-            parsed: Event = json.loads(event)
-            listener(parsed)
-        if before:
-            others(before)
-
-    return handle
 
 
 @contextmanager

@@ -13,14 +13,12 @@ from unisono.bench.results import Row, Run
 
 def to_csv(run: Run) -> str:
     """One line per row, with nccl-tests' names for the columns that it has; times are us."""
+    lines = [_flat(row) for row in run.in_order]
     out = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for row in run.in_order:
-        values = _flat(row)
-        if writer is None:
-            writer = csv.DictWriter(out, list(values), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(values)
+    if lines:
+        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
     return out.getvalue()
 
 

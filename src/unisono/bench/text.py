@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from unisono.bench.results import Row, Run, Skipped
 from unisono.plan.sizes import format_size
@@ -64,11 +65,8 @@ def cells(row: Row, first: Row | None) -> list[str]:
 
 def first_of(rows: Sequence[Row], row: Row) -> Row | None:
     """The first backend's row with the same collective, size and placement."""
-    for other in rows:
-        same = (other.collective, other.size_bytes, other.placement)
-        if same == (row.collective, row.size_bytes, row.placement):
-            return other
-    return None
+    key = attrgetter("collective", "size_bytes", "placement")
+    return next((other for other in rows if key(other) == key(row)), None)
 
 
 def title(rows: Sequence[Row]) -> str:

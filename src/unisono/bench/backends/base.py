@@ -121,7 +121,7 @@ class Backend(ABC):
         output, input = self.native(buffers.output), self.native(buffers.input)
         peer = neighbour(self.rank, self.size)
         if peer is None:
-            return _nothing
+            return lambda: None
         send, recv, wait = self.start_send, self.start_recv, self.wait_for
         is_even = self.rank % 2 == 0
 
@@ -153,10 +153,6 @@ class Backend(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing of their own
         """Leave the others."""
-
-
-def _nothing() -> None:
-    """What a rank without a neighbour does."""
 
 
 def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:
