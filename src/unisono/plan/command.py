@@ -85,7 +85,9 @@ def plan(
         elif what in COLLECTIVES:
             if name is not None:
                 raise ValueError(f"to see {name}, write: unisono plan show {name}")
-            cluster = _with_nodes(find_topology(topology), ranks, nodes)
+            cluster = find_topology(topology)
+            if nodes is not None:
+                cluster = cluster.with_nodes_of(_node_size(ranks, nodes))
             if sizes is None:
                 _rank(console, what, ranks, size, cluster)
             else:
@@ -95,10 +97,6 @@ def plan(
             raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
     except (ValueError, RuntimeError, OSError) as error:
         raise Misuse(str(error)) from error
-
-
-def _with_nodes(topology: Topology, ranks: int, nodes: int | None) -> Topology:
-    return topology if nodes is None else topology.with_nodes_of(_node_size(ranks, nodes))
 
 
 def _node_size(ranks: int, nodes: int) -> int:

@@ -65,7 +65,8 @@ class Mesh:
 
     def coordinates(self, global_rank: int) -> dict[str, int]:
         """Where a rank stands along each axis."""
-        self._check_rank(global_rank)
+        if not 0 <= global_rank < self.size:
+            raise ValueError(f"there is no rank {global_rank} among {self.size:,} ranks")
         where = np.unravel_index(global_rank, self.shape)
         return {axis: int(position) for axis, position in zip(self.axes, where, strict=True)}
 
@@ -242,10 +243,6 @@ class Mesh:
         if len(set(positions)) != len(positions):
             raise ValueError(f"an axis is named twice: {', '.join(axes)}")
         return positions
-
-    def _check_rank(self, global_rank: int) -> None:
-        if not 0 <= global_rank < self.size:
-            raise ValueError(f"there is no rank {global_rank} among {self.size:,} ranks")
 
 
 def _product(axes: Sequence[str], shape: Sequence[int]) -> str:

@@ -44,7 +44,10 @@ def verify(schedule: Schedule) -> None:
     transfer stand in the same step, so that a rank in step t waits only for ranks in steps up to
     t, and those in the earliest step wait for nobody behind them.
     """
-    held = [dict(buffers) for buffers in _before(schedule)]
+    held: list[dict[int, _Held]] = [
+        dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))
+        for rank in range(schedule.ranks)
+    ]
     written: dict[tuple[int, int], int] = {}
     doubled: dict[tuple[int, int], int] = {}
     for number, step in enumerate(schedule.steps):
@@ -64,9 +67,13 @@ def ends(schedule: Schedule, chunk: int) -> tuple[int, int]:
     return pair // schedule.ranks, pair % schedule.ranks
 
 
-def holds_before(schedule: Schedule, rank: int) -> range | list[int]:
+def holds_before(schedule: Schedule, rank: int) -> range:
     """The chunks that `rank` has before the first step."""
-    return _own(schedule, rank, full=("all_reduce", "reduce_scatter", "reduce", "barrier"))
+    if schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier"):
+        return range(schedule.chunks)
+    if schedule.collective in ("broadcast", "scatter"):
+        return range(schedule.chunks if rank == schedule.root else 0)
+    return _share(schedule, rank)  # all_gather, gather; and all_to_all: its row of pairs
 
 
 def holds_after(schedule: Schedule, rank: int) -> range | list[int]:
@@ -85,22 +92,9 @@ def holds_after(schedule: Schedule, rank: int) -> range | list[int]:
     return range(schedule.chunks)
 
 
-def _own(schedule: Schedule, rank: int, full: tuple[str, ...]) -> range:
-    if schedule.collective in full:
-        return range(schedule.chunks)
-    if schedule.collective in ("broadcast", "scatter"):
-        return range(schedule.chunks if rank == schedule.root else 0)
-    return _share(schedule, rank)  # all_gather, gather; and all_to_all: its row of pairs
-
-
 def _share(schedule: Schedule, rank: int) -> range:
     share = schedule.chunks // schedule.ranks
     return range(rank * share, (rank + 1) * share)
-
-
-def _before(schedule: Schedule) -> Iterator[dict[int, _Held]]:
-    for rank in range(schedule.ranks):
-        yield dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))
 
 
 def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
