@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -53,7 +52,9 @@ def try_backend(backend: str, ranks: int) -> BackendTest:
     first = results[0]
     if isinstance(first, str):
         return BackendTest(backend, problem=first, untestable=True)
-    return BackendTest(backend, _with_all_verdicts(results))
+    seen = [result for result in results if isinstance(result, SelfTest)]
+    # rank 0's, unless another rank saw more than could be told through the group
+    return BackendTest(backend, min(seen, key=lambda result: result.ok))
 
 
 def _unavailable(backend: str, ranks: int) -> str:
@@ -96,9 +97,3 @@ def _run(backend: str, folder: str) -> SelfTest | str:
         return debug_communication(comm, show=False)
     finally:
         dist.destroy_process_group()
-
-
-def _with_all_verdicts(results: Sequence[SelfTest | str]) -> SelfTest:
-    """Rank 0's result, unless another rank saw more than could be told through the group."""
-    seen = [result for result in results if isinstance(result, SelfTest)]
-    return min(seen, key=lambda result: result.ok)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from unisono import variables
 from unisono.doctor.findings import Finding, warn
 from unisono.plan.catalog import find
+from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import Variable
 
 
@@ -195,7 +197,8 @@ def _ours(variable: Variable[Any], value: str) -> Iterator[Finding]:
     if problem:
         yield warn(variable.name, f"={value} means nothing", f"It {problem}.")
     elif variable.name == variables.BACKEND.name and value.lower() != "auto":
-        problem = _backend_problem(value.lower())
+        with contextlib.suppress(ImportError):  # without torch there is no backend: a finding, too
+            problem = backend_problem(value.lower())
         if problem:
             yield warn(variable.name, f"={value} means nothing: {problem}", "Correct or unset it.")
     elif variable.name == variables.ALGO.name:
@@ -207,15 +210,6 @@ def _ours(variable: Variable[Any], value: str) -> Iterator[Finding]:
                 f"={value} means nothing, unless the program registers it: {error}",
                 "Correct or unset it.",
             )
-
-
-def _backend_problem(name: str) -> str:
-    try:
-        from unisono.torch_backend.autoload import backend_problem
-
-        return backend_problem(name)
-    except ImportError:
-        return ""  # without torch there is no backend, and that is another finding
 
 
 def markdown() -> str:
