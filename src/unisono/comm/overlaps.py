@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,22 +130,19 @@ def _is_in_place(output: _Side, input: _Side, parts: Sequence[int]) -> bool:
 
 
 def _memory(tensor: Any) -> Any:
-    """An array that lies where the tensor does; it is only looked at from outside."""
-    return np.asarray(_Lying(tensor) if hasattr(tensor, "data_ptr") else tensor)
-
-
-class _Lying:
-    """What NumPy must know of a torch tensor to make such an array, whatever its device."""
-
-    def __init__(self, tensor: Any) -> None:
-        item_bytes = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{item_bytes}",
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(step * item_bytes for step in tensor.stride()),
-        }
+    """An array that lies where the tensor does, whatever its device; it is only looked at from
+    outside."""
+    if not hasattr(tensor, "data_ptr"):
+        return np.asarray(tensor)
+    item_bytes = tensor.element_size()
+    interface = {
+        "version": 3,
+        "typestr": f"|V{item_bytes}",
+        "data": (tensor.data_ptr(), False),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(step * item_bytes for step in tensor.stride()),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def _extent(memory: Any) -> tuple[int, int]:

@@ -52,7 +52,9 @@ class TorchGroup(Communicator):
         self.rank = self._transport.rank
         self.size = self._transport.size
         self.name = "world" if group is dist.group.WORLD else str(group.group_name)
-        self.global_ranks = _global_ranks(group)
+        self.global_ranks = None
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):  # torch may not know it
+            self.global_ranks = tuple(dist.get_process_group_ranks(group))
         self.timeout_s = self._transport.timeout_s
         kinds = self._transport.backends
         # of "cpu:gloo,cuda:nccl" it is nccl
@@ -60,7 +62,10 @@ class TorchGroup(Communicator):
             (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
         )
         self._checks = "cpu" in kinds and variables.CHECK.read() is not False
-        self._faults = Faults(self.name, self.rank, _store(group))
+        store = None
+        with contextlib.suppress(RuntimeError):
+            store = group.get_group_store()
+        self._faults = Faults(self.name, self.rank, store)
         self._thread = ThreadExecutor(self.name)
         self._streams = StreamExecutor()
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
@@ -267,20 +272,6 @@ class WideSide:
         """Write what the rows have become into the tensors."""
         for tensor, row in zip(self.tensors, self._rows, strict=True):
             write_back(tensor, row)
-
-
-def _global_ranks(group: Any) -> tuple[int, ...] | None:
-    try:
-        return tuple(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError, RuntimeError):
-        return None  # a group that torch.distributed does not know
-
-
-def _store(group: Any) -> Any:
-    try:
-        return group.get_group_store()
-    except RuntimeError:
-        return None
 
 
 def _this_gpu() -> torch.device:
