@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from unisono.comm.base import Communicator
@@ -101,12 +101,10 @@ class _GroupAttribute(Generic[T]):
     def __init__(self, axes: Sequence[str], read: Callable[[AxisGroup], T]) -> None:
         self._axes, self._read = axes, read
 
-    @overload
-    def __get__(self, manager: None, owner: type) -> _GroupAttribute[T]: ...
-    @overload
-    def __get__(self, manager: ProcessGroupManager, owner: type) -> T: ...
-    def __get__(self, manager: ProcessGroupManager | None, owner: type) -> T | _GroupAttribute[T]:
-        return self if manager is None else self._read(manager.along(*self._axes))
+    def __get__(self, manager: ProcessGroupManager | None, owner: type) -> T:
+        if manager is None:
+            return self  # type: ignore[return-value] # nobody but pydoc asks the class
+        return self._read(manager.along(*self._axes))
 
 
 def _attributes(
