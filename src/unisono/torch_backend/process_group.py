@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._profiler import _RecordFunctionFast
 
-from unisono.comm.base import TRUNCATED_AVG, Communicator, Op, PremulSum, Work
+from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, Op, PremulSum, Work
 from unisono.comm.engine import hide_files
 from unisono.comm.over_torch.compile import never_compiled
 from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
@@ -46,15 +46,7 @@ NAME = "unisono"
 _Type: Any = ReduceOp.RedOpType
 # All but AVG, which depends on the tensors. A ReduceOp's hash is the number of its type, and asking
 # for it takes a third of asking for `.op`.
-_OPS = {
-    hash(_Type.SUM): "sum",
-    hash(_Type.PRODUCT): "product",
-    hash(_Type.MIN): "min",
-    hash(_Type.MAX): "max",
-    hash(_Type.BAND): "band",
-    hash(_Type.BOR): "bor",
-    hash(_Type.BXOR): "bxor",
-}
+_OPS = {hash(getattr(_Type, name.upper())): name for name in REDUCTIONS if name != "avg"}
 Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
@@ -95,7 +87,6 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._completer = CollectiveCompleter(comm.name)
         self._message_completer = MessageCompleter(comm)
-        self.stand_in: Any = None  # flight_recorder.py
 
     # -- identity --------------------------------------------------------------------------------
 
