@@ -23,7 +23,9 @@ def list_ranks(ranks: Iterable[int]) -> str:
             spans[-1] = range(spans[-1].start, rank + 1)
         else:
             spans.append(range(rank, rank + 1))
-    texts = [text for span in spans[:_MOST_SPANS] for text in _span_texts(span)]
+    texts: list[str] = []
+    for span in spans[:_MOST_SPANS]:
+        texts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
     if len(spans) > _MOST_SPANS:
         texts.append(f"{sum(map(len, spans[_MOST_SPANS:]))} more")
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
@@ -40,7 +42,3 @@ def plural(text: str) -> str:
         if text.startswith(singular):
             return several + text.removeprefix(singular)
     return text
-
-
-def _span_texts(span: range) -> list[str]:
-    return [f"{span[0]}-{span[-1]}"] if len(span) > 2 else list(map(str, span))

@@ -50,7 +50,8 @@ def reduce_scatter(
     tensors: torch.Tensor | Sequence[torch.Tensor], op: Any = "sum", group: Any = None
 ) -> torch.Tensor:
     """The ranks' tensors combined; rank r has part r. Sum, mean and PremulSum have gradients."""
-    parts, comm = _parts_of(group, "reduce_scatter", tensors)
+    comm = resolve(group)
+    parts = primitives.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
         comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
@@ -62,7 +63,8 @@ def all_to_all(
 ) -> torch.Tensor | list[torch.Tensor]:
     """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
     along its first dimension, the result is one tensor."""
-    parts, comm = _parts_of(group, "all_to_all", tensors)
+    comm = resolve(group)
+    parts = primitives.parts(comm, "all_to_all", tensors)
     results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
@@ -102,12 +104,6 @@ def _differentiable_op(op: Any, comm: Communicator, operation: str, tensor: torc
     if known in ("band", "bor", "bxor"):
         comm.refuse(operation, f"{known} has no gradient")
     return known
-
-
-def _parts_of(group: Any, operation: str, tensors: Any) -> tuple[list[torch.Tensor], Communicator]:
-    """One tensor for each rank, cut so that autograd knows."""
-    comm = resolve(group)
-    return primitives.parts(comm, operation, tensors), comm
 
 
 def _scale_gradient(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:

@@ -152,7 +152,8 @@ def scatter(
     device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
-    return _in_given_type(_first(tensors) if out is None else out, result)
+    given = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+    return _in_given_type(given if out is None else out, result)
 
 
 def reduce_scatter(
@@ -296,10 +297,6 @@ def parts(comm: Communicator, operation: str, tensors: Any) -> list[torch.Tensor
     length = _part_shape(comm, operation, tensors)[0]
     whole = as_dense_tensor(comm, operation, tensors)
     return [whole[rank * length : (rank + 1) * length] for rank in range(comm.size)]
-
-
-def _first(tensors: Any) -> Any:
-    return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
 
 
 def _in_given_type(given: Any, result: Any) -> Any:

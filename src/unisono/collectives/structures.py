@@ -6,6 +6,7 @@ raise, and the group goes on. Numbers travel as float64, int64, complex128 or bo
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -183,10 +184,7 @@ def _align(count: int) -> int:
 
 
 def _byte_count(dtype: str, shape: list[int]) -> int:
-    count = torch_dtype(dtype).itemsize
-    for length in shape:
-        count *= length
-    return count
+    return torch_dtype(dtype).itemsize * math.prod(shape)
 
 
 def _pack_row(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -142,8 +142,10 @@ def _pickle(value: Any, what: str) -> bytes:
 
     from unisono.launcher.pickling import dumps
 
-    unimportable = [module for module in _modules(value) if not _can_be_imported(module)]
-    for module in unimportable:
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is not None and (module.__name__ == "__main__" or _can_be_imported(module)):
+        module = None
+    if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
         return dumps(value)
@@ -151,13 +153,8 @@ def _pickle(value: Any, what: str) -> bytes:
         reason = f"{type(error).__name__}: {error}"
         raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error
     finally:
-        for module in unimportable:
+        if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _modules(value: Any) -> list[types.ModuleType]:
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
-    return [] if module is None or module.__name__ == "__main__" else [module]
 
 
 def _can_be_imported(module: types.ModuleType) -> bool:

@@ -146,9 +146,7 @@ class RecordKeeper:
 
 def _is_left(descriptor: int) -> bool:
     try:
-        follower = RecordFollower(descriptor)
+        with contextlib.closing(RecordFollower(descriptor)) as follower:
+            return follower.is_left()
     except (UnisonoError, OSError):
         return True
-    left = follower.is_left()
-    follower.close()
-    return left
