@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from unisono import variables
+from unisono.comm.base import Work
 from unisono.errors import EngineUnavailable, SegmentError
-
-if TYPE_CHECKING:
-    from unisono.comm.base import Work
 
 _native: Any = None
 _why_missing = ""

@@ -135,7 +135,7 @@ class TorchCommunicator(TorchMessages):
             if not moved:
                 return
             whole = concatenate(moved)
-            self._transport.broadcast(whole, root, call.timeout_s)
+            self._transport.broadcast([whole], [root], call.timeout_s)
             if self.rank == root:
                 return
             parts = torch.split(whole, [row.numel() for row in moved])
@@ -171,7 +171,7 @@ class TorchCommunicator(TorchMessages):
                 self._transport.all_gather(targets, message, call.timeout_s)
             else:
                 targets[self.rank].copy_(message)
-                self._transport.broadcast_each(targets, range(self.size), call.timeout_s)
+                self._transport.broadcast(targets, range(self.size), call.timeout_s)
             for target, rows in zip(targets, by_rank, strict=True):
                 copy_into(target, rows)
             for side in outputs:

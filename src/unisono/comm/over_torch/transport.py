@@ -67,13 +67,10 @@ class Transport:
         options.reduceOp, options.rootRank = reduce_op(op), root
         _wait(self.group.reduce([row], options))
 
-    def broadcast(self, row: torch.Tensor, root: int, timeout_s: float) -> None:
-        self.broadcast_each([row], [root], timeout_s)
-
-    def broadcast_each(
+    def broadcast(
         self, rows: Sequence[torch.Tensor], roots: Sequence[int], timeout_s: float
     ) -> None:
-        """Several at once."""
+        """One row, or several at once, from a root each."""
         works = []
         for row, root in zip(rows, roots, strict=True):
             options = _options(BroadcastOptions(), timeout_s)

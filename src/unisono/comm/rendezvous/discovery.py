@@ -123,9 +123,8 @@ def _is_dead(announcement: Announcement) -> bool:
         started = start_time(int(announcement.get("pid", 0)))
     except (OSError, ValueError):
         return True
-    return bool(
-        announcement.get("started", started) != started
-    )  # a later process may have its number
+    # a later process may have its number
+    return bool(announcement.get("started", started) != started)
 
 
 def check_missing(

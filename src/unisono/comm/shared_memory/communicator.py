@@ -168,11 +168,8 @@ class SharedMemoryCommunicator(Communicator):
             raise self._exceptions.closed()
         serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
         listed = f"{label}[{','.join(map(str, members))}]"
-        name = (
-            (f"{self.name}." if label else self.name)
-            + listed
-            + (f"/{serial}" if serial > 1 else "")
-        )
+        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
+        name += f"/{serial}" if serial > 1 else ""
         parents = self.global_ranks
         global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:

@@ -69,14 +69,8 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     note = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
     reason = note or ""
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
-    return GroupAborted(
-        f"{text}: {reason}" if reason else text,
-        rank=rank,
-        group=name,
-        call=call,
-        peer=culprit,
-        reason=reason,
-    )
+    text += f": {reason}" if reason else ""
+    return GroupAborted(text, rank=rank, group=name, call=call, peer=culprit, reason=reason)
 
 
 def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:
