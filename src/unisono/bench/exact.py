@@ -60,8 +60,9 @@ class CheckedCall:
             return 0
         pieces = _parts(self.collective, "output", output, self.size)
         return sum(
-            _differing(compute(origin, self._sent, self.op), piece)
+            int((found != right).sum())
             for origin, (_, piece) in zip(expected, pieces, strict=True)
+            for found, right in _chunks(compute(origin, self._sent, self.op), piece)
         )
 
     def _origins(self) -> list[Origin] | None:
@@ -111,7 +112,3 @@ def _chunks(period: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, t
     long = values.repeat(REPETITIONS if tensor.numel() > PERIOD else 1)
     for piece in torch.split(tensor, long.numel()):
         yield piece, long[: piece.numel()]
-
-
-def _differing(period: Any, tensor: torch.Tensor) -> int:
-    return sum(int((piece != values).sum()) for piece, values in _chunks(period, tensor))

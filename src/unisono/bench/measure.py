@@ -141,11 +141,10 @@ class Measurer:
         contestants: list[_Contestant] = []
         skipped: list[Skipped] = []
         for backend in self.backends:
-            if backend.device not in self._buffers:
-                self._buffers[backend.device] = Buffers.make(
-                    case, self.control.rank, backend.device
-                )
-            buffers = self._buffers[backend.device]
+            device = backend.device
+            if device not in self._buffers:
+                self._buffers[device] = Buffers.make(case, self.control.rank, device)
+            buffers = self._buffers[device]
             try:
                 contestant = _Contestant(backend.name, backend.calls(case, buffers), backend)
                 contestant.wrong = self._check(case, contestant, buffers, phase=0)

@@ -86,6 +86,10 @@ class Backend(ABC):
     device = "cpu"
     rank: int
     size: int
+    start_send: Callable[[Any, int], Any]
+    """Begin to send a tensor to a rank; the handle is for `wait_for`."""
+    start_recv: Callable[[Any, int], Any]
+    """Begin to receive a tensor from a rank; the handle is for `wait_for`."""
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         """What is timed, one call per root. Raises Unsupported."""
@@ -97,14 +101,6 @@ class Backend(ABC):
     @abstractmethod
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
         """The collective of the case, once. Raises Unsupported."""
-
-    @abstractmethod
-    def start_send(self, tensor: Any, peer: int) -> Any:
-        """Begin to send; the handle is for `wait_for`."""
-
-    @abstractmethod
-    def start_recv(self, tensor: Any, peer: int) -> Any:
-        """Begin to receive; the handle is for `wait_for`."""
 
     def wait_for(self, handles: Sequence[Any]) -> None:
         """Return once all of them are over."""

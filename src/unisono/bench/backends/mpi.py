@@ -25,6 +25,7 @@ class Mpi(Backend):
 
         self.mpi, self.world = MPI, world
         self.rank, self.size = world.rank, world.size
+        self.start_send, self.start_recv = world.Isend, world.Irecv
 
     def native(self, tensor: torch.Tensor) -> Any:
         if str(tensor.dtype) in ("torch.float16", "torch.bfloat16"):
@@ -78,12 +79,6 @@ class Mpi(Backend):
         """Every tensor's all_reduce is begun, then all are waited for."""
         start, here = self.world.Iallreduce, self.mpi.IN_PLACE
         self.mpi.Request.Waitall([start(here, array, op) for array in arrays])
-
-    def start_send(self, tensor: Any, peer: int) -> Any:
-        return self.world.Isend(tensor, peer)
-
-    def start_recv(self, tensor: Any, peer: int) -> Any:
-        return self.world.Irecv(tensor, peer)
 
     def wait_for(self, handles: Sequence[Any]) -> None:
         if len(handles) == 1:

@@ -21,6 +21,7 @@ class Direct(Backend):
         self.comm = comm
         self.algorithm = None if algorithm == ENGINES_OWN else algorithm
         self.rank, self.size = comm.rank, comm.size
+        self.start_send, self.start_recv = comm.isend, comm.irecv
         self.name = "unisono" if algorithm is None else f"unisono:{algorithm}"
 
     def _bound(self, method: str, *arguments: Any, **more: Any) -> Call:
@@ -62,12 +63,6 @@ class Direct(Backend):
                 return self._bound("barrier")
             case name:  # all_gather, all_to_all
                 return self._bound(name, output, input)
-
-    def start_send(self, tensor: Any, peer: int) -> Any:
-        return self.comm.isend(tensor, peer)
-
-    def start_recv(self, tensor: Any, peer: int) -> Any:
-        return self.comm.irecv(tensor, peer)
 
     def close(self) -> None:
         self.comm.close()

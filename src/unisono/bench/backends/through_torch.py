@@ -17,6 +17,8 @@ class ThroughTorch(Backend):
     def __init__(self, name: str, group: Any, device: str = "cpu") -> None:
         self.name, self.group, self.device = name, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.start_send = partial(dist.isend, group=group)
+        self.start_recv = partial(dist.irecv, group=group)
         # torch 2.13 renamed these two and warns about the old names.
         self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -54,12 +56,6 @@ class ThroughTorch(Backend):
                 return partial(dist.all_to_all_single, output, input, group=group)
             case _:
                 return partial(dist.barrier, group)
-
-    def start_send(self, tensor: Any, peer: int) -> Any:
-        return dist.isend(tensor, peer, self.group)
-
-    def start_recv(self, tensor: Any, peer: int) -> Any:
-        return dist.irecv(tensor, peer, self.group)
 
     def synchronise(self) -> None:
         if self.device != "cpu":
