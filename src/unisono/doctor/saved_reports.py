@@ -6,7 +6,6 @@ import json
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,10 +23,6 @@ class Incident:
 
     report: Report
     files: tuple[Path, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
-        return {"files": [str(file) for file in self.files], **asdict(self.report)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,10 @@ def _how_much(report: Report) -> tuple[int, int]:
 
 def print_json(reading: Reading) -> None:
     """Everything, all stacks included."""
-    incidents = [incident.as_dict() for incident in reading.incidents]
+    incidents = [
+        {"files": [str(file) for file in incident.files], **asdict(incident.report)}
+        for incident in reading.incidents
+    ]
     print(json.dumps({"reports": incidents, "problems": reading.problems}, indent=2))
 
 

@@ -60,7 +60,9 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
     """The first call for which records show that ranks called different things."""
     for group in groups:
         for number, records in by_number(group).items():
-            if group.backend == "unisono" and not _engine_refused(records):
+            # our own engine compares calls itself, and knows more of one than its record
+            has_refused = any(record.status == "MISMATCH" for record in records.values())
+            if group.backend == "unisono" and not has_refused:
                 continue
             calls = [
                 describe_call(records[r], group.backend) if r in records else None
@@ -88,11 +90,6 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
         site=line_of(record.site),
         details=(found.verdict, *found.details),
     )
-
-
-def _engine_refused(records: dict[int, Record]) -> bool:
-    """Whether our own engine found a difference: it knows more of a call than its record."""
-    return any(record.status == "MISMATCH" for record in records.values())
 
 
 def _mismatch(

@@ -109,13 +109,10 @@ def summarise(groups: Iterable[GroupRecords]) -> Summary:
         for records in by_number(group).values():
             call = _complete_call(group, records)
             if call is not None:
-                key = (
-                    group.name,
-                    group.backend,
-                    call.record.operation,
-                    _bytes(call.record, group.size),
-                    group.size,
-                )
+                operation, size_bytes = call.record.operation, call.record.bytes
+                if operation in _WIDE:  # as nccl-tests names it: the whole of the wide side
+                    size_bytes *= group.size
+                key = group.name, group.backend, operation, size_bytes, group.size
                 table.setdefault(key, []).append(call)
     moments = [
         moment
@@ -183,11 +180,6 @@ def _summary(
 def _is_late(call: _CompleteCall) -> bool:
     gap_s = call.last_s - call.before_last_s
     return gap_s > _LATE_S and gap_s > max(0.0, call.ended_s - call.last_s)
-
-
-def _bytes(record: Record, ranks: int) -> int:
-    """The size of a call as nccl-tests names it: the whole of the wide side."""
-    return record.bytes * ranks if record.operation in _WIDE else record.bytes
 
 
 def _factor(operation: str, ranks: int) -> float:

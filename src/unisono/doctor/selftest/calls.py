@@ -118,11 +118,12 @@ def _rings(
     comm: Communicator, own: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[torch.Tensor], None]]]:
     """Point to point, each rank to the next one of a ring."""
-    rank, size = comm.rank, comm.size
-    following, previous = (rank + 1) % size, (rank - 1) % size
+    following, previous = comm.next, comm.prev
 
     def blocking(tensor: torch.Tensor) -> None:
-        if rank == 0:  # one begins by sending, the others by receiving: nobody waits in a circle
+        if (
+            comm.rank == 0
+        ):  # one begins by sending, the others by receiving: nobody waits in a circle
             comm.send(own, following)
             comm.recv(tensor, previous)
         else:

@@ -69,9 +69,7 @@ def _check(
             comm.barrier()  # else the time of a call would be the lateness of the others
             start = time.perf_counter()
             prepared.call()
-            result = [
-                tensor.cpu() for tensor in prepared.result
-            ]  # a GPU's work is over when it is here
+            result = [tensor.cpu() for tensor in prepared.result]  # a GPU is done when it is here
             times_us.append((time.perf_counter() - start) * 1e6)
             problem = problem or _difference(result, prepared.expected)
         except Exception as error:
