@@ -106,13 +106,6 @@ def _differentiable_op(op: Any, comm: Communicator, operation: str, tensor: torc
     return known
 
 
-def _scale_gradient(gradient: torch.Tensor, op: Op, size: int) -> torch.Tensor:
-    """The gradient before it is summed: op is a sum of inputs times a factor."""
-    if isinstance(op, PremulSum):
-        return gradient * op.factor
-    return gradient / size if op == "avg" else gradient
-
-
 def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Op) -> torch.Tensor:
     result: torch.Tensor = primitives.copy_of(tensor)
     comm.all_reduce(result, op)
@@ -195,8 +188,11 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        scaled = _scale_gradient(gradient, ctx.op, ctx.comm.size)
-        return None, None, *all_gather(scaled, ctx.comm)
+        if isinstance(ctx.op, PremulSum):
+            gradient = gradient * ctx.op.factor
+        elif ctx.op == "avg":
+            gradient = gradient / ctx.comm.size
+        return None, None, *all_gather(gradient, ctx.comm)
 
 
 class _AllToAll(torch.autograd.Function):

@@ -236,7 +236,10 @@ class WeightReceiver(_Endpoint):
             protocol.begin(plan)
             damaged = protocol.groups.move(plan, self._receiving_part(plan, mine), self._progress)
             with protocol.keep_failure():
-                self._call_prepare(damaged)
+                if damaged:
+                    raise RuntimeError("; ".join(damaged))
+                if self._prepare is not None:
+                    self._prepare(dict(self._staging.tensors))
             protocol.decide(lambda: self._change_over(plan, mine))
         return self._summary(plan, begin_s, agreed_s)
 
@@ -262,12 +265,6 @@ class WeightReceiver(_Endpoint):
             return part_of(self._staging.tensors[unit.name], own, unit.box)
 
         return staged_part
-
-    def _call_prepare(self, damaged: list[str]) -> None:
-        if damaged:
-            raise RuntimeError("; ".join(damaged))
-        if self._prepare is not None:
-            self._prepare(dict(self._staging.tensors))
 
     def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
         now_served = partial(setattr, self, "version", plan.version)
