@@ -1,9 +1,12 @@
 /* The Python module unisono._native: a thin skin over unisono.h on the limited C API. */
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "binding.h"
 #include "overlaps.h"
+
+enum { CLOSE_PATIENCE_MS = 100 };
 
 /* -- the group ------------------------------------------------------------------------------- */
 
@@ -17,11 +20,18 @@ static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Py_RETURN_NONE;
 }
 
+/* Other threads may be on their way out, from waiting for what this one has waited for: they get a
+ * moment. A call that is really under way is ended, and closes the group, as the last one to leave. */
 static PyObject *group_close(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     self->closing = true;
-    if (self->users) /* the last call under way closes it */
+    for (int left_ms = CLOSE_PATIENCE_MS; self->users && left_ms; left_ms--) {
+        PyThreadState *parked = PyEval_SaveThread();
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        PyEval_RestoreThread(parked);
+    }
+    if (self->users)
         un_group_abort(self->group, "it closed the group during a call");
     else
         close_now(self);

@@ -119,6 +119,26 @@ def test_a_work_may_be_waited_for_in_another_thread(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_a_group_may_be_closed_as_soon_as_one_of_two_waiting_threads_goes_on(
+    comm: Communicator,
+) -> None:
+    """The other one is still on its way out of the engine: the peer's send has succeeded."""
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(100):
+            group = subgroup(comm, [0, 1])
+            if comm.rank == 0:
+                work = group.irecv(torch.ones(3), 1)
+                waiting = other.submit(work.wait)
+                work.wait()
+                group.close()
+                waiting.result()
+            else:
+                time.sleep(0.01)  # until both of them sleep
+                group.send(torch.ones(3), 0)
+                group.close()
+
+
+@pytest.mark.ranks(2)
 def test_a_work_keeps_its_tensors_alive_and_lets_them_go(comm: Communicator) -> None:
     if comm.rank == 0:
         time.sleep(0.2)

@@ -6,11 +6,12 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _PATIENCE = 0.5
 """A world's calls give up after this part of the test's deadline: whoever waits then says for
 whom, and only the rank that it waited for is left to the deadline."""
+
+_CONNECTING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -80,20 +83,32 @@ def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessG
                 f"torch does not know the backend {name!r} of pytest.mark.ranks: it knows "
                 f"{', '.join(sorted(known))}"
             )
+    store = dist.FileStore(membership.meeting + "-store", membership.size)  # type: ignore[attr-defined]
     dist.init_process_group(
         membership.backend,
-        store=dist.FileStore(membership.meeting + "-store", membership.size),  # type: ignore[attr-defined]
+        store=store,
         rank=membership.rank,
         world_size=membership.size,
         timeout=timedelta(seconds=membership.timeout_s * _PATIENCE),
     )
     try:
+        _await_connections(store, membership.size)
         group = dist.group.WORLD
         assert group is not None
         yield group
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _await_connections(store: Any, size: int) -> None:
+    """Let nobody leave while others still connect: gloo takes that for a crash. Not for long: a
+    rank that could not connect has an exception of its own."""
+    end_s = time.monotonic() + _CONNECTING_S
+    arrived = store.add("unisono/connected", 1)
+    while arrived < size and time.monotonic() < end_s:
+        time.sleep(0.001)
+        arrived = store.add("unisono/connected", 0)
 
 
 def set_environment(membership: Membership) -> None:
