@@ -96,13 +96,13 @@ def name(block: range) -> str:
     return f"seeds {block[0]}-{block[-1]}"
 
 
-@pytest.mark.parametrize("block", seeds(range(75)), ids=name)
+@pytest.mark.parametrize("block", seeds(range(45)), ids=name)
 def test_one_fault(lanes: Lanes, block: range, record_property: Any) -> None:
     run_block(lanes, block, record_property)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", seeds(range(1000, 4000)), ids=name)
+@pytest.mark.parametrize("block", [*seeds(range(45, 75)), *seeds(range(1000, 4000))], ids=name)
 def test_one_fault_of_many(lanes: Lanes, block: range, record_property: Any) -> None:
     run_block(lanes, block, record_property)
 

@@ -127,6 +127,7 @@ def test_a_work_is_not_waited_for_in_a_forked_child(comm: Communicator) -> None:
         comm.all_reduce(tensor)
         comm.broadcast(torch.ones(1), 0)
     assert tensor.eq(2).all()
+    comm.barrier()  # no rank leaves while the broadcast is under way
 
 
 def test_children_forked_around_a_death_can_make_groups(fresh_pool: RankPool) -> None:

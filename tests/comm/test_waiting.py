@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from ranks import RankPool, attempt
 from resources import meeting_files
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import DEADLINE_S, Program, write_program
@@ -128,6 +129,20 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, wai
         _, err = process.communicate(timeout=DEADLINE_S)
     assert "KeyboardInterrupt" in err
     assert not meeting_files(name)
+
+
+class InterruptedOnceSaid(FileAnnouncements):
+    """Ctrl-C comes between the announcement and the wait."""
+
+    def announce(self, rank: int, announcement: Any) -> None:
+        super().announce(rank, announcement)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_the_wait_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        SharedMemoryCommunicator.connect(InterruptedOnceSaid(tmp_path / "meeting"), 0, 2)
+    assert not list(tmp_path.iterdir())
 
 
 def eventually_listens(pid: int) -> bool:

@@ -102,6 +102,7 @@ def test_what_the_program_itself_defines(program: WriteProgram) -> None:
     assert done.stdout == "[5, 6] True\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_function_that_mentions_torchs_operators(program: WriteProgram) -> None:
     text = """
         import torch, unisono

@@ -86,6 +86,7 @@ TORCH = """
 """
 
 
+@pytest.mark.slow
 def test_torch_programs_run_two_at_once_without_a_port_of_their_own(program: WriteProgram) -> None:
     script = program(TORCH)
     runs = [script.start(before=(*RUN, "-n", str(ranks))) for ranks in (1, 2)]

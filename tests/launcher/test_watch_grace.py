@@ -24,6 +24,7 @@ MISMATCH = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.provokes
 def test_a_mismatch_on_gloo_ends_the_job_with_the_report(program: WriteProgram) -> None:
     script = program(MISMATCH)

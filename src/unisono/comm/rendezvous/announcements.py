@@ -56,8 +56,10 @@ class FileAnnouncements:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
             os.replace(draft, path)
-        except OSError as error:
+        except BaseException as error:
             draft.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             raise RendezvousError(
                 f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
             ) from error

@@ -43,13 +43,14 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
     """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
     with descriptors_needed():
         me = about_me(lobby.address)
-        announcements.announce(request.rank, me)
         if request.rank == 0:
             try:
+                announcements.announce(0, me)
                 return Leader(lobby, request, me, announcements).make_group()
             except BaseException:
                 announcements.clear(0, me)
                 raise
+        announcements.announce(request.rank, me)
         try:
             connection = find_leader(announcements, request, me)
         except TooFewDescriptors as error:
