@@ -12,7 +12,7 @@ comm/             the Communicator, which moves data, and its implementations
 watch/            which rank, which call, which line (docs/diagnosis.md)
 torch_backend/    a Communicator as a torch.distributed backend (docs/torch.md)
 world/            init, setup, shutdown, and who this process is
-groups.py         ProcessGroupManager: every rank's groups along tp, cp, pp, dp (docs/groups.md)
+groups/           ProcessGroupManager: every rank's groups along tp, cp, pp, dp (docs/groups.md)
 collectives/      the primitives as plain functions (docs/collectives.md)
 training/         what training programs do with them (docs/training.md, docs/weights.md)
 launcher/         starts ranks (docs/launching.md)
@@ -82,7 +82,8 @@ _HOMES = {
         "WeightMismatch",
         "WeightUpdateError",
     ),
-    "unisono.groups": ("ProcessGroupManager",),
+    "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
+    "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
     "unisono.watch.debug": ("debug",),

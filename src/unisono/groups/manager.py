@@ -2,97 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
+import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 from unisono.comm.base import Communicator
-from unisono.errors import UnisonoError
+from unisono.environment import read_local_rank, read_rank_info
+from unisono.groups.axis_group import AxisGroup
+from unisono.groups.parents import Parent, parent_of
 from unisono.plan.mesh import Mesh
 from unisono.requirements import require_torch
-from unisono.world.world import get_world, resolve
+from unisono.wording import name_ranks
+from unisono.world.world import resolve
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-AXES = ("dp", "pp", "ep", "cp", "tp")
-"""The axes that every manager knows, slowest first: one that its mesh lacks has a single rank."""
+AXES = ("dp", "pp", "cp", "ep", "tp")
+"""The axes that every manager knows, slowest first, in the order of ScaleTorch's grid: one that its
+mesh lacks has a single rank."""
 
 _JOINT = (("cp", "dp"), ("pp", "dp"))
 
 T = TypeVar("T")
-
-
-class AxisGroup:
-    """The group that this rank is in along one axis, or several.
-
-    `ranks` are its members as global ranks, `rank` is ours among them, `size` their number.
-    The Communicator `comm` and the torch process group `group` are made when they are first asked
-    for, by the members alone.
-    """
-
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        global_rank: int,
-        make_comm: Callable[[AxisGroup], Communicator],
-        make_group: Callable[[AxisGroup], ProcessGroup],
-        owned: bool = True,
-    ) -> None:
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(global_rank)
-        self.size = len(self.ranks)
-        self._make_comm, self._make_group, self._owned = make_comm, make_group, owned
-        self._comm: Communicator | None = None
-        self._group: ProcessGroup | None = None
-        self._closed = False
-        # A lock for each group: threads of different ranks may ask for groups in different orders.
-        self._lock = threading.RLock()
-
-    @property
-    def comm(self) -> Communicator:
-        """What moves the data of this group."""
-        with self._lock:
-            self._check()
-            if self._comm is None:
-                self._comm = self._make_comm(self)
-            return self._comm
-
-    @property
-    def group(self) -> ProcessGroup:
-        """The torch process group. Raises UnisonoError where torch.distributed is not started."""
-        with self._lock:
-            self._check()
-            if self._group is None:
-                self._group = self._make_group(self)
-            return self._group
-
-    def neighbour(self, step: int) -> int:
-        """The global rank that is `step` ranks further, in a ring."""
-        return self.ranks[(self.rank + step) % self.size]
-
-    def close(self) -> None:
-        """Give back what was made. Closing twice does nothing."""
-        with self._lock:
-            comm, group, self._comm, self._group = self._comm, self._group, None, None
-            self._closed = True
-        if not self._owned:
-            return
-        if group is not None:
-            from unisono.comm.over_torch import process_groups
-
-            process_groups.destroy(group)  # and with it the Communicator
-        elif comm is not None:
-            comm.close()
-
-    def _check(self) -> None:
-        if self._closed:
-            raise UnisonoError(f"the manager of the group of ranks {self.ranks} is closed")
 
 
 class _GroupAttribute(Generic[T]):
@@ -115,6 +50,7 @@ def _attributes(
     _GroupAttribute[int],
     _GroupAttribute[int],
     _GroupAttribute[tuple[int, ...]],
+    _GroupAttribute[list[int]],
     _GroupAttribute[int],
     _GroupAttribute[int],
 ]:
@@ -124,6 +60,7 @@ def _attributes(
         _GroupAttribute(axes, lambda own: own.size),
         _GroupAttribute(axes, lambda own: own.rank),
         _GroupAttribute(axes, lambda own: own.ranks),
+        _GroupAttribute(axes, lambda own: list(own.ranks)),
         _GroupAttribute(axes, lambda own: own.ranks[0]),
         _GroupAttribute(axes, lambda own: own.ranks[-1]),
     )
@@ -132,11 +69,20 @@ def _attributes(
 class ProcessGroupManager:
     """Every rank's groups along tp, cp, pp, dp (and ep), jointly along cp and dp, pp and dp.
 
-    Ranks are laid out as `Mesh` says, tp fastest, then cp, ep, pp, dp. For each axis `x` there are
+        manager = ProcessGroupManager(dp_size=unisono.get_world_size())
+        manager.dp.barrier()  # of the ranks that differ in dp alone
+        print(manager.get_info())
+        manager.close()
+
+    Ranks are laid out as `Mesh` says, tp fastest, then ep, cp, pp, dp. For each axis `x` there are
 
     - `x`, the Communicator, and `x_group`, the torch process group (for `dist.*` and DDP);
     - `x_world_size` and `x_rank`, the size of this rank's group and its rank in it;
-    - `x_ranks`, `x_first_rank`, `x_last_rank`: the members, as global ranks.
+    - `x_ranks`, `x_first_rank`, `x_last_rank`: the members, as global ranks; `x_group_ids` is
+      `x_ranks` as a list.
+
+    `global_rank` and `local_rank` are this process's own: among all, and on its machine as its
+    launcher says (the global rank where nobody says).
 
     `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
     asked for, by their members alone; a group of one is made without talking to anybody, and
@@ -147,17 +93,63 @@ class ProcessGroupManager:
     the world. Raises ValueError if the sizes do not multiply to its size.
     """
 
-    tp, tp_group, tp_world_size, tp_rank, tp_ranks, tp_first_rank, tp_last_rank = _attributes("tp")
-    cp, cp_group, cp_world_size, cp_rank, cp_ranks, cp_first_rank, cp_last_rank = _attributes("cp")
-    ep, ep_group, ep_world_size, ep_rank, ep_ranks, ep_first_rank, ep_last_rank = _attributes("ep")
-    pp, pp_group, pp_world_size, pp_rank, pp_ranks, pp_first_rank, pp_last_rank = _attributes("pp")
-    dp, dp_group, dp_world_size, dp_rank, dp_ranks, dp_first_rank, dp_last_rank = _attributes("dp")
+    (
+        tp,
+        tp_group,
+        tp_world_size,
+        tp_rank,
+        tp_ranks,
+        tp_group_ids,
+        tp_first_rank,
+        tp_last_rank,
+    ) = _attributes("tp")
+    (
+        cp,
+        cp_group,
+        cp_world_size,
+        cp_rank,
+        cp_ranks,
+        cp_group_ids,
+        cp_first_rank,
+        cp_last_rank,
+    ) = _attributes("cp")
+    (
+        ep,
+        ep_group,
+        ep_world_size,
+        ep_rank,
+        ep_ranks,
+        ep_group_ids,
+        ep_first_rank,
+        ep_last_rank,
+    ) = _attributes("ep")
+    (
+        pp,
+        pp_group,
+        pp_world_size,
+        pp_rank,
+        pp_ranks,
+        pp_group_ids,
+        pp_first_rank,
+        pp_last_rank,
+    ) = _attributes("pp")
+    (
+        dp,
+        dp_group,
+        dp_world_size,
+        dp_rank,
+        dp_ranks,
+        dp_group_ids,
+        dp_first_rank,
+        dp_last_rank,
+    ) = _attributes("dp")
     (
         cp_dp,
         cp_dp_group,
         cp_dp_world_size,
         cp_dp_rank,
         cp_dp_ranks,
+        cp_dp_group_ids,
         cp_dp_first_rank,
         cp_dp_last_rank,
     ) = _attributes("cp", "dp")
@@ -167,6 +159,7 @@ class ProcessGroupManager:
         pp_dp_world_size,
         pp_dp_rank,
         pp_dp_ranks,
+        pp_dp_group_ids,
         pp_dp_first_rank,
         pp_dp_last_rank,
     ) = _attributes("pp", "dp")
@@ -180,17 +173,19 @@ class ProcessGroupManager:
         ep_size: int = 1,
         group: Any = None,
     ) -> None:
-        sizes = {"dp": dp_size, "pp": pp_size, "ep": ep_size, "cp": cp_size, "tp": tp_size}
+        sizes = {"dp": dp_size, "pp": pp_size, "cp": cp_size, "ep": ep_size, "tp": tp_size}
         if ep_size == 1:
             del sizes["ep"]
-        mesh, parent = Mesh(sizes), _parent(group)
+        mesh, parent = Mesh(sizes), parent_of(group)
         mesh.check_world(parent.size)
         self._begin(mesh, parent, range(parent.size))
 
-    def _begin(self, mesh: Mesh, parent: _Parent, parent_ranks: Sequence[int]) -> None:
+    def _begin(self, mesh: Mesh, parent: Parent, parent_ranks: Sequence[int]) -> None:
         self.mesh = mesh
         self.global_rank = parent.global_ranks[parent.rank]
         self.world_size = mesh.size
+        is_known = read_rank_info() is not None or "LOCAL_RANK" in os.environ
+        self.local_rank = read_local_rank() if is_known else self.global_rank
         self._parent = parent
         self._parent_ranks = list(parent_ranks)  # a rank of the mesh -> a rank of the parent
         self._rank = self._parent_ranks.index(parent.rank)
@@ -253,6 +248,34 @@ class ProcessGroupManager:
         """The global rank that this one receives from in the ring along cp."""
         return self.along("cp").neighbour(-1)
 
+    @property
+    def grid(self) -> torch.Tensor:
+        """The global ranks as a tensor of five dimensions: dp, pp, cp, ep, tp. A manager of a
+        DeviceMesh with other axes, or in another order, has the mesh's own dimensions."""
+        require_torch("the manager's grid")
+        import torch
+
+        mesh = self.mesh
+        shape = mesh.shape
+        if mesh.axes == tuple(axis for axis in AXES if axis in mesh.axes):
+            shape = tuple(mesh[axis] if axis in mesh.axes else 1 for axis in AXES)
+        return torch.tensor(self._global_ranks).reshape(shape)
+
+    @property
+    def _global_ranks(self) -> list[int]:
+        return [self._parent.global_ranks[rank] for rank in self._parent_ranks]
+
+    @property
+    def world_group(self) -> ProcessGroup:
+        """torch's process group of all ranks of this manager: the one that they are taken from,
+        where torch has it. Raises UnisonoError where torch.distributed is not started."""
+        parent = self._parent
+        is_whole = self._parent_ranks == list(range(parent.size))
+        if is_whole and parent.process_group is not None:
+            group: ProcessGroup = parent.process_group
+            return group
+        return self.along(*self.mesh.axes).group
+
     # -- torch's meshes --------------------------------------------------------------------------
 
     def to_device_mesh(self, device_type: str = "cpu") -> DeviceMesh:
@@ -266,11 +289,10 @@ class ProcessGroupManager:
         from torch.distributed.device_mesh import DeviceMesh
 
         groups = [self.along(axis).group for axis in self.mesh.axes]
-        ranks = [self._parent.global_ranks[rank] for rank in self._parent_ranks]
         return DeviceMesh.from_group(
             groups,
             device_type,
-            mesh=torch.tensor(ranks).reshape(self.mesh.shape),
+            mesh=torch.tensor(self._global_ranks).reshape(self.mesh.shape),
             mesh_dim_names=self.mesh.axes,
         )
 
@@ -289,7 +311,7 @@ class ProcessGroupManager:
             raise ValueError("this process is not in the DeviceMesh")
         manager = cls.__new__(cls)
         mesh = Mesh(dict(zip(names, device_mesh.mesh.shape, strict=True)))
-        parent = _parent(process_groups.world())
+        parent = parent_of(process_groups.world())
         manager._begin(mesh, parent, device_mesh.mesh.flatten().tolist())
         for axis in names:
             if mesh[axis] > 1:
@@ -305,10 +327,42 @@ class ProcessGroupManager:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def describe(self, ranks_per_node: int = 8) -> str:
-        """The mesh as a table: see `Mesh.describe`."""
+    def describe(self, ranks_per_node: int | None = None) -> str:
+        """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. One rank
+        may ask alone. With `ranks_per_node` ranks are taken to fill nodes of that size instead.
+
+        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s.
+        """
         joint = [axes for axes in _JOINT if set(axes) <= set(self.mesh.axes)]
-        return self.mesh.describe(ranks_per_node, joint)
+        if ranks_per_node is not None:
+            return self.mesh.describe(ranks_per_node, joint)
+        return self.mesh.describe(joint=joint, nodes=self._parent.nodes(self._parent_ranks))
+
+    def get_info(self) -> str:
+        """Where this rank stands, in a few lines: its coordinates, the members of its groups, its
+        neighbours in the pipeline."""
+        where = self.mesh.coordinates(self._rank)
+        lines = [
+            f"rank {self.global_rank} of {self.world_size}, local rank {self.local_rank}",
+            "grid position: " + ", ".join(f"{axis} {at}" for axis, at in where.items()),
+        ]
+        for axis in reversed(self.mesh.axes):
+            own = self.along(axis)
+            lines.append(f"{axis}: rank {own.rank} of {own.size}: global {name_ranks(own.ranks)}")
+        if "pp" in self.mesh.axes:
+            neighbours = {"previous": self.pp_prev_rank, "next": self.pp_next_rank}
+            lines.append(
+                f"pipeline: stage {self.pp_rank} of {self.pp_world_size}"
+                + "".join(
+                    f", {name} rank {rank}" for name, rank in neighbours.items() if rank is not None
+                )
+            )
+        return "\n".join(lines)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or what its ranks were taken from has ended."""
+        return self._closed or self._parent.is_closed()
 
     def close(self) -> None:
         """Give every group back that this manager has made. Closing twice does nothing."""
@@ -317,6 +371,9 @@ class ProcessGroupManager:
             groups = list(self._groups.values())
         for group in groups:
             group.close()
+
+    cleanup = close
+    """ScaleTorch's name for `close`."""
 
     def __enter__(self) -> Self:
         return self
@@ -334,96 +391,3 @@ class ProcessGroupManager:
 
 def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
     return lambda own: group
-
-
-# -- where groups come from ------------------------------------------------------------------------
-
-_managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
-_managers_lock = threading.Lock()
-
-
-class _Parent:
-    """What a manager's ranks are taken from: a Communicator, which splits."""
-
-    def __init__(self, source: Any, rank: int, global_ranks: Sequence[int]) -> None:
-        self.source = source
-        self.rank = rank
-        self.global_ranks = global_ranks
-        self.size = len(global_ranks)
-
-    def next_suffix(self, members: Sequence[int]) -> str:
-        """What tells the groups of a new manager of these members from those of all others. They
-        agree on it without a message, for each of them has made the same ones before."""
-        layout = ""
-        if list(members) != list(range(self.size)):
-            layout = "@" + hashlib.sha256(repr(list(members)).encode()).hexdigest()[:8]
-        with _managers_lock:
-            made = _managers.setdefault(self.source, Counter())
-            made[layout] += 1
-            number = made[layout]
-        return layout + (f"#{number}" if number > 1 else "")
-
-    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
-        def split(own: AxisGroup) -> Communicator:
-            comm: Communicator = self.source.split(members, label)
-            return comm
-
-        def group_over(own: AxisGroup) -> ProcessGroup:
-            from unisono.torch_backend import groups as torch_groups
-
-            torch_groups.check_started()
-            group: ProcessGroup = torch_groups.group_over(own.comm)
-            return group
-
-        return self._axis_group(members, split, group_over)
-
-    def _axis_group(
-        self,
-        members: Sequence[int],
-        make_comm: Callable[[AxisGroup], Communicator],
-        make_group: Callable[[AxisGroup], ProcessGroup],
-    ) -> AxisGroup:
-        ranks = [self.global_ranks[member] for member in members]
-        return AxisGroup(ranks, self.global_ranks[self.rank], make_comm, make_group)
-
-
-class _TorchParent(_Parent):
-    """A torch process group of another backend: torch makes the groups, and we wrap them."""
-
-    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
-        ranks = [self.global_ranks[member] for member in members]
-        # Groups with one label have no member in common: the first one tells them apart.
-        name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
-
-        def new_group(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm.over_torch import process_groups
-
-            group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
-            return group
-
-        return self._axis_group(members, lambda own: resolve(own.group), new_group)
-
-
-def _parent(group: Any) -> _Parent:
-    if group is None:
-        group = _our_world()
-    if "torch" in sys.modules:
-        import torch.distributed as dist
-
-        from unisono.comm.over_torch import process_groups
-        from unisono.torch_backend import groups as torch_groups
-
-        if group is None:
-            group = process_groups.world()
-        wrapped = getattr(group, "process_group", group)
-        if torch_groups.moves_data_elsewhere(wrapped):
-            return _TorchParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
-    comm = resolve(group)
-    return _Parent(comm, comm.rank, comm.global_ranks or range(comm.size))
-
-
-def _our_world() -> Communicator | None:
-    try:
-        return get_world()
-    except UnisonoError:
-        return None
