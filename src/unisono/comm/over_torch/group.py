@@ -13,6 +13,7 @@ import torch.distributed as dist
 from unisono import variables
 from unisono.comm.arguments import (
     LISTS,
+    NotARank,
     check_coalesced,
     check_own_part,
     check_parts,
@@ -210,6 +211,8 @@ class TorchGroup(Communicator):
         self._faults.check()
         try:
             return check(*arguments)
+        except NotARank as error:
+            self._refuse(what, error.among(self.global_ranks))
         except (ValueError, TypeError) as error:
             self._refuse(what, str(error), type(error))
 
