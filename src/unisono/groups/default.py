@@ -19,12 +19,14 @@ def setup_process_group_manager(
 ) -> ProcessGroupManager:
     """Make a ProcessGroupManager and let `get_process_group_manager` return it, on this rank.
 
-        unisono.setup_process_group_manager(dp_size=unisono.get_world_size())
-        unisono.get_process_group_manager().dp.barrier()  # in any module of the program
-        unisono.get_process_group_manager().cleanup()
-
-    Every rank calls it with the same sizes. A manager that was set up before is not the default
+    `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and `group` are those of
+    ProcessGroupManager, the same on every rank. A manager that was set up before is not the default
     any longer, and otherwise stays as it is. Raises what ProcessGroupManager raises.
+
+    >>> manager = unisono.setup_process_group_manager(dp_size=2)
+    >>> unisono.get_process_group_manager() is manager  # in any module of the program
+    True
+    >>> manager.cleanup()
     """
     global _default
     _default = ProcessGroupManager(tp_size, cp_size, pp_size, dp_size, ep_size, group)
@@ -35,7 +37,10 @@ def get_process_group_manager() -> ProcessGroupManager | None:
     """The manager that `setup_process_group_manager` has made; None where none was, or where it
     is closed or the world that it was made in has ended.
 
-        unisono.setup_process_group_manager(dp_size=unisono.get_world_size())
-        print(unisono.get_process_group_manager().dp_rank)
+    >>> with unisono.setup_process_group_manager(dp_size=2):
+    ...     unisono.get_process_group_manager().dp_ranks
+    (0, 1)
+    >>> unisono.get_process_group_manager() is None
+    True
     """
     return None if _default is None or _default.is_closed else _default

@@ -67,12 +67,8 @@ def _attributes(
 
 
 class ProcessGroupManager:
-    """Every rank's groups along tp, cp, pp, dp (and ep), jointly along cp and dp, pp and dp.
-
-        manager = ProcessGroupManager(dp_size=unisono.get_world_size())
-        manager.dp.barrier()  # of the ranks that differ in dp alone
-        print(manager.get_info())
-        manager.close()
+    """Every rank's groups along tp, cp, pp, dp (and ep), jointly along cp and dp, pp and dp:
+    `tp_size`, `cp_size`, `pp_size`, `dp_size` and `ep_size` say how many ranks each axis has.
 
     Ranks are laid out as `Mesh` says, tp fastest, then ep, cp, pp, dp. For each axis `x` there are
 
@@ -91,6 +87,19 @@ class ProcessGroupManager:
 
     `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
     the world. Raises ValueError if the sizes do not multiply to its size.
+
+    >>> with unisono.ProcessGroupManager(pp_size=2) as manager:
+    ...     manager.pp.barrier()
+    ...     print(manager.pp_ranks, manager.tp_group_ids == [comm.rank])
+    (0, 1) True
+    >>> manager.pp_is_first_stage == (comm.rank == 0), manager.pp_is_last_stage == (comm.rank == 1)
+    (True, True)
+    >>> (manager.pp_prev_rank, manager.pp_next_rank) == ((None, 1) if comm.rank == 0 else (0, None))
+    True
+    >>> manager.cp_send_rank == manager.cp_recv_rank == comm.rank  # alone along cp
+    True
+    >>> manager.is_closed
+    True
     """
 
     (
@@ -197,8 +206,14 @@ class ProcessGroupManager:
     # -- groups ----------------------------------------------------------------------------------
 
     def along(self, *axes: str) -> AxisGroup:
-        """This rank's group along one axis or several. Nothing is made before its `comm` or
-        `group` is asked for. Raises ValueError for an axis that does not exist."""
+        """This rank's group along one of the `axes` or several. Nothing is made before its `comm`
+        or `group` is asked for. Raises ValueError for an axis that does not exist.
+
+        >>> with unisono.ProcessGroupManager(dp_size=2) as manager:
+        ...     own = manager.along("ep", "dp")
+        ...     print(own.ranks, own.comm.size)
+        (0, 1) 2
+        """
         key = self._axes_of_several(axes)
         with self._lock:
             if key not in self._groups:
@@ -232,10 +247,12 @@ class ProcessGroupManager:
 
     @property
     def pp_is_first_stage(self) -> bool:
+        """Whether this rank is in the first pipeline stage."""
         return self.pp_rank == 0
 
     @property
     def pp_is_last_stage(self) -> bool:
+        """Whether this rank is in the last pipeline stage."""
         return self.pp_rank == self.pp_world_size - 1
 
     @property
@@ -251,7 +268,11 @@ class ProcessGroupManager:
     @property
     def grid(self) -> torch.Tensor:
         """The global ranks as a tensor of five dimensions: dp, pp, cp, ep, tp. A manager of a
-        DeviceMesh with other axes, or in another order, has the mesh's own dimensions."""
+        DeviceMesh with other axes, or in another order, has the mesh's own dimensions.
+
+        >>> unisono.ProcessGroupManager(pp_size=2).grid
+        tensor([[[[[0]]], [[[1]]]]])
+        """
         require_torch("the manager's grid")
         import torch
 
@@ -268,7 +289,12 @@ class ProcessGroupManager:
     @property
     def world_group(self) -> ProcessGroup:
         """torch's process group of all ranks of this manager: the one that they are taken from,
-        where torch has it. Raises UnisonoError where torch.distributed is not started."""
+        where torch has it. Raises UnisonoError where torch.distributed is not started.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> unisono.ProcessGroupManager(pp_size=2).world_group is dist.group.WORLD
+        True
+        """
         parent = self._parent
         is_whole = self._parent_ranks == list(range(parent.size))
         if is_whole and parent.process_group is not None:
@@ -279,8 +305,14 @@ class ProcessGroupManager:
     # -- torch's meshes --------------------------------------------------------------------------
 
     def to_device_mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """The same layout as torch's DeviceMesh, over the groups of this manager; a dimension for
-        each axis. Every rank calls it, for all groups along one axis are made.
+        """The same layout as torch's DeviceMesh for a `device_type`, over the groups of this
+        manager; a dimension for each axis. Every rank calls it, for all groups along one axis are
+        made.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> manager = unisono.ProcessGroupManager(tp_size=2)
+        >>> manager.to_device_mesh().mesh_dim_names
+        ('dp', 'pp', 'cp', 'tp')
 
         Raises UnisonoError where torch.distributed is not started.
         """
@@ -298,10 +330,17 @@ class ProcessGroupManager:
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh) -> Self:
-        """A manager of the groups of torch's DeviceMesh, which stay the mesh's own: `close` leaves
-        them alone. Its dimensions are the axes, by their names; `along` takes those that are not
-        tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that this
-        process is not in."""
+        """A manager of the groups of torch's `device_mesh`, which stay the mesh's own: `close`
+        leaves them alone. Its dimensions are the axes, by their names; `along` takes those that are
+        not tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that
+        this process is not in.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        >>> unisono.ProcessGroupManager.from_device_mesh(mesh).tp_ranks
+        (0, 1)
+        """
         from unisono.comm.over_torch import process_groups
 
         names = device_mesh.mesh_dim_names
@@ -331,7 +370,12 @@ class ProcessGroupManager:
         """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. One rank
         may ask alone. With `ranks_per_node` ranks are taken to fill nodes of that size instead.
 
-        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s.
+        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s;
+        ValueError for a node without ranks.
+
+        >>> print(unisono.ProcessGroupManager(tp_size=2).describe())
+        2 ranks: dp 1 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 2 ranks
+        ...
         """
         joint = [axes for axes in _JOINT if set(axes) <= set(self.mesh.axes)]
         if ranks_per_node is not None:
@@ -340,7 +384,14 @@ class ProcessGroupManager:
 
     def get_info(self) -> str:
         """Where this rank stands, in a few lines: its coordinates, the members of its groups, its
-        neighbours in the pipeline."""
+        neighbours in the pipeline.
+
+        >>> print(unisono.ProcessGroupManager(tp_size=2).get_info())
+        rank ... of 2, local rank ...
+        grid position: dp 0, pp 0, cp 0, tp ...
+        tp: rank ... of 2: global ranks 0 and 1
+        ...
+        """
         where = self.mesh.coordinates(self._rank)
         lines = [
             f"rank {self.global_rank} of {self.world_size}, local rank {self.local_rank}",
@@ -365,7 +416,13 @@ class ProcessGroupManager:
         return self._closed or self._parent.is_closed()
 
     def close(self) -> None:
-        """Give every group back that this manager has made. Closing twice does nothing."""
+        """Give every group back that this manager has made. Closing twice does nothing.
+        `cleanup` is ScaleTorch's name for it.
+
+        >>> manager = unisono.ProcessGroupManager(tp_size=2)
+        >>> manager.tp.barrier()
+        >>> manager.close()
+        """
         with self._lock:
             self._closed = True
             groups = list(self._groups.values())
@@ -373,7 +430,6 @@ class ProcessGroupManager:
             group.close()
 
     cleanup = close
-    """ScaleTorch's name for `close`."""
 
     def __enter__(self) -> Self:
         return self

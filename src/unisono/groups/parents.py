@@ -93,8 +93,9 @@ class TorchParent(Parent):
 
     def __init__(self, group: Any, rank: int, global_ranks: Sequence[int]) -> None:
         super().__init__(group, rank, global_ranks, group)
-        # For `nodes`, which one rank may ask for alone
-        self._store().set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
+        store = self._store()
+        if store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+            store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
 
     def _store(self) -> Any:
         from unisono.comm.over_torch import process_groups
@@ -111,6 +112,8 @@ class TorchParent(Parent):
         ranks = [self.global_ranks[member] for member in members]
         keys = [_node_key(rank) for rank in ranks]
         store = self._store()
+        if store is None:
+            raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
         try:
             store.wait(keys, timedelta(seconds=_NODES_LIMIT_S))
         except RuntimeError:  # DistStoreError among them

@@ -54,15 +54,9 @@ def dispatch_tokens(
 ) -> DispatchedTokens:
     """Send each token to the ranks that have its experts; every rank has those for its own.
 
-        tokens, scores = torch.randn(6, 4), torch.randn(6, 8)
-        weights, experts = scores.softmax(1).topk(2)
-        there = dispatch_tokens(tokens, experts, num_experts=8)
-        outputs = torch.cat([part * 2 for part in there.tokens.split(there.counts)])
-        combined = combine_tokens(outputs, there, weights)
-
     `tokens` has a row for each of this rank's tokens, `experts` the numbers of the experts that
-    each of them has chosen, of shape (tokens, choices); -1 is none. Ranks may have different
-    numbers of tokens, and none. Gradients flow back to `tokens`.
+    each of them has chosen, of shape (tokens, choices), of all `num_experts` of the `group`; -1 is
+    none. Ranks may have different numbers of tokens, and none. Gradients flow back to `tokens`.
 
     With `capacity_factor` an expert has room for that many times its even share of all ranks'
     choices, rounded up: the first choices of all tokens come before the second ones, and among
@@ -72,6 +66,15 @@ def dispatch_tokens(
     Raises ValueError or TypeError, on every rank, where an argument makes no sense, or where ranks
     have different capacity factors; CollectiveMismatch where their numbers of experts or choices,
     their dtypes or widths differ.
+
+    >>> from unisono.training import combine_tokens, dispatch_tokens
+    >>> tokens = torch.tensor([[1.0], [2.0]])
+    >>> there = dispatch_tokens(tokens, torch.tensor([[0], [1]]), num_experts=2)
+    >>> there.tokens.flatten().tolist() == [1.0 + comm.rank] * 2  # of rank 0 and of rank 1
+    True
+    >>> outputs = [10 * part for part in there.tokens.split(there.counts)]  # for each expert
+    >>> combine_tokens(torch.cat(outputs), there)
+    tensor([[10.], [20.]])
     """
     comm = resolve(group)
     _check(comm, tokens, experts, num_experts, capacity_factor)
@@ -126,11 +129,15 @@ def combine_tokens(
 
     `outputs` has a row for each row of `dispatched.tokens`, in that order, of any width. `weights`
     has the shape of the experts that were chosen; without, outputs are just added. A choice that
-    was dropped counts as zero. Gradients flow back to `outputs` and `weights`. For an example see
-    `dispatch_tokens`.
+    was dropped counts as zero. Gradients flow back to `outputs` and `weights`.
 
     Every rank of the group calls it, once for each `dispatch_tokens` and in the same order. Raises
     ValueError, on every rank, where shapes do not fit.
+
+    >>> from unisono.training import combine_tokens, dispatch_tokens
+    >>> there = dispatch_tokens(torch.tensor([[3.0]]), torch.tensor([[0, 1]]), num_experts=2)
+    >>> combine_tokens(there.tokens, there, weights=torch.tensor([[0.5, 0.25]]))
+    tensor([[2.2500]])
     """
     comm, shape = dispatched._comm, dispatched.dropped.shape
     if len(outputs) != len(dispatched._order):
@@ -160,16 +167,11 @@ def combine_tokens(
 class ExpertParallel(torch.nn.Module):
     """A mixture of experts whose experts are cut over the ranks of a group.
 
-        size = unisono.get_world_size()
-        gate = torch.nn.Linear(4, 2 * size, bias=False)  # the same on every rank
-        layer = ExpertParallel(gate, [torch.nn.Linear(4, 4) for _ in range(2)], top_k=1)
-        result = layer(torch.randn(3, 5, 4))  # of this rank's tokens, by all ranks' experts
-
-    `gate` gives a score for each expert of all ranks, and is the same on every rank; `experts` are
-    this rank's own, equally many on each. A token goes to the `top_k` experts with the highest
-    scores; their outputs are weighted by the softmax of those scores. `capacity_factor` is that of
-    `dispatch_tokens`. After a call, `dropped` has the share of this rank's choices that found no
-    room.
+    `gate` gives a score for each expert of all ranks of the `group`, and is the same on every rank;
+    `experts` are this rank's own, equally many on each. A token goes to the `top_k` experts with
+    the highest scores; their outputs are weighted by the softmax of those scores.
+    `capacity_factor` is that of `dispatch_tokens`. After a call, `dropped` has the share of this
+    rank's choices that found no room.
 
     An expert's gradient comes from the tokens of all ranks. With `loss="mean"` it is that of the
     mean of the ranks' losses, as GradientSync and DDP leave it in the other parameters, over the
@@ -178,6 +180,13 @@ class ExpertParallel(torch.nn.Module):
     experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
 
     Raises ValueError for `top_k` and `loss` that make no sense, and what `dispatch_tokens` raises.
+
+    >>> gate = torch.nn.Linear(4, 6, bias=False)  # with the same weights on every rank
+    >>> own = [torch.nn.Linear(4, 4) for _ in range(3)]
+    >>> from unisono.training import ExpertParallel
+    >>> layer = ExpertParallel(gate, own, top_k=2)
+    >>> layer(torch.randn(3, 5, 4)).shape  # this rank's tokens, by the experts of all ranks
+    torch.Size([3, 5, 4])
     """
 
     def __init__(
