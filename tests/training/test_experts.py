@@ -193,6 +193,7 @@ def test_arguments_that_make_no_sense(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.provokes
 def test_one_rank_refuses_and_nobody_waits(comm: Communicator) -> None:
     experts = torch.tensor([[0], [5 if comm.rank == 1 else 1]])
     with pytest.raises((ValueError, CollectiveMismatch), match=r"experts lie in|refused"):
@@ -200,6 +201,7 @@ def test_one_rank_refuses_and_nobody_waits(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.provokes
 def test_more_experts_on_one_rank(comm: Communicator) -> None:
     with pytest.raises(CollectiveMismatch):
         dispatch_tokens(torch.ones(2, 3), torch.tensor([[0], [1]]), 2 + 2 * comm.rank, comm)
