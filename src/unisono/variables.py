@@ -156,8 +156,8 @@ BACKEND = Variable(
 )
 ALGO = Variable(
     "UNISONO_ALGO",
-    "the algorithm of every all_reduce that names none, from unisono plan's catalog",
-    str,
+    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case",
+    str.strip,
     worth_knowing=True,
 )
 EAGER_SEND = Variable(

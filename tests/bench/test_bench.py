@@ -82,6 +82,13 @@ def test_algorithms_of_choice(comm: Communicator) -> None:
     settings = BenchSettings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
     for case, _ in settings.cases():
         assert takes.check(case) == {f"unisono:{name}": 0 for name in names}
+    settings = BenchSettings(4, ("all_gather", "barrier"), (8, 4100), ("unisono",), names)
+    for (
+        case,
+        _,
+    ) in settings.cases():  # where a collective does not have one, the others are measured
+        offered = ("direct", "ring") if case.collective.name == "all_gather" else ("direct",)
+        assert takes.check(case) == {f"unisono:{name}": 0 for name in offered}
 
 
 @pytest.mark.ranks(2, backend="gloo")
@@ -317,7 +324,7 @@ def test_every_collective_of_mpi_is_right_or_left_out(
     [
         (["all_redcue"], "there is no collective all_redcue: choose from all_reduce, all_gather"),
         (["--backends", "glue"], "there is no backend glue: choose from unisono, unisono-torch"),
-        (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, double_tree"),
+        (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binomial"),
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
         (["--op", "median"], "there is no reduction median: choose from sum"),
         (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),

@@ -360,6 +360,10 @@ def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyP
     comm.all_reduce(own)
     assert_same(by_environment, by_name)
     assert not torch.equal(own, by_name)
+    monkeypatch.setenv("UNISONO_ALGO", " Through_the_LAST" if comm.rank else "through_the_last")
+    in_capitals = subgroup(comm, [0, 1, 2])
+    in_capitals.all_reduce(again := mine.clone())
+    assert_same(again, by_name)
     monkeypatch.setenv("UNISONO_ALGO", "rnig")
     unknown = subgroup(comm, [0, 1, 2])
     with pytest.raises(ValueError, match=r"all_reduce has no algorithm 'rnig', only .*ring"):
@@ -368,6 +372,30 @@ def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyP
     different = subgroup(comm, [0, 1, 2])
     with pytest.raises(CollectiveMismatch, match="rank 1 called something else"):
         different.all_reduce(mine)
+
+
+@pytest.mark.ranks([1, 3])
+@pytest.mark.usefixtures("own_algorithm")
+def test_the_function_takes_an_algorithm(comm: Communicator) -> None:
+    name = "through_the_last"
+    mine = torch.tensor([[1.0, 1e8, 1.0, -1e8][comm.rank + shift] for shift in (0, 1)])
+    by_method = mine.clone()
+    comm.all_reduce(by_method, algorithm=name)
+    by_function = mine.clone()
+    assert unisono.all_reduce(by_function, group=comm, algorithm=name) is by_function
+    assert_same(by_function, by_method)
+    schedule = find("all_reduce", name).schedule(comm.size)
+    out = torch.empty(2)
+    unisono.all_reduce(mine, group=comm, out=out, algorithm=schedule)
+    assert_same(out, by_method)
+    work = unisono.all_reduce(mine.clone(), group=comm, async_op=True, algorithm=name)
+    assert_same(work.wait(), by_method)
+    structure = {"loss": mine.clone(), "count": 1}
+    found = unisono.all_reduce(structure, group=comm, algorithm=name)
+    assert_same(found["loss"], by_method)
+    assert found["count"] == comm.size
+    with pytest.raises(ValueError, match=r"no algorithm 'rnig', only .*ring"):
+        unisono.all_reduce(mine, group=comm, algorithm="rnig")
 
 
 # -- a rank that dies ------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def _known_algorithms(text: str | None) -> tuple[str, ...]:
     from unisono.bench.backends.ours import ENGINES_OWN
     from unisono.plan import catalog
 
-    known = sorted({algorithm.name for algorithm in catalog("all_reduce")} - {ENGINES_OWN})
+    known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
     return _names("algorithm", text, [ENGINES_OWN, *known])
 
 

@@ -13,7 +13,7 @@ sense on one of them, every rank raises: see `unisono.Communicator`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -32,32 +32,43 @@ from unisono.collectives.results import ResultWork, result_or_work
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world.world import resolve
 
+if TYPE_CHECKING:
+    from unisono.plan.schedule import Schedule
+
 _Tensor = torch.Tensor
 
 
 def all_reduce(
-    tensor: Any, op: Any = "sum", group: Any = None, *, out: Any = None, async_op: bool = False
+    tensor: Any,
+    op: Any = "sum",
+    group: Any = None,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | Schedule | None = None,
 ) -> Any:
     """Combine `tensor` over all ranks, in place; every rank has the result, and it is returned.
 
     A structure (dicts, lists, tuples, dataclasses of tensors and numbers) is reduced leaf by leaf,
     in one message per dtype: its tensors in place, its numbers in the structure that is returned.
-    With `out` the result goes there and `tensor` stays as it is.
+    With `out` the result goes there and `tensor` stays as it is. `algorithm`, the same on all
+    ranks, is "ring" or another name of `unisono.plan.catalog("all_reduce")`, or a Schedule; without
+    one the engine takes its own way, or what UNISONO_ALGO names.
 
-    Raises TypeError on every rank for the mean of integers, and ValueError on every rank, with the
-    path to the difference, where structures differ.
+    Raises TypeError on every rank for the mean of integers, and ValueError on every rank for an
+    algorithm that there is not and, with the path to the difference, where structures differ.
     """
     comm = resolve(group)
     if type(tensor) is not _Tensor and not _is_tensor(tensor):
         _refuse_out(comm, "all_reduce", out)
-        return structures.all_reduce(comm, tensor, op, async_op)
+        return structures.all_reduce(comm, tensor, op, async_op, algorithm)
     if op != "sum":
         op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
         tensor = _copy_into(comm, "all_reduce", out, tensor)
     if async_op:
-        return ResultWork(comm.all_reduce(tensor, op, async_op=True), tensor)
-    comm.all_reduce(tensor, op)
+        return ResultWork(comm.all_reduce(tensor, op, async_op=True, algorithm=algorithm), tensor)
+    comm.all_reduce(tensor, op, algorithm=algorithm)
     return tensor
 
 

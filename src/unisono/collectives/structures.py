@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -33,6 +34,9 @@ from unisono.collectives.trees import (
 )
 from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
 
+if TYPE_CHECKING:
+    from unisono.plan.schedule import Schedule
+
 _DTYPES: dict[type, torch.dtype] = {
     float: torch.float64,
     int: torch.int64,
@@ -41,13 +45,18 @@ _DTYPES: dict[type, torch.dtype] = {
 }
 
 
-def all_reduce(comm: Communicator, structure: Any, op: Any, async_op: bool) -> Any:
+def all_reduce(
+    comm: Communicator,
+    structure: Any,
+    op: Any,
+    async_op: bool,
+    algorithm: str | Schedule | None = None,
+) -> Any:
     """Reduce every leaf over all ranks."""
     known = reduction(op, comm, "all_reduce")
     tree = _take_apart_alike(comm, "all_reduce", structure, known)
-    return _call_in_place(
-        comm, structure, tree, async_op, lambda row: comm.all_reduce(row, known, async_op=async_op)
-    )
+    call = partial(comm.all_reduce, op=known, async_op=async_op, algorithm=algorithm)
+    return _call_in_place(comm, structure, tree, async_op, call)
 
 
 def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> Any:

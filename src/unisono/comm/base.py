@@ -220,30 +220,63 @@ class Communicator(ABC):
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
         tensors of a list must not share memory.
 
-        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, or is a Schedule; None is
-        what UNISONO_ALGO names, and if it names nothing the implementation's own. It must be the
-        same on all ranks. A schedule adds in its own order: docs/execution.md.
+        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
+        a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
+        own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
         """
 
     @abstractmethod
     def reduce(
-        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        """Combine `tensor` over all ranks; `root` has the result, the others' stay untouched."""
+        """Combine `tensor` over all ranks; `root` has the result, the others' stay untouched.
+
+        `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
+        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
+        messages: parts of a wide side must then have one size, and `async_op` is refused.
+        """
 
     @abstractmethod
-    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
-        """Copy `root`'s tensor to every rank."""
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        """Copy `root`'s tensor to every rank; `algorithm` as in `reduce`."""
 
     @abstractmethod
-    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        """Every rank has all inputs, in rank order, in its wide `output`."""
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        """Every rank has all inputs, in rank order, in its wide `output`; `algorithm` as in
+        `reduce`."""
 
     @abstractmethod
     def reduce_scatter(
-        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+        self,
+        output: Tensors,
+        input: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        """Combine the wide inputs over all ranks; rank r has part r of the result in `output`."""
+        """Combine the wide inputs over all ranks; rank r has part r of the result in `output`;
+        `algorithm` as in `reduce`."""
 
     @abstractmethod
     def gather(
@@ -258,8 +291,16 @@ class Communicator(ABC):
         """Rank r has part r of `root`'s wide `input` in `output`; others pass None as input."""
 
     @abstractmethod
-    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
-        """Part j of rank i's wide `input` is part i of rank j's wide `output`."""
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        """Part j of rank i's wide `input` is part i of rank j's wide `output`; `algorithm` as in
+        `reduce`."""
 
     @abstractmethod
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:

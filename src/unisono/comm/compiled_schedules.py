@@ -94,17 +94,17 @@ class CompiledSchedule:
         return np.array(head + starts + flat, np.int64).tobytes()
 
 
-def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Schedule:
+def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: int = 0) -> Schedule:
     """The schedule that `algorithm` stands for: a name of the catalog, or a schedule itself.
 
-    Raises ValueError, with the names that there are, if it stands for none, or does not work for
-    so many ranks.
+    Raises ValueError, with the names that there are, if it stands for none, does not work for
+    so many ranks, or has another root.
     """
     if isinstance(algorithm, str):
         entry = find(collective, algorithm)
-        built = _built.get((entry.make, ranks))
+        built = _built.get((entry.make, ranks, root))
         if built is None:
-            built = _built[entry.make, ranks] = entry.schedule(ranks)
+            built = _built[entry.make, ranks, root] = entry.schedule(ranks, root=root)
         return built
     if not isinstance(algorithm, Schedule):
         raise ValueError(f"an algorithm is a name or a Schedule, not {type(algorithm).__name__}")
@@ -112,6 +112,8 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int) -> Sche
         raise ValueError(f"{algorithm.title()}: that is not a schedule for {collective}")
     if algorithm.ranks != ranks:
         raise ValueError(f"{algorithm.title()}: this group has {ranks}")
+    if algorithm.root != root:
+        raise ValueError(f"{algorithm.title()}: the root of this call is {root}")
     return algorithm
 
 
@@ -135,7 +137,7 @@ def algorithm_mark(algorithm: str) -> int:
     return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
 
 
-_built: dict[tuple[Callable[..., Schedule], int], Schedule] = {}
+_built: dict[tuple[Callable[..., Schedule], int, int], Schedule] = {}
 _compiled: dict[int, dict[int, CompiledSchedule]] = {}
 
 

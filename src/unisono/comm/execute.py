@@ -12,13 +12,12 @@ import numpy as np
 
 from unisono.comm import flat
 from unisono.comm.arithmetic import combine
-from unisono.comm.base import Communicator, Message, Op, Tensor, Tensors, Work
+from unisono.comm.base import Communicator, Message, Op, Tensor, Work
 from unisono.comm.compiled_schedules import (
     CompiledSchedule,
     Move,
     Round,
     compile_schedule,
-    schedule_for,
 )
 from unisono.comm.flat import Row
 from unisono.comm.mismatches import find_minority
@@ -70,7 +69,7 @@ def execute(
         compiled = compile_schedule(schedule, comm.rank)
         workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
-        _refuse(comm, schedule.collective, error)
+        refuse(comm, schedule.collective, error)
     tag = _agree(comm, compiled, workspace)
     try:
         workspace.begin()
@@ -84,21 +83,7 @@ def execute(
         raise
 
 
-def all_reduce_by(
-    algorithm: str | Schedule, comm: Communicator, tensor: Tensors, op: Op, async_op: bool
-) -> None:
-    """What `comm.all_reduce(tensor, op, algorithm=algorithm)` does where there is no engine."""
-    try:
-        schedule = schedule_for("all_reduce", algorithm, comm.size)
-        if async_op:
-            raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
-    except ValueError as error:
-        _refuse(comm, "all_reduce", error)
-    for each in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
-        execute(schedule, comm, each, op=op)
-
-
-def _refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
+def refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
     """Raise an error about our own arguments, once the others know that we do not take part."""
     try:
         comm.refuse(collective, str(error))

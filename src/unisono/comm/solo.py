@@ -69,26 +69,60 @@ class SoloCommunicator(Communicator):
     ) -> Work | None:
         algorithm = algorithm or self._algorithm
         if algorithm:
-            self._check_algorithm(algorithm)
+            self._check_algorithm("all_reduce", algorithm)
         return self._reduce("all_reduce", tensor, op, async_op)
 
     def reduce(
-        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            self._check_algorithm("reduce", algorithm)
         self._checked("reduce", check_root, root, 1)
         return self._reduce("reduce", tensor, op, async_op)
 
-    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            self._check_algorithm("broadcast", algorithm)
         self._checked("broadcast", check_root, root, 1)
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
         return _finished(async_op)
 
-    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            self._check_algorithm("all_gather", algorithm)
         return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
     def reduce_scatter(
-        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+        self,
+        output: Tensors,
+        input: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            self._check_algorithm("reduce_scatter", algorithm)
         self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
         return self._reduce("reduce_scatter", output, op, async_op)
@@ -105,7 +139,16 @@ class SoloCommunicator(Communicator):
         self._checked("scatter", check_wide_side, root, 0, 1, input, "input")
         return self._copy("scatter", output, input, async_op)
 
-    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            self._check_algorithm("all_to_all", algorithm)
         return self._copy("all_to_all", output, input, async_op)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
@@ -204,13 +247,13 @@ class SoloCommunicator(Communicator):
         if why:
             self._refuse(what, why)
 
-    def _check_algorithm(self, algorithm: str | Schedule) -> None:
+    def _check_algorithm(self, collective: str, algorithm: str | Schedule) -> None:
         from unisono.comm.compiled_schedules import compile_schedule, schedule_for
 
         try:
-            compile_schedule(schedule_for("all_reduce", algorithm, 1), 0)
+            compile_schedule(schedule_for(collective, algorithm, 1), 0)
         except ValueError as error:
-            self._refuse("all_reduce", str(error))
+            self._refuse(collective, str(error))
 
     def _factor(self, what: str, tensors: list[Any], op: Op) -> float:
         return self._checked(what, check_reduction, op, map(dtype_name, tensors))[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from unisono.plan.schedule import Schedule
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_PARTS_OF_BYTES = re.compile("u?int[1-7]")
 _ANY_DEVICE = ("cpu", "cuda")
 """What a group cannot send, its messages refuse."""
 
@@ -152,6 +154,11 @@ class Workspace:
                 )
             if tensor is not None:
                 check_tensor(tensor, side == "output", _ANY_DEVICE)
+                if _PARTS_OF_BYTES.fullmatch(dtype_name(tensor)):
+                    raise TypeError(
+                        f"torch cannot copy elements of {dtype_name(tensor)}: pass "
+                        ".view(torch.uint8)"
+                    )
         if output is None or input is None:
             return
         if dtype_name(output) != dtype_name(input) or flat.is_torch(output) != flat.is_torch(input):

@@ -103,14 +103,19 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm `name` of `collective`. Raises ValueError with the names that there are."""
+    """The algorithm `name` of `collective`, in any case of letters.
+
+    Raises ValueError with the names that there are.
+    """
     known = _registered.get((collective, name))
     if known is not None:
         return known
     entries = {entry.name: entry for entry in catalog(collective)}
-    if name not in entries:
+    in_any_case = {spelled.casefold(): entry for spelled, entry in entries.items()}
+    found = entries.get(name) or in_any_case.get(name.casefold())
+    if found is None:
         raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
-    return entries[name]
+    return found
 
 
 def _load_ours() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
 from unisono.comm.base import Communicator
+from unisono.plan import find
 
 ENGINES_OWN = "direct"
 """The name of what the engine does where nobody chooses."""
@@ -31,6 +32,10 @@ class Direct(Backend):
             return partial(call, *arguments, **more)
         if "algorithm" not in inspect.signature(call).parameters:
             raise Unsupported(f"{method} has no choice of algorithms")
+        try:
+            find(method, self.algorithm)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
         return partial(call, *arguments, **more, algorithm=self.algorithm)
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from unisono import variables
 from unisono.comm.arguments import LISTS, check_own_part, check_root
 from unisono.comm.base import Communicator, Op, PremulSum, Tensor, Tensors, Work, count, dtype_name
-from unisono.comm.execute import all_reduce_by
+from unisono.comm.by_algorithm import run_by
 from unisono.comm.over_torch.arithmetic import choose_encoding
 from unisono.comm.over_torch.group import Rows, WideSide, device_of
 from unisono.comm.over_torch.messages import TorchMessages
@@ -74,13 +74,20 @@ class TorchCommunicator(TorchMessages):
     ) -> Work | None:
         algorithm = algorithm or variables.ALGO.read()
         if algorithm:
-            all_reduce_by(algorithm, self, tensor, op, async_op)
-            return None
+            return run_by(algorithm, self, "all_reduce", tensor, None, 0, op, async_op)
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
     def reduce(
-        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            return run_by(algorithm, self, "reduce", tensor, None, root, op, async_op)
         self._checked("reduce", check_root, root, self.size)
         return self._reduce("reduce", tensor, root, op, async_op)
 
@@ -123,7 +130,16 @@ class TorchCommunicator(TorchMessages):
             self._transport.reduce(wire, root, encoding.op, timeout_s)
         return wire if encoding.is_plain else encoding.decode(wire, self.size)
 
-    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return run_by(algorithm, self, "broadcast", tensor, None, root, async_op=async_op)
         self._checked("broadcast", check_root, root, self.size)
         tensors = self._tensors("broadcast", tensor, True)
         self._check_overlaps("broadcast", tensors)
@@ -145,7 +161,16 @@ class TorchCommunicator(TorchMessages):
 
         return self._run(call, job, tensors, async_op)
 
-    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return run_by(algorithm, self, "all_gather", output, input, async_op=async_op)
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
         inputs = self._tensors(what, narrow, False)
@@ -180,8 +205,16 @@ class TorchCommunicator(TorchMessages):
         return self._run(call, job, [*inputs, *results], async_op)
 
     def reduce_scatter(
-        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+        self,
+        output: Tensors,
+        input: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            return run_by(algorithm, self, "reduce_scatter", output, input, 0, op, async_op)
         what = "reduce_scatter"
         narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
         outputs = self._tensors(what, narrow, True)
@@ -249,7 +282,16 @@ class TorchCommunicator(TorchMessages):
         text = f"scatter of {dtype_name(target)} from rank {root}"
         return self._exchange(text, [target], wide, takes, sends, async_op)
 
-    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return run_by(algorithm, self, "all_to_all", output, input, async_op=async_op)
         to = WideSide(self, "all_to_all", output, True)
         source = WideSide(self, "all_to_all", input, False)
         given, taken = source.counts[self.rank], to.counts[self.rank]

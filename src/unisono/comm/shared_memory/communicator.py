@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -16,7 +15,6 @@ from unisono.comm.arguments import (
     check_peer,
     check_reduction,
     check_root,
-    check_tensor,
     check_wide_side,
 )
 from unisono.comm.base import (
@@ -34,16 +32,16 @@ from unisono.comm.engine import (
     Status,
     engine_ns,
     open_group,
-    which_overlap,
     work_types,
 )
-from unisono.comm.overlaps import describe_overlap
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
+from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
+from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.solo import SoloCommunicator
@@ -67,7 +65,6 @@ _GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operat
 _BARRIER: _Call = (Operation.BARRIER, 0, 0, 1.0, None)
 _ALL_GATHER: _Call = (Operation.ALL_GATHER, 0, 0, 1.0, None)
 _ALL_TO_ALL: _Call = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
-_dtype_of = attrgetter("dtype")
 _T = TypeVar("_T")
 for _kind in work_types():
     Work.register(_kind)
@@ -112,12 +109,11 @@ class SharedMemoryCommunicator(Communicator):
         self._group.introduce(name, global_rank, keeps_sites)
         announce_segment(self._group.descriptor)
         self.timeout_s = timeout_s
-        _end_abandoned_groups()
+        end_abandoned_groups()
 
     def __del__(self) -> None:
         if hasattr(self, "_group"):
-            _abandoned_groups.append(self._group)
-            _end_abandoned_groups()
+            abandon_group(self._group)
 
     @classmethod
     def connect(
@@ -278,27 +274,67 @@ class SharedMemoryCommunicator(Communicator):
         except ValueError as error:
             self._refuse(Operation.ALL_REDUCE, str(error))
 
+    def _run_by(self, algorithm: str | Schedule, *call: Any, **more: Any) -> Work | None:
+        """The other collectives by an algorithm: over messages, and not in the engine."""
+        from unisono.comm.by_algorithm import run_by
+
+        return run_by(algorithm, self, *call, **more)
+
     def reduce(
-        self, tensor: Tensors, root: int = 0, op: Op = "sum", *, async_op: bool = False
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._checked(_REDUCE, check_root, root, self.size)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
         return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
 
-    def broadcast(self, tensor: Tensors, root: int = 0, *, async_op: bool = False) -> Work | None:
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._checked(_BROADCAST, check_root, root, self.size)
         return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
 
-    def all_gather(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
         if type(input) in _LISTS:
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
 
     def reduce_scatter(
-        self, output: Tensors, input: Tensors, op: Op = "sum", *, async_op: bool = False
+        self,
+        output: Tensors,
+        input: Tensors,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        if algorithm is not None:
+            return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
         call = (_REDUCE_SCATTER, 0, reduction, factor, None)
         if type(output) in _LISTS:
@@ -313,7 +349,7 @@ class SharedMemoryCommunicator(Communicator):
             or (self.rank == root) is (output is None)
             or not 0 <= root < self.size
         ):
-            self._check_wide_side(_GATHER, root, output, "output")
+            self._checked(_GATHER, check_wide_side, root, self.rank, self.size, output, "output")
         return self._run((_GATHER, root, 0, 1.0, None), output, input, async_op)
 
     def scatter(
@@ -324,10 +360,19 @@ class SharedMemoryCommunicator(Communicator):
             or (self.rank == root) is (input is None)
             or not 0 <= root < self.size
         ):
-            self._check_wide_side(_SCATTER, root, input, "input")
+            self._checked(_SCATTER, check_wide_side, root, self.rank, self.size, input, "input")
         return self._run((_SCATTER, root, 0, 1.0, None), output, input, async_op)
 
-    def all_to_all(self, output: Tensors, input: Tensors, *, async_op: bool = False) -> Work | None:
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors,
+        *,
+        async_op: bool = False,
+        algorithm: str | Schedule | None = None,
+    ) -> Work | None:
+        if algorithm is not None:
+            return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
 
     # -- point to point --------------------------------------------------------------------------
@@ -402,44 +447,21 @@ class SharedMemoryCommunicator(Communicator):
         """A coalesced call: one for each dtype."""
         operation = call[0]
         self._checked(operation, check_coalesced, outputs, inputs)
-        return join_works(
-            self._run(call, alike_outputs, alike_inputs, async_op, True)
-            for alike_outputs, alike_inputs in self._by_dtype(operation, outputs, inputs)
-        )
-
-    def _by_dtype(
-        self, operation: Operation, outputs: Sequence[Any], inputs: Sequence[Any]
-    ) -> list[tuple[list[Any], list[Any]]]:
-        """Pairs of tensors sorted into lists of one dtype each, in order of first appearance."""
-        if outputs is inputs and len(_dtypes(outputs)) == 1:  # the usual case
-            both = list(outputs)
-            return [(both, both)]
-        alike: dict[str, tuple[list[Any], list[Any]]] = {}
-        for output, input in zip(outputs, inputs, strict=True):
-            for tensor in (output, input):
-                if not hasattr(tensor, "dtype"):
-                    self._checked(operation, check_tensor, tensor, False, ("cpu",))
-            pair = alike.setdefault(dtype_name(output), ([], []))
-            pair[0].append(output)
-            pair[1].append(input)
-        if len(alike) > 1:  # the engine sees one list after the other
-            together = outputs if outputs is inputs else [*outputs, *inputs]
-            shared = which_overlap(together, len(outputs))
-            if shared is not None:
-                of_each = len(outputs), 0 if outputs is inputs else len(inputs)
-                self._refuse(operation, describe_overlap(operation.name.lower(), *shared, *of_each))
+        name = operation.name.lower()
+        alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
-        if outputs is inputs:
-            return [(both, both) for both, _ in alike.values()]
-        return list(alike.values())
+        return join_works(
+            self._run(call, alike_outputs, alike_inputs, async_op, True)
+            for alike_outputs, alike_inputs in alike
+        )
 
     # -- refusing and failing --------------------------------------------------------------------
 
     def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
         """The engine's number of `op` and its factor; a list is checked as a whole."""
         if type(tensors) in _LISTS:
-            dtypes = list(map(name_of_dtype, _dtypes(tensors)))
+            dtypes = list(map(name_of_dtype, dtypes_of(tensors)))
         elif type(op) is str and op in _REDUCTION_NUMBERS:
             return _REDUCTION_NUMBERS[op], 1.0  # whether it means something the engine knows
         else:
@@ -453,9 +475,6 @@ class SharedMemoryCommunicator(Communicator):
         except NotARank as error:
             why = error.among(self.global_ranks)
             raise ValueError(f"{what} on group {self.name}: {why}") from None
-
-    def _check_wide_side(self, operation: Operation, root: int, wide: Any, side: str) -> None:
-        self._checked(operation, check_wide_side, root, self.rank, self.size, wide, side)
 
     def _checked(self, operation: Operation, check: Callable[..., _T], *arguments: Any) -> _T:
         """What a check of `arguments` returns, or its refusal as this group's."""
@@ -481,27 +500,6 @@ class SharedMemoryCommunicator(Communicator):
         raise self._exceptions.call_error(status, operation, reduction, dtype_name(tensor))
 
 
-_abandoned_groups: list[Any] = []
-"""The engine's groups whose communicators are gone. A group ends with its last reference; works
-that nobody waited for hold one, until they are done and somebody looks."""
-
-
-def _end_abandoned_groups() -> None:
-    """Called whenever a communicator comes or goes: in any thread, at any moment."""
-    for group in list(_abandoned_groups):
-        if not group.release_works():
-            with contextlib.suppress(ValueError):  # another thread was faster
-                _abandoned_groups.remove(group)
-
-
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
     """How a member opens the group once it has the segment."""
     return partial(open_group, timeout_s=timeout_s)
-
-
-def _dtypes(tensors: Sequence[Any]) -> set[Any]:
-    """Their dtypes, found without Python code for each; none if something is not a tensor."""
-    try:
-        return set(map(_dtype_of, tensors))
-    except AttributeError:
-        return set()
