@@ -23,7 +23,7 @@ import torch
 import unisono
 from unisono.plan import find
 
-ALGORITHMS = ("ring", "tree", "double_tree")
+ALGORITHMS = ("ring", "binomial", "double_tree")
 SIZES = (8, 4096, 65_536, 1 << 20, 16 << 20)
 BUDGET_BYTES = 64 << 20  # that one way moves for one size, so that small sizes have more rounds
 

@@ -21,7 +21,7 @@ from unisono.plan.sizes import format_seconds, parse_sizes
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GPUS = (24, 96, 384, 1536, 6144, 24_576)
-ALGORITHMS = ("ring", "tree", "double_tree")
+ALGORITHMS = ("ring", "binomial", "double_tree")
 
 # Where, which algorithm, ranks, nodes, measured microseconds. The ranks of nccl 1453 follow from
 # its table (busbw / algbw = 4.99 / 2.60 = 2(n - 1)/n gives 24); that nodes have eight is assumed.
@@ -55,7 +55,7 @@ def simulated_s(name: str, gpus: int, protocol: str) -> float:
 def ratio_table() -> str:
     """24,576 GPUs by every set of constants."""
     lines = [
-        "| hops as in NCCL's | ring | tree | double tree | ring / double tree "
+        "| hops as in NCCL's | ring | binomial tree | double tree | ring / double tree "
         "| NCCL's formulas: ring | tree | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -76,7 +76,10 @@ def ratio_table() -> str:
 
 
 def scale_table(times: dict[str, list[float]]) -> str:
-    lines = ["| GPUs | ring | tree | double tree | ring / double tree |", "|---|---|---|---|---|"]
+    lines = [
+        "| GPUs | ring | binomial tree | double tree | ring / double tree |",
+        "|---|---|---|---|---|",
+    ]
     for index, gpus in enumerate(GPUS):
         here = [times[name][index] for name in ALGORITHMS]
         cells = [f"{gpus:,}", *map(format_seconds, here), f"{here[0] / here[2]:.1f}"]

@@ -25,7 +25,7 @@ from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
-ALGORITHMS = ("ring", "tree", "double_tree", "recursive_doubling", "halving_doubling")
+ALGORITHMS = ("ring", "binomial", "double_tree", "recursive_doubling", "halving_doubling")
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
 LARGE = 16 << 20
 FEW, MANY = 2, 32  # tosses

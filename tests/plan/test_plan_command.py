@@ -115,7 +115,7 @@ def test_the_table() -> None:
         ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),
         ("show ring -o nowhere/ring.svg", "the folder of nowhere/ring.svg does not exist"),
         ("show chain --pieces 0", "at least one piece, not 0"),
-        ("show binomial --root 9", "root 9 is not among 8 ranks"),
+        ("show binomial --collective broadcast --root 9", "root 9 is not among 8 ranks"),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
         (
             "all_reduce --topology bad.toml",

@@ -24,6 +24,7 @@ from unisono.plan import (
     verify,
 )
 from unisono.plan.algorithms import double_tree
+from unisono.plan.algorithms.trees import depths
 from unisono.plan.proof import ends, holds_after, holds_before, owner
 
 ALGORITHMS = [pytest.param(entry, id=f"{entry.collective}-{entry.name}") for entry in catalog()]
@@ -56,7 +57,7 @@ def test_and_on_more(entry: Algorithm) -> None:
         verify(entry.schedule(ranks, node_size=4 if ranks % 4 == 0 else 1))
 
 
-@pytest.mark.parametrize("name", ["double_tree", "tree", "recursive_doubling"])
+@pytest.mark.parametrize("name", ["double_tree", "binomial", "binary_tree", "recursive_doubling"])
 def test_short_schedules_verify_on_a_thousand_ranks(name: str) -> None:
     for ranks in (1000, 1024):
         verify(find("all_reduce", name).schedule(ranks))
@@ -154,7 +155,11 @@ def bits(ranks: int) -> float:
 # (steps, what the busiest rank sends in tensors)
 COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]] = {
     ("all_reduce", "ring"): (lambda n: 2 * (n - 1), ring(2)),
-    ("all_reduce", "tree"): (lambda n: 2 * lg(n), lg),
+    ("all_reduce", "binomial"): (lambda n: 2 * lg(n), lg),
+    ("all_reduce", "binary_tree"): (
+        lambda n: 2 * low(n),
+        lambda n: min(3, (n + 1) // 2),
+    ),
     ("all_reduce", "double_tree"): (lambda n: 2 * lg(n), lambda n: 2 if n > 2 else 1),
     ("all_reduce", "recursive_doubling"): (lambda n: low(n) + folded(n), low),
     ("all_reduce", "halving_doubling"): (lambda n: 2 * low(n) + folded(n), ring(2)),
@@ -169,10 +174,12 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
     ("all_gather", "bruck"): (lg, ring(1)),
     ("all_gather", "direct"): (lambda n: min(1, n - 1), ring(1)),
     ("broadcast", "binomial"): (lg, lg),
+    ("broadcast", "binary_tree"): (low, lambda n: min(2, n - 1)),
     ("broadcast", "chain"): (lambda n: n + 6 if n > 1 else 0, lambda n: min(1, n - 1)),
     ("broadcast", "double_tree"): (lg, lambda n: 1),
     ("broadcast", "scatter_all_gather"): (lambda n: lg(n) + n - 1, ring(2)),
     ("reduce", "binomial"): (lg, lambda n: 1),
+    ("reduce", "binary_tree"): (low, lambda n: 1),
     ("reduce", "chain"): (lambda n: n + 6 if n > 1 else 0, lambda n: min(1, n - 1)),
     ("reduce", "double_tree"): (lg, lambda n: 1),
     ("reduce", "reduce_scatter_gather"): (lambda n: lg(n) + n - 1, lambda n: 1.5),
@@ -236,6 +243,48 @@ def test_hierarchical_sends_little_between_nodes() -> None:
         find("all_reduce", "hierarchical").schedule(10, node_size=4)
 
 
+def test_the_plain_binary_tree() -> None:
+    """0 to 1 and 2, 1 to 3 and 4: counted from the root, both children in one step."""
+    tree = find("broadcast", "binary_tree")
+    assert [str(step) for step in tree.schedule(7).steps] == [
+        "0 -> 1 c0, 0 -> 2 c0",
+        "1 -> 3 c0, 1 -> 4 c0, 2 -> 5 c0, 2 -> 6 c0",
+    ]
+    first = tree.schedule(5, root=2).steps[0]
+    assert [(t.source, t.destination) for t in first] == [(2, 3), (2, 4)]
+    up = find("all_reduce", "binary_tree").schedule(6).steps[0]
+    assert [(t.source, t.destination, t.action) for t in up] == [
+        (3, 1, "reduce"), (4, 1, "reduce"), (5, 2, "reduce"),
+    ]  # fmt: skip
+
+
+def test_the_old_name_of_the_binomial_tree() -> None:
+    assert find("all_reduce", "tree") is find("all_reduce", "binomial")
+    assert find("all_reduce", "Tree") is find("all_reduce", "BINOMIAL")
+    with pytest.raises(ValueError, match="broadcast has no algorithm 'tree', only binary_tree"):
+        find("broadcast", "tree")
+
+
+def test_rows_of_a_ring_2d_stay_inside_nodes() -> None:
+    """A node is a row; of two tensors that a ring's rank sends on, 1/w leaves its node."""
+    ring_2d = find("all_reduce", "ring_2d")
+    for ranks, node_size, width in ((24, 8, 8), (24, 6, 6), (20, 8, 4), (9, 8, 3), (16, 16, 4)):
+        schedule = ring_2d.schedule(ranks, node_size=node_size)
+        height = ranks // width
+        assert schedule.rounds == 2 * (width - 1) + 2 * (height - 1)
+        crossing = [
+            transfer.count
+            for step in schedule.steps
+            for transfer in step
+            if transfer.source // node_size != transfer.destination // node_size
+        ]
+        if node_size % width == 0 and node_size < ranks:
+            most = 2 * (height - 1) / height / width * ranks
+            assert sum(crossing) / schedule.chunks <= most + 1e-9
+    with pytest.raises(ValueError, match="at least one rank, not -1"):
+        ring_2d.schedule(8, node_size=-1)
+
+
 def test_the_two_trees() -> None:
     for ranks in range(2, 200):
         for trees in (double_tree.both_trees(ranks), double_tree.trees_below_root(ranks)):
@@ -245,7 +294,7 @@ def test_the_two_trees() -> None:
                 children = np.bincount(tree[tree >= 0], minlength=ranks)
                 assert children.max() <= 2
                 assert children[root] == 1
-                assert double_tree.depths(tree).max() <= lg(ranks)
+                assert depths(tree).max() <= lg(ranks)
             assert inner[0].isdisjoint(inner[1] - {0} if ranks % 2 else inner[1])
     assert double_tree.binary_tree(8).tolist() == [-1, 2, 4, 2, 0, 6, 4, 6]
 
@@ -456,7 +505,7 @@ def test_the_catalog_lists_what_has_costs() -> None:
             known for known in COSTS if known[0] == collective
         }
     assert all(entry.source and entry.steps and entry.sends for entry in catalog())
-    with pytest.raises(ValueError, match="broadcast has no algorithm 'ring', only binomial"):
+    with pytest.raises(ValueError, match="broadcast has no algorithm 'ring', only binary_tree"):
         find("broadcast", "ring")
     with pytest.raises(ValueError, match="no collective 'shout'"):
         catalog("shout")

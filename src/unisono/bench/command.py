@@ -65,7 +65,9 @@ def bench() -> None:
     help="From unisono, unisono-torch, gloo, nccl, mpi; the first is the one that others are "
     "compared with.  [default: unisono,gloo]",
 )
-@click.option("--algo", metavar="LIST", help="unisono by these algorithms: direct,ring,tree, ...")
+@click.option(
+    "--algo", metavar="LIST", help="unisono by these algorithms: direct,ring,binomial, ..."
+)
 @click.option("--dtype", default="float32", show_default=True, metavar="NAME")
 @click.option("--op", default="sum", show_default=True, metavar="NAME", help="The reduction.")
 @click.option("--root", type=click.IntRange(min=0), help="[default: each rank in turn]")
@@ -260,9 +262,11 @@ def _known_algorithms(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     from unisono.bench.backends.ours import ENGINES_OWN
-    from unisono.plan import catalog
+    from unisono.plan.catalog import RENAMED, catalog
 
     known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
+    if old := {name for _, name in RENAMED} & {*text.split(",")}:
+        known += sorted(old)
     return _names("algorithm", text, [ENGINES_OWN, *known])
 
 

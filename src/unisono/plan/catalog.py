@@ -55,6 +55,9 @@ class Algorithm:
 
 _registered: dict[tuple[str, str], Algorithm] = {}
 
+RENAMED = {("all_reduce", "tree"): "binomial"}
+"""Names that algorithms had before; `find` still knows them."""
+
 
 def algorithm(
     collective: str,
@@ -103,7 +106,7 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm `name` of `collective`, in any case of letters.
+    """The algorithm `name` of `collective`, in any case of letters; an old name finds it, too.
 
     Raises ValueError with the names that there are.
     """
@@ -112,7 +115,8 @@ def find(collective: str, name: str) -> Algorithm:
         return known
     entries = {entry.name: entry for entry in catalog(collective)}
     in_any_case = {spelled.casefold(): entry for spelled, entry in entries.items()}
-    found = entries.get(name) or in_any_case.get(name.casefold())
+    now = RENAMED.get((collective, name.casefold()), name.casefold())
+    found = entries.get(name) or in_any_case.get(name.casefold()) or in_any_case.get(now)
     if found is None:
         raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
     return found

@@ -4,6 +4,7 @@ Importing this package registers them all; `unisono.plan.catalog` lists them.
 """
 
 from unisono.plan.algorithms import (  # noqa: F401 - an import registers
+    binary_tree,
     binomial,
     bruck,
     chain,

@@ -2,7 +2,7 @@
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 2005; the tree is older than MPI. Ranks are counted from the root. reduce and gather are broadcast
-and scatter run backwards; all_reduce by "tree" is a reduction to rank 0 and a broadcast from it.
+and scatter run backwards; all_reduce is a reduction to rank 0 and a broadcast from it.
 
 | collective          | steps        | the busiest rank sends            | all ranks send    |
 |---------------------|--------------|-----------------------------------|-------------------|
@@ -10,7 +10,7 @@ and scatter run backwards; all_reduce by "tree" is a reduction to rank 0 and a b
 | reduce              | ceil(lg n)   | 1                                 | n - 1             |
 | scatter             | ceil(lg n)   | (n - 1) / n, the root             | lg n / 2, n = 2^k |
 | gather              | ceil(lg n)   | at most 1/2                       | lg n / 2, n = 2^k |
-| all_reduce ("tree") | 2 ceil(lg n) | ceil(lg n), rank 0                | 2(n - 1)          |
+| all_reduce          | 2 ceil(lg n) | ceil(lg n), rank 0                | 2(n - 1)          |
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def gather(ranks: int, root: int = 0) -> Schedule:
     return backwards(scatter(ranks, root), "binomial")
 
 
-@algorithm("all_reduce", "tree", steps="2 ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
+@algorithm("all_reduce", "binomial", steps="2 ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
 def all_reduce(ranks: int) -> Schedule:
     """Every rank ends with the sum of all, which rank 0 had first."""
     phases = reduce(ranks).phases + broadcast(ranks).phases
-    return Schedule("all_reduce", "tree", ranks, 1, phases)
+    return Schedule("all_reduce", "binomial", ranks, 1, phases)
 
 
 def _distances(ranks: int) -> list[int]:

@@ -15,15 +15,13 @@ would send nothing down; with two of them nearly every rank sends and receives a
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.trees import Ranks, depths, pipelined
 from unisono.plan.catalog import algorithm
-from unisono.plan.schedule import Schedule, Step
+from unisono.plan.schedule import Schedule
 
 SOURCE = "Sanders, Speck and Träff 2009; NCCL 2.4"
-
-Ranks = NDArray[np.int64]
 
 
 @algorithm("all_reduce", "double_tree", steps="2 ceil(lg n) + pieces - 1", sends="2", source=SOURCE)
@@ -38,7 +36,7 @@ def all_reduce(ranks: int, pieces: int = 1) -> Schedule:
         moves.append((height - depth, child, parent, chunk, True))
         moves.append((height + depth - 1, parent, child, chunk, False))
     return Schedule.from_steps(
-        "all_reduce", "double_tree", ranks, 2 * pieces, _pipelined(moves, pieces)
+        "all_reduce", "double_tree", ranks, 2 * pieces, pipelined(moves, pieces)
     )
 
 
@@ -51,7 +49,7 @@ def broadcast(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
         parent, depth = tree[child], depths(tree)[child]
         moves.append((depth - 1, (parent + root) % ranks, (child + root) % ranks, chunk, False))
     return Schedule.from_steps(
-        "broadcast", "double_tree", ranks, 2 * pieces, _pipelined(moves, pieces), root
+        "broadcast", "double_tree", ranks, 2 * pieces, pipelined(moves, pieces), root
     )
 
 
@@ -91,35 +89,8 @@ def trees_below_root(ranks: int) -> tuple[Ranks, Ranks]:
     return tree, _relabelled(tree, label)
 
 
-def depths(tree: Ranks) -> Ranks:
-    """How many steps each rank is away from the root."""
-    depth, ancestor = np.zeros(len(tree), np.int64), np.arange(len(tree))
-    while np.any(tree[ancestor] >= 0):
-        depth += tree[ancestor] >= 0
-        ancestor = np.where(tree[ancestor] >= 0, tree[ancestor], ancestor)
-    return depth
-
-
 def _relabelled(tree: Ranks, label: Ranks) -> Ranks:
     """The same tree where rank r takes the position of `label[r]`."""
     rank_at = np.argsort(label)
     parent = tree[label]
     return np.where(parent >= 0, rank_at[parent], -1)
-
-
-def _pipelined(moves: list[tuple[Ranks, Ranks, Ranks, int, bool]], pieces: int) -> list[Step]:
-    """Steps from moves (when, from, to, first chunk, reduces): piece p sets out p steps later."""
-    if pieces < 1:
-        raise ValueError(f"a half is cut into at least one piece, not {pieces}")
-    last = max((int(when.max()) for when, *_ in moves if len(when)), default=-1)
-    steps = []
-    for step in range(last + pieces):
-        columns: list[list[Ranks]] = [[], [], [], []]
-        for when, source, destination, chunk, reduces in moves:
-            piece = step - when
-            now = (piece >= 0) & (piece < pieces)
-            parts = (source[now], destination[now], chunk + piece[now], np.full(now.sum(), reduces))
-            for column, part in zip(columns, parts, strict=True):
-                column.append(part)
-        steps.append(Step.of(*(np.concatenate(column) for column in columns)))
-    return steps

@@ -1,9 +1,12 @@
 """A ring in two dimensions: along the rows, along the columns, and back along the rows.
 
 Mikami and others, "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018 (they
-call it 2D-torus). The n ranks form a grid of h rows and w columns, as square as n allows; rank r
-stands in row r // w. Each row reduces and scatters, each column all-reduces its share, each row
-gathers. The bytes are those of a ring, the steps its square root. For a prime n it is a ring.
+call it 2D-torus). The n ranks form a grid of h rows and w columns; rank r stands in row r // w.
+Each row reduces and scatters, each column all-reduces its share, each row gathers. Where nodes are
+known, a row is a node, or as large a part of one as divides n: rows then stay inside nodes, and a
+rank sends only 2(h - 1) / n of the tensor to other nodes. Without nodes the grid is as square as n
+allows, and the steps are the square root of a ring's; for a prime n it is a ring. The bytes are
+those of a ring in any case.
 
 | steps                 | a rank sends |
 |-----------------------|--------------|
@@ -27,10 +30,13 @@ from unisono.plan.schedule import Phase, Schedule, Step
     sends="2(n-1)/n",
     source="Mikami and others 2018",
 )
-def all_reduce(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all. Chunk c * h + r belongs to column c and row r."""
-    height = next(side for side in range(math.isqrt(ranks), 0, -1) if ranks % side == 0)
-    width = ranks // height
+def all_reduce(ranks: int, node_size: int = 0) -> Schedule:
+    """Every rank ends with the sum of all. Chunk c * h + r belongs to column c and row r.
+
+    `node_size` 0: the nodes are not known. Raises ValueError for fewer than 0.
+    """
+    width = _width(ranks, node_size)
+    height = ranks // width
     rank = np.arange(ranks)
     row, column = rank // width, rank % width
     right = row * width + (column + 1) % width
@@ -52,3 +58,13 @@ def all_reduce(ranks: int) -> Schedule:
         rows(column, False),
     ]
     return Schedule.from_steps("all_reduce", "ring_2d", ranks, ranks, phases)
+
+
+def _width(ranks: int, node_size: int) -> int:
+    """How many ranks a row has: those of a node, or as square a grid as there is."""
+    if node_size < 0:
+        raise ValueError(f"a node has at least one rank, not {node_size}")
+    inside = math.gcd(ranks, node_size)
+    if 0 < node_size < ranks and inside > 1:
+        return inside
+    return next(ranks // side for side in range(math.isqrt(ranks), 0, -1) if ranks % side == 0)
