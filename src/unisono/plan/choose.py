@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from unisono.plan.catalog import Algorithm, catalog
 from unisono.plan.schedule import Schedule
-from unisono.plan.simulate import simulate
+from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_seconds
 from unisono.plan.topology import Topology
 from unisono.wording import name_number
@@ -23,8 +24,13 @@ class Choice:
 
     algorithm: Algorithm
     schedule: Schedule = field(repr=False)
-    time_s: float
+    timeline: Timeline = field(repr=False)
     pieces: int | None = None
+
+    @property
+    def time_s(self) -> float:
+        """How long it takes."""
+        return self.timeline.time_s
 
     @property
     def label(self) -> str:
@@ -91,9 +97,9 @@ def rank_sizes(
     for size in sizes:
         best: dict[str, Choice] = {}
         for entry, schedule, pieces in found:
-            time_s = simulate(schedule, topology, size).time_s
-            if entry.name not in best or time_s < best[entry.name].time_s:
-                best[entry.name] = Choice(entry, schedule, time_s, pieces)
+            timeline = simulate(schedule, topology, size)
+            if entry.name not in best or timeline.time_s < best[entry.name].time_s:
+                best[entry.name] = Choice(entry, schedule, timeline, pieces)
         choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
         rankings.append(Ranking(collective, ranks, size, topology, choices, left_out))
     return rankings
@@ -110,7 +116,7 @@ def explain(ranking: Ranking) -> str:
         return "One rank has nothing to move."
     shares = {
         cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
-        for cause, without in _without(topology, best.schedule.ranks).items()
+        for cause, without in _without(topology, best.timeline).items()
         if best.time_s
     }
     cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
@@ -131,20 +137,31 @@ def explain(ranking: Ranking) -> str:
     return why + "."
 
 
-def _without(topology: Topology, ranks: int) -> dict[str, Topology]:
-    """The topology with one cause of time taken away."""
+def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
+    """The topology with one cause of time taken away; of bandwidths and speed only those that keep
+    something busy for at least half as long as the one that does so for longest."""
     free = dataclasses.replace(
         topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
     )
-    causes = {
-        "latency": free,
-        "bandwidth of the ranks' ports": dataclasses.replace(topology, inside_bytes_per_s=math.inf),
-        "speed of reduction": dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
+    limits = {
+        "bandwidth of the ranks' ports": (
+            timeline.most_bytes("port") / topology.inside_bytes_per_s,
+            dataclasses.replace(topology, inside_bytes_per_s=math.inf),
+        ),
+        "speed of reduction": (
+            float(timeline.reducing_s.max()),
+            dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
+        ),
+        "bandwidth of the network cards": (
+            timeline.most_bytes("card") / topology.card_bytes_per_s,
+            dataclasses.replace(topology, card_bytes_per_s=math.inf),
+        ),
     }
-    if topology.nodes(ranks) > 1:
-        causes["bandwidth of the network cards"] = dataclasses.replace(
-            topology, card_bytes_per_s=math.inf
-        )
+    most_s = max(busy_s for busy_s, _ in limits.values())
+    causes = {"latency": free}
+    for cause, (busy_s, without) in limits.items():
+        if 0 < most_s <= 2 * busy_s:
+            causes[cause] = without
     return causes
 
 
@@ -162,8 +179,7 @@ def _against(ranking: Ranking, cause: str) -> str:
 
 def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
     """What costs time in a schedule where `cause` is what limits the fastest one."""
-    schedule, topology = choice.schedule, ranking.topology
-    timeline = simulate(schedule, topology, ranking.total_bytes)
+    schedule, topology, timeline = choice.schedule, ranking.topology, choice.timeline
     if cause == "latency":
         size = topology.node_size
         far = sum(hop.source // size != hop.destination // size for hop in timeline.critical_path)
@@ -172,9 +188,8 @@ def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
             "messages at its busiest rank": schedule.most_messages(),
             "hops between nodes, one after the other,": far,
         }
-    kind = "node" if "cards" in cause else "rank"
-    most = max(link.bytes for link in timeline.links if link.name.startswith(kind))
+    kind: Literal["card", "port"] = "card" if "cards" in cause else "port"
     return {
-        f"MB through its busiest {'card' if kind == 'node' else 'port'}": most / 1e6,
+        f"MB through its busiest {kind}": timeline.most_bytes(kind) / 1e6,
         "steps": schedule.rounds,
     }

@@ -1,0 +1,281 @@
+"""What messages pass on their way: ports, cards and adding units, each one message at a time."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.plan.schedule import Step
+from unisono.plan.topology import Topology
+
+Seconds = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_SHORT_QUEUE = 6
+"""Up to so many messages of a step on one part are put in order column by column."""
+
+
+class Parts:
+    """Where each port, card and adding unit stands in the arrays of the simulation."""
+
+    def __init__(self, ranks: int, topology: Topology) -> None:
+        self.ranks, self.topology = ranks, topology
+        self.cards = topology.nodes(ranks) * topology.cards
+        self.out, self.into = 0, ranks
+        self.card_out, self.card_into = 2 * ranks, 2 * ranks + self.cards
+        self.reducer = 2 * ranks + 2 * self.cards
+        self.total = self.reducer + ranks
+
+    def card_of(self, rank: Indices) -> Indices:
+        size, cards = self.topology.node_size, self.topology.cards
+        return rank // size * cards + rank % size * cards // size
+
+    def names(self) -> Iterator[str]:
+        for way in ("out", "in"):
+            yield from (f"rank {rank} {way}" for rank in range(self.ranks))
+        for way in ("out", "in"):
+            for card in range(self.cards):
+                node, number = divmod(card, self.topology.cards)
+                yield f"node {node} card {number} {way}"
+
+    def check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} is not among {self.ranks} ranks")
+
+    def slowness(self, ranks: Mapping[int, float], links: Mapping[str, float]) -> Seconds:
+        """How many times longer each part takes; the last `ranks` entries are the ranks."""
+        slow = np.ones(self.total)
+        for rank, factor in ranks.items():
+            self.check_rank(rank)
+            slow[self.reducer + rank] = factor
+        for name, factor in links.items():
+            match = re.fullmatch(r"rank (\d+)|node (\d+) card (\d+)", name)
+            if match is None:
+                raise ValueError(f"{name!r} is not a link: write 'rank 3' or 'node 2 card 0'")
+            if match[1] is not None:
+                self.check_rank(int(match[1]))
+                both = [self.out + int(match[1]), self.into + int(match[1])]
+            else:
+                card = int(match[2]) * self.topology.cards + int(match[3])
+                if int(match[3]) >= self.topology.cards or card >= self.cards:
+                    raise ValueError(f"there is no {name}")
+                both = [self.card_out + card, self.card_into + card]
+            slow[both] = factor
+        if not np.all(slow > 0):
+            raise ValueError("a factor of slowness must be more than 0")
+        return slow
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The parts that some messages pass, how long each is busy, and whether each has its own."""
+
+    part: Indices
+    at: Indices | slice
+    busy_s: Seconds
+    alone: bool
+    queues: Indices | None = None
+    """A row for each part, with the messages that pass it, as listed; -1 where there are fewer."""
+
+    @classmethod
+    def of(cls, part: Indices, busy_s: Seconds) -> Stage:
+        longest = int(np.bincount(part).max()) if len(part) else 1
+        if longest == 1:
+            return cls(part, _as_slice(part), busy_s, True)
+        return cls(part, part, busy_s, False, _queues(part) if longest <= _SHORT_QUEUE else None)
+
+    def some(self, which: Indices) -> Stage:
+        """The same for some of the messages."""
+        return Stage(self.part[which], self.part[which], self.busy_s[which], self.alone)
+
+    def serve(self, begin: Seconds, free: Seconds) -> Seconds:
+        """When each message begins to pass, where it could from `begin`; moves `free` on."""
+        if self.alone:
+            begin = np.maximum(begin, free[self.at])
+            free[self.at] = begin + self.busy_s
+            return begin
+        if self.queues is not None:
+            return self._serve_short_queues(self.queues, begin, free)
+        order = np.lexsort((begin, self.part))  # by part, then time; stable, so then as listed
+        part = self.part[order]
+        starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
+        length = np.diff(np.append(starts, len(part)))
+        begin = begin.copy()
+        for position in range(int(length.max())):
+            turn = order[starts[length > position] + position]
+            begin[turn] = np.maximum(begin[turn], free[self.part[turn]])
+            free[self.part[turn]] = begin[turn] + self.busy_s[turn]
+        return begin
+
+    def _serve_short_queues(self, queues: Indices, begin: Seconds, free: Seconds) -> Seconds:
+        """The same where few messages pass each part: their order by exchanging neighbours."""
+        columns = [column.copy() for column in queues.T]
+        times = [np.where(column >= 0, begin[column], np.inf) for column in columns]
+        for last in reversed(range(1, len(columns))):
+            for left in range(last):
+                swap = times[left + 1] < times[left]
+                for row in (columns, times):
+                    one, other = row[left], row[left + 1]
+                    row[left] = np.where(swap, other, one)
+                    row[left + 1] = np.where(swap, one, other)
+        begin = begin.copy()
+        at = self.part[columns[0]]
+        busy_until = free[at]
+        for column, time in zip(columns, times, strict=True):
+            there = column >= 0
+            start = np.maximum(time, busy_until)
+            busy_until = np.where(there, start + self.busy_s[column], busy_until)
+            begin[column[there]] = start[there]
+        free[at] = busy_until
+        return begin
+
+
+def _queues(part: Indices) -> Indices:
+    order = np.argsort(part, kind="stable")
+    ordered = part[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    length = np.diff(np.append(starts, len(part)))
+    queues = np.full((len(starts), int(length.max())), -1)
+    row = np.repeat(np.arange(len(starts)), length)
+    queues[row, np.arange(len(part)) - starts[row]] = order
+    return queues
+
+
+def _as_slice(index: Indices) -> Indices | slice:
+    """The same indices as a slice, which NumPy is much faster with, if they follow each other."""
+    if len(index) and np.all(np.diff(index) == 1):
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+class Messages:
+    """The messages of a step: transfers between the same two ranks travel together."""
+
+    def __init__(
+        self, step: Step, topology: Topology, parts: Parts, slow: Seconds, chunk_bytes: float
+    ) -> None:
+        self.source, self.destination = step.source, step.destination
+        chunks = step.count.astype(float)
+        added = chunks * step.reduces
+        pair = step.source * parts.ranks + step.destination
+        in_order = np.sort(pair)
+        if np.any(in_order[1:] == in_order[:-1]):
+            unique, first, index = np.unique(pair, return_index=True, return_inverse=True)
+            order = np.argsort(first)  # as listed
+            position = np.empty_like(order)
+            position[order] = np.arange(len(order))
+            self.source, self.destination = np.divmod(unique[order], parts.ranks)
+            chunks, added = (np.bincount(position[index], each) for each in (chunks, added))
+        self.source_at = _as_slice(self.source)
+        self.bytes = chunks * chunk_bytes
+        rank_slow = slow[parts.reducer :]
+        port = self.bytes / topology.inside_bytes_per_s
+        out, into = parts.out + self.source, parts.into + self.destination
+        self.overhead = topology.overhead_s * rank_slow[self.source]
+        self.wait_in = topology.overhead_s * rank_slow[self.destination]
+        self.sending = Stage.of(out, self.overhead + port * slow[out])
+        self.receiving = Stage.of(into, self.wait_in + port * slow[into])
+        away = self.source // topology.node_size != self.destination // topology.node_size
+        self.crossing = np.flatnonzero(away)
+        self.latency = np.where(away, topology.between_latency_s, topology.inside_latency_s)
+        card = self.bytes[away] / topology.card_bytes_per_s
+        leave = parts.card_out + parts.card_of(self.source[away])
+        enter = parts.card_into + parts.card_of(self.destination[away])
+        self.leaving = Stage.of(leave, card * slow[leave])
+        self.entering = Stage.of(enter, card * slow[enter])
+        self.adding = np.flatnonzero(added > 0)
+        adder = parts.reducer + self.destination[self.adding]
+        add = added[self.adding] * chunk_bytes / topology.reduce_bytes_per_s
+        self.reducing = Stage.of(adder, add * slow[adder])
+
+    @property
+    def alone(self) -> bool:
+        """Whether no two messages pass the same part, or leave or reach the same rank."""
+        stages = (self.sending, self.receiving, self.leaving, self.entering, self.reducing)
+        return all(stage.alone for stage in stages)
+
+    def some(self, which: Indices) -> Messages:
+        """Some of the messages, by their numbers in rising order."""
+        few = copy.copy(self)
+        few.source, few.destination = self.source[which], self.destination[which]
+        few.source_at = few.source
+        few.bytes, few.latency = self.bytes[which], self.latency[which]
+        few.overhead, few.wait_in = self.overhead[which], self.wait_in[which]
+        few.sending, few.receiving = self.sending.some(which), self.receiving.some(which)
+        few.crossing, at = _within(self.crossing, which)
+        few.leaving, few.entering = self.leaving.some(at), self.entering.some(at)
+        few.adding, at = _within(self.adding, which)
+        few.reducing = self.reducing.some(at)
+        return few
+
+    def pass_on(self, ready: Seconds, free: Seconds) -> tuple[Seconds, Seconds, Seconds]:
+        """When each message has left, has arrived, and has been dealt with."""
+        begin = self.sending.serve(ready[self.source_at], free)
+        left = begin + self.sending.busy_s
+        head, tail = begin + self.latency, left + self.latency
+        if len(self.crossing):
+            at = self.crossing
+            head_out = self.leaving.serve(begin[at] + self.overhead[at], free)
+            tail_out = np.maximum(head_out + self.leaving.busy_s, left[at])
+            head_in = self.entering.serve(head_out + self.latency[at], free)
+            tail_in = np.maximum(head_in + self.entering.busy_s, tail_out + self.latency[at])
+            head[at], tail[at] = head_in - self.wait_in[at], tail_in
+        head = self.receiving.serve(head, free)
+        arrived = np.maximum(head + self.receiving.busy_s, tail)
+        done = arrived
+        if len(self.adding):
+            at = self.adding
+            begin = np.maximum(arrived[at], ready[self.destination[at]])
+            done = arrived.copy()
+            done[at] = self.reducing.serve(begin, free) + self.reducing.busy_s
+        return left, arrived, done
+
+
+def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
+    """Where in `which`, and where in `numbers`, stands what they have in common; both rise."""
+    if not len(numbers):
+        return numbers, numbers
+    at = np.minimum(np.searchsorted(numbers, which), len(numbers) - 1)
+    common = np.flatnonzero(numbers[at] == which)
+    return common, at[common]
+
+
+def pass_on_repeatedly(few: Messages, ready: Seconds, free: Seconds, times: int) -> None:
+    """`pass_on`, so many times, where no part serves two messages; moves `ready` and `free` on.
+
+    What takes time where messages are few is the number of NumPy's calls: here they are half as
+    many, on rows of these messages alone.
+    """
+    ranks, index = np.unique(np.concatenate([few.source, few.destination]), return_inverse=True)
+    source, to = index[: len(few.source)], index[len(few.source) :]
+    now, latency, far, adding = ready[ranks], few.latency, few.crossing, few.adding
+    stages = (few.sending, few.leaving, few.entering, few.receiving, few.reducing)
+    left, out, into, taken, added = (free[stage.part] for stage in stages)
+    sends_s, leaves_s, enters_s, takes_s, adds_s = (stage.busy_s for stage in stages)
+    far_latency, far_overhead, far_wait = latency[far], few.overhead[far], few.wait_in[far]
+    for _ in range(times):
+        begin = np.maximum(now[source], left)
+        left = begin + sends_s
+        head, tail = begin + latency, left + latency
+        if len(far):
+            leaving = np.maximum(begin[far] + far_overhead, out)
+            out = leaving + leaves_s
+            entering = np.maximum(leaving + far_latency, into)
+            into = entering + enters_s
+            head[far] = entering - far_wait
+            tail[far] = np.maximum(into, np.maximum(out, left[far]) + far_latency)
+        taken = np.maximum(head, taken) + takes_s
+        done = np.maximum(taken, tail)
+        if len(adding):
+            added = np.maximum(np.maximum(done[adding], now[to[adding]]), added) + adds_s
+            done[adding] = added
+        now[source] = left
+        now[to] = np.maximum(now[to], done)
+    ready[ranks] = now
+    for stage, times_s in zip(stages, (left, out, into, taken, added), strict=True):
+        free[stage.part] = times_s
