@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -27,11 +28,51 @@ def test_algorithms_are_ranked() -> None:
     result = plan("all_reduce", "-n", 64, "--nodes", 8, "--size", "64M", "--topology", "h100")
     assert result.exit_code == 0
     assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
-    names = [line.split("│")[2].strip() for line in result.output.splitlines() if "│" in line]
-    assert names[0] == "hierarchical"
-    assert {name.split()[0] for name in names} == {e.name for e in catalog("all_reduce")}
+    assert ranked(result)[0] == "hierarchical"
+    assert {*ranked(result)} == {e.name for e in catalog("all_reduce")}
     assert "bandwidth-bound" in result.output
-    assert "SHARP" in result.output
+    assert "With switches that add (SHARP, --topology h100_sharp): " in result.output
+
+
+def ranked(result: Result) -> list[str]:
+    """The algorithms of the table, in its order."""
+    rows = [line.split() for line in result.output.splitlines()]
+    return [row[1] for row in rows if len(row) > 4 and row[0].isdecimal()]
+
+
+def test_switches_that_add_are_ranked_beside_the_others() -> None:
+    result = plan("all_reduce", "-n", 64, "--topology", "h100_sharp")
+    assert ranked(result)[0] == "sharp"
+    assert {*ranked(result)} == {"sharp", *(e.name for e in catalog("all_reduce"))}
+    assert "The switches (sharp) are" in result.output
+    swept = plan("all_reduce", "-n", 64, "--topology", "a100_sharp", "--sizes", "8:64")
+    assert "sharp" in swept.output
+    assert "8 to    64: sharp" in swept.output
+
+
+def test_the_same_for_programs() -> None:
+    found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").output)
+    assert found["nodes"] == 2
+    assert found["bytes"] == 1 << 20
+    times = [entry["time_s"] for entry in found["algorithms"]]
+    assert times == sorted(times)
+    assert len(times) == len(catalog("all_reduce"))
+    assert found["in_network"] is None
+    assert "-bound" in found["why"]
+    swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").output)
+    assert [entry["bytes"] for entry in swept] == [8, 16, 32, 64]
+    costs = json.loads(plan("--table", "-n", 8, "--json").output)
+    ring = {"collective": "all_reduce", "algorithm": "ring", "ranks": 8, "steps": 14}
+    ring |= {"most_sent": 1.75, "total_sent": 14, "alpha": 14, "beta": 1.75, "gamma": 0.875}
+    assert ring in costs
+    assert len(costs) == len(catalog())
+
+
+def test_json_stays_json_where_a_drawing_is_written(tmp_path: Path) -> None:
+    result = plan("show", "ring", "-n", 4, "--json", "-o", tmp_path / "ring.svg")
+    assert Schedule.from_json(result.stdout) == find("all_reduce", "ring").schedule(4)
+    assert "Wrote" in result.stderr
+    assert (tmp_path / "ring.svg").exists()
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -93,6 +134,57 @@ def test_the_table() -> None:
     assert ["ring", "14", "1.75", "14", "14", "1.75", "0.875"] in rows
     assert sum(row[:1] == ["bruck"] or row[1:2] == ["bruck"] for row in rows) == 3
     assert plan("--table", "-n", 7, "all_reduce").exit_code == 0
+    cut = plan("--table", "-n", 8, "broadcast", "--pieces", 4).output
+    assert ["chain", "10"] in [line.split()[:2] for line in cut.splitlines()]  # n - 2 + pieces
+    left_out = plan("--table", "-n", 12, "all_reduce").output
+    assert "Left out: hierarchical, hierarchical needs nodes of equal size: 12" in left_out
+
+
+def test_nodes_are_those_of_the_topology() -> None:
+    for topology, nodes in (("h100", 2), ("summit", 3)):
+        size = 18 if topology == "summit" else 16
+        made = plan("show", "hierarchical", "-n", size, "--topology", topology, "--json").output
+        wanted = find("all_reduce", "hierarchical").schedule(size, node_size=size // nodes)
+        assert Schedule.from_json(made) == wanted
+    made = plan("show", "hierarchical", "-n", 16, "--nodes", 8, "--json").output
+    wanted = find("all_reduce", "hierarchical").schedule(16, node_size=2)
+    assert Schedule.from_json(made) == wanted
+
+
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_tables_keep_their_figures_however_narrow(columns: str) -> None:
+    for arguments in ("all_reduce -n 4096", "--table -n 8", "show ring -n 4"):
+        command = ["plan", *arguments.split()]
+        wide, narrow = (
+            CliRunner().invoke(main, command, env={"COLUMNS": width}).output
+            for width in ("200", columns)
+        )
+        assert "…" not in narrow
+        figures = [word for word in wide.split() if word.strip("│").isdecimal()]
+        assert not [figure for figure in figures if figure not in narrow.split()]
+
+
+def test_a_chart_without_matplotlib_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = plan("all_reduce", "-n", 24_756, "--sizes", "8:1G", "-o", tmp_path / "x.svg")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: the chart x.svg needs matplotlib: pip install 'unisono[plot]', or leave out -o\n"
+    )
+
+
+def test_the_legend_has_every_chunk() -> None:
+    for collective, name, ranks in (
+        ("all_reduce", "ring", 4), ("all_reduce", "ring", 7), ("all_gather", "bruck", 32),
+    ):  # fmt: skip
+        schedule = find(collective, name).schedule(ranks)
+        texts = [text.text for text in ElementTree.fromstring(to_svg(schedule)).iter()]
+        legend = texts[texts.index("solid: added, dashed: copied; chunks:") + 1 :]
+        assert legend == [f"c{chunk}" for chunk in range(schedule.chunks)]
+    many = to_svg(find("all_to_all", "pairwise").schedule(32))
+    assert ">...</text>" in many
 
 
 @pytest.mark.parametrize(
@@ -115,6 +207,22 @@ def test_the_table() -> None:
         ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),
         ("show ring -o nowhere/ring.svg", "the folder of nowhere/ring.svg does not exist"),
         ("show chain --pieces 0", "at least one piece, not 0"),
+        ("show ring --pieces 3", "all_reduce by ring has no pieces: leave out --pieces"),
+        ("show ring --root 1", "all_reduce by ring has no root: leave out --root"),
+        ("show ring --nodes 2", "all_reduce by ring has no nodes: leave out --nodes"),
+        ("show ring --topology a100", "ring is the same on every topology: leave out"),
+        ("show ring --size 8", "--size has no effect on show: leave it out"),
+        ("show hierarchical -n 12", "do not fill nodes of 8: --nodes says how many there are"),
+        ("--table -o x.svg", "--output has no effect on --table: leave it out"),
+        ("--table --size 8 --root 1", "--root and --size have no effect on --table"),
+        ("--table all_reduce ring", "--table shows all algorithms, of one collective at most"),
+        ("--table --sizes 8:64", "--sizes has no effect on --table"),
+        ("all_reduce -o x.svg", "--output has no effect on a ranking: leave it out"),
+        ("all_reduce --pieces 8", "--pieces has no effect on a ranking: leave it out"),
+        ("all_reduce --root 1", "--root has no effect on a ranking: leave it out"),
+        ("all_reduce --collective reduce", "--collective has no effect on a ranking"),
+        ("all_reduce --sizes 8:64 --size 8", "--size has no effect on --sizes: leave it out"),
+        ("all_reduce --sizes 8:64 --pieces 8", "--pieces has no effect on --sizes"),
         ("show binomial --collective broadcast --root 9", "root 9 is not among 8 ranks"),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
         (

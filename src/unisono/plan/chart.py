@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.plan.choose import Ranking
+from unisono.plan.in_network import NAME
 from unisono.plan.sizes import format_seconds, format_size
 
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
@@ -21,6 +22,8 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
     spans: list[tuple[int, int, str]] = []
     for ranking in rankings:
         name = ranking.best.algorithm.name
+        if ranking.in_network is not None and ranking.in_network.time_s < ranking.best.time_s:
+            name = NAME
         if spans and spans[-1][2] == name:
             spans[-1] = (spans[-1][0], ranking.total_bytes, name)
         else:
@@ -31,10 +34,14 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
 def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
     """The times of each algorithm, one for each ranking."""
     names = [choice.algorithm.name for choice in rankings[0].choices]
+    if rankings[0].in_network is not None:
+        names.append(NAME)
     times: dict[str, list[float]] = {name: [] for name in names}
     for ranking in rankings:
         for choice in ranking.choices:
             times[choice.algorithm.name].append(choice.time_s)
+        if ranking.in_network is not None:
+            times[NAME].append(ranking.in_network.time_s)
     return times
 
 
@@ -61,20 +68,30 @@ def text_chart(sizes: Sequence[int], times: Series, width: int = 72, height: int
     return "\n".join(lines)
 
 
+def check_chart(path: Path) -> None:
+    """Whether a chart can be written there, before the work: raises ValueError for an ending other
+    than .png and .svg, and RuntimeError if matplotlib is not there."""
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
+    try:
+        import matplotlib  # noqa: F401 - is it there?
+    except ImportError as error:
+        raise RuntimeError(
+            f"the chart {path.name} needs matplotlib: pip install 'unisono[plot]', or leave out -o"
+        ) from error
+
+
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
     """The same as a PNG or SVG file, by the ending of `path`.
 
-    Raises ValueError for another ending, and RuntimeError if matplotlib is not there.
+    Raises what `check_chart` raises.
     """
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RuntimeError("charts need matplotlib: pip install 'unisono[plot]'") from error
+    check_chart(path)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     # Text stays text, and the file is the same every time that it is made.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "unisono"}):
         figure = Figure(figsize=(8, 5), layout="constrained")

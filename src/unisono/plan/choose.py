@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from unisono.plan.catalog import Algorithm, catalog
+from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
-from unisono.plan.sizes import format_seconds
+from unisono.plan.sizes import format_seconds, format_size
 from unisono.plan.topology import Topology
 from unisono.wording import name_number
 
@@ -50,6 +52,8 @@ class Ranking:
     topology: Topology
     choices: tuple[Choice, ...]
     left_out: tuple[tuple[str, str], ...]
+    in_network: InNetwork | None = None
+    """An all_reduce by switches that add, where the topology has them and there are nodes."""
 
     @property
     def best(self) -> Choice:
@@ -63,8 +67,7 @@ def schedules(
     found: list[tuple[Algorithm, Schedule, int | None]] = []
     left_out = []
     for entry in catalog(collective):
-        if entry.most_ranks is not None and ranks > entry.most_ranks:
-            reason = f"too large to write down beyond {entry.most_ranks:,} ranks"
+        if reason := _too_many(entry, ranks):
             left_out.append((entry.name, reason))
             continue
         try:
@@ -77,6 +80,24 @@ def schedules(
     return found, tuple(left_out)
 
 
+def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
+    """The algorithms that `costs` leaves out, each with the reason."""
+    for entry in catalog(collective):
+        if reason := _too_many(entry, ranks):
+            yield f"{entry.name} of {entry.collective}", reason
+        elif "node_size" in entry.options:
+            try:
+                entry.schedule(ranks, node_size=node_size)
+            except ValueError as error:
+                yield entry.name, str(error)
+
+
+def _too_many(entry: Algorithm, ranks: int) -> str:
+    if entry.most_ranks is None or ranks <= entry.most_ranks:
+        return ""
+    return f"too large to write down beyond {entry.most_ranks:,} ranks"
+
+
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
     """The algorithms of `collective`, ranked by simulated time.
 
@@ -87,21 +108,30 @@ def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Top
 
 
 def rank_sizes(
-    collective: str, ranks: int, sizes: tuple[int, ...], topology: Topology
+    collective: str,
+    ranks: int,
+    sizes: tuple[int, ...],
+    topology: Topology,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Ranking]:
-    """`rank_algorithms` for several sizes; schedules are made once."""
+    """`rank_algorithms` for several sizes; schedules are made once. `say` hears what is next."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     found, left_out = schedules(collective, ranks, topology.node_size)
     rankings = []
     for size in sizes:
         best: dict[str, Choice] = {}
-        for entry, schedule, pieces in found:
+        for number, (entry, schedule, pieces) in enumerate(found, 1):
+            of_size = f"{format_size(size)}, " if len(sizes) > 1 else ""
+            say(f"{of_size}{entry.name} ({number} of {len(found)})")
             timeline = simulate(schedule, topology, size)
             if entry.name not in best or timeline.time_s < best[entry.name].time_s:
                 best[entry.name] = Choice(entry, schedule, timeline, pieces)
         choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
-        rankings.append(Ranking(collective, ranks, size, topology, choices, left_out))
+        by_switches = None
+        if collective == "all_reduce" and topology.switch_ports and topology.nodes(ranks) > 1:
+            by_switches = reduce_in_network(ranks, topology, size)
+        rankings.append(Ranking(collective, ranks, size, topology, choices, left_out, by_switches))
     return rankings
 
 

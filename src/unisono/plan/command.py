@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from unisono.misuse import Misuse
-from unisono.wording import name_number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unisono.plan import Schedule, Topology
+    from unisono.plan import Algorithm, Schedule, Topology
+
+_QUIET_S = 5.0
+"""How often somebody who is not at a terminal hears of progress."""
 
 
 @click.command()
@@ -28,20 +34,22 @@ if TYPE_CHECKING:
     metavar="NAME",
     default="h100",
     show_default=True,
-    help="a100, h100, summit, ethernet, or a .toml file.",
+    help="a100, h100, summit, ethernet, a100_sharp, h100_sharp (switches add), or a .toml file.",
 )
 @click.option("--table", is_flag=True, help="Steps, bytes and time of every algorithm.")
 @click.option("--collective", metavar="NAME", help="show: of which collective NAME is meant.")
 @click.option("--root", type=int, default=0, help="show: the root, where there is one.")
-@click.option("--pieces", type=int, help="show: how many pieces, where there are any.")
-@click.option("--json", "as_json", is_flag=True, help="show: the schedule as JSON.")
+@click.option("--pieces", type=int, help="show, --table: how many pieces, where there are any.")
+@click.option("--json", "as_json", is_flag=True, help="The same for programs, as JSON.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the drawing (.svg), or the chart of --sizes (.svg, .png).",
 )
+@click.pass_context
 def plan(
+    context: click.Context,
     what: str | None,
     name: str | None,
     ranks: int,
@@ -72,31 +80,71 @@ def plan(
     from unisono.plan import COLLECTIVES, find_topology
 
     console = Console(highlight=False)
+    given = _given_options(context)
     try:
         if output is not None and not output.resolve().parent.is_dir():
             raise ValueError(f"the folder of {output} does not exist")
         if ranks < 1:
             raise ValueError(f"-n must be at least 1, not {ranks}")
+        cluster = find_topology(topology)
+        if nodes is not None:
+            cluster = cluster.with_nodes_of(_node_size(ranks, nodes))
         if table:
-            _table(console, ranks, what, nodes)
+            _refuse_others(given, "--table", "--nodes", "--topology", "--pieces", "--collective")
+            if name is not None or (what is not None and collective is not None):
+                raise ValueError("--table shows all algorithms, of one collective at most")
+            _table(console, ranks, what or collective, cluster, pieces, as_json)
         elif what == "show":
-            schedule = _named(name, collective, ranks, nodes, root, pieces)
+            _refuse_others(
+                given, "show", "--nodes", "--topology", "--collective", "--root", "--pieces",
+                "--output",
+            )  # fmt: skip
+            entry = _named(name, collective, given & {"--root", "--pieces", "--nodes"})
+            if "--topology" in given and "node_size" not in entry.options:
+                raise ValueError(
+                    f"{entry.name} is the same on every topology: leave out --topology"
+                )
+            schedule = _schedule(entry, ranks, cluster, root, pieces)
             _show(console, schedule, as_json, output)
         elif what in COLLECTIVES:
             if name is not None:
                 raise ValueError(f"to see {name}, write: unisono plan show {name}")
-            cluster = find_topology(topology)
-            if nodes is not None:
-                cluster = cluster.with_nodes_of(_node_size(ranks, nodes))
             if sizes is None:
-                _rank(console, what, ranks, size, cluster)
+                _refuse_others(given, "a ranking", "--nodes", "--topology", "--size")
+                _rank(console, what, ranks, size, cluster, as_json)
             else:
-                _sweep(console, what, ranks, sizes, cluster, output)
+                _refuse_others(given, "--sizes", "--nodes", "--topology", "--output")
+                _sweep(console, what, ranks, sizes, cluster, output, as_json)
         else:
             asked = "say what to plan" if what is None else f"cannot plan {what!r}"
             raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
     except (ValueError, RuntimeError, OSError) as error:
         raise Misuse(str(error)) from error
+
+
+# -- what was asked ------------------------------------------------------------------------------
+
+
+def _given_options(context: click.Context) -> set[str]:
+    """The options that stand on the command line, by their long names."""
+    from click.core import ParameterSource
+
+    return {
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option)
+        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    }
+
+
+def _refuse_others(given: set[str], kind: str, *known: str) -> None:
+    """Refuse options that would have no effect."""
+    others = sorted(given - {"--ranks", "--json", "--table", "--sizes", *known})
+    if kind != "--sizes" and "--sizes" in given:
+        others.append("--sizes")
+    if others:
+        effect = "has no effect" if len(others) == 1 else "have no effect"
+        raise ValueError(f"{' and '.join(others)} {effect} on {kind}: leave it out")
 
 
 def _node_size(ranks: int, nodes: int) -> int:
@@ -105,38 +153,111 @@ def _node_size(ranks: int, nodes: int) -> int:
     return ranks // nodes
 
 
-def _rank(console: Console, collective: str, ranks: int, size: str, topology: Topology) -> None:
-    from rich.table import Table
+def _named(name: str | None, collective: str | None, wanted: set[str]) -> Algorithm:
+    """The algorithm of that name that takes what was asked for."""
+    from unisono.plan import catalog, find
+    from unisono.plan.catalog import RENAMED
+    from unisono.plan.schedule import COLLECTIVES
 
-    from unisono.plan import explain, rank_algorithms
-    from unisono.plan.algorithms import sharp
-    from unisono.plan.sizes import format_seconds, format_size, parse_size
+    for known in COLLECTIVES if collective is None else (collective,):
+        if name is not None and (known, name.casefold()) in RENAMED:
+            name = find(known, name).name
+    entries = [e for e in catalog(collective) if name and e.name.casefold() == name.casefold()]
+    if not entries:
+        listed = ", ".join(dict.fromkeys(entry.name for entry in catalog(collective)))
+        asked = "say which algorithm" if name is None else f"there is no algorithm {name!r}"
+        raise ValueError(f"{asked}: {listed}")
+    names = {"--root": "root", "--pieces": "pieces", "--nodes": "node_size"}
+    for entry in entries:
+        if all(names[option] in entry.options for option in wanted):
+            return entry
+    lacking = next(o for o in sorted(wanted) if names[o] not in entries[0].options)
+    what = f"{entries[0].collective} by {name}"
+    raise ValueError(f"{what} has no {lacking.removeprefix('--')}: leave out {lacking}")
+
+
+def _schedule(
+    entry: Algorithm, ranks: int, topology: Topology, root: int, pieces: int | None
+) -> Schedule:
+    options = {"root": root, "node_size": min(topology.node_size, ranks)}
+    if pieces is not None:
+        options["pieces"] = pieces
+    try:
+        return entry.schedule(ranks, **options)
+    except ValueError as error:
+        if "node_size" in entry.options and ranks % options["node_size"]:
+            raise ValueError(f"{error}: --nodes says how many there are") from error
+        raise
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Say on stderr what is being done: a spinner on a terminal, else a line now and then."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield lambda text: status.update(f"{what}: {text}")
+        return
+    said = [time.monotonic()]
+
+    def say(text: str) -> None:
+        if time.monotonic() - said[0] > _QUIET_S:
+            said[0] = time.monotonic()
+            click.echo(f"{what}: {text}", err=True)
+
+    yield say
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _rank(
+    console: Console, collective: str, ranks: int, size: str, topology: Topology, as_json: bool
+) -> None:
+    from unisono.plan import explain
+    from unisono.plan.choose import rank_sizes
+    from unisono.plan.sizes import format_seconds, parse_size
+    from unisono.plan.tables import print_table, ranking_as_json, ranking_table, where
 
     total = parse_size(size)
-    with console.status(f"simulating {ranks:,} ranks"):
-        ranking = rank_algorithms(collective, ranks, total, topology)
+    with _progress(f"simulating {ranks:,} ranks") as say:
+        (ranking,) = rank_sizes(collective, ranks, (total,), topology, say)
+        say("why the fastest is")
         why = explain(ranking)
-    table = Table("", "algorithm", "time", "steps", "busiest rank sends", title=None)
-    for column in (2, 3, 4):
-        table.columns[column].justify = "right"
-    for number, choice in enumerate(ranking.choices, 1):
-        schedule = choice.schedule
-        sent = float(schedule.chunks_sent().max()) * schedule.chunk_bytes(total)
-        table.add_row(
-            str(number),
-            choice.label,
-            format_seconds(choice.time_s),
-            f"{schedule.rounds:,}",
-            format_size(sent),
-        )
-    console.print(_where(collective, ranks, topology, format_size(total)))
-    console.print(table)
-    if collective == "all_reduce" and topology.nodes(ranks) > 1:
-        seconds = sharp.all_reduce_s(ranks, total, topology)
-        console.print(f"In-network reduction (SHARP), by formula: {format_seconds(seconds)}.")
+    if as_json:
+        _print_json(ranking_as_json(ranking) | {"why": why})
+        return
+    console.print(where(ranking))
+    print_table(console, ranking_table(ranking))
+    if ranking.in_network is not None and ranking.in_network.time_s < ranking.best.time_s:
+        factor = ranking.best.time_s / ranking.in_network.time_s
+        console.print(f"The switches (sharp) are {factor:.3g} times as fast as the ranks alone.")
     console.print(why)
+    by_switches = _by_switches_s(collective, ranks, total, topology)
+    if by_switches is not None:
+        console.print(
+            f"With switches that add (SHARP, --topology {topology.name}_sharp): "
+            f"{format_seconds(by_switches)}."
+        )
     for name, reason in ranking.left_out:
         console.print(f"Left out: {name}, {reason}.")
+
+
+def _by_switches_s(collective: str, ranks: int, total: int, topology: Topology) -> float | None:
+    """What the same machines would take with switches that reduce, where there is such a preset."""
+    from unisono.plan import PRESETS
+    from unisono.plan.in_network import reduce_in_network
+
+    reducing = PRESETS.get(f"{topology.name}_sharp")
+    if collective != "all_reduce" or topology.nodes(ranks) == 1 or reducing is None:
+        return None
+    return reduce_in_network(ranks, reducing.with_nodes_of(topology.node_size), total).time_s
 
 
 def _sweep(
@@ -146,103 +267,79 @@ def _sweep(
     sizes: str,
     topology: Topology,
     output: Path | None,
+    as_json: bool,
 ) -> None:
-    from unisono.plan.chart import crossovers, save_chart, series, text_chart
+    from unisono.plan.chart import check_chart, crossovers, save_chart, series, text_chart
     from unisono.plan.choose import rank_sizes
     from unisono.plan.sizes import format_size, parse_sizes
+    from unisono.plan.tables import ranking_as_json, where
 
     wanted = parse_sizes(sizes)
     if len(wanted) < 2 or wanted[0] < 1:
         raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {sizes!r}")
-    with console.status(f"simulating {ranks:,} ranks and {len(wanted)} sizes"):
-        rankings = rank_sizes(collective, ranks, wanted, topology)
+    if output is not None:
+        check_chart(output)
+    with _progress(f"simulating {ranks:,} ranks") as say:
+        rankings = rank_sizes(collective, ranks, wanted, topology, say)
+    if as_json:
+        _print_json([ranking_as_json(ranking) for ranking in rankings])
     if not any(rankings[0].best.schedule.phases):
-        console.print("One rank has nothing to move.")
+        if not as_json:
+            console.print("One rank has nothing to move.")
         return
     times = series(rankings)
-    title = _where(collective, ranks, topology)
-    console.print(title)
-    chart = text_chart(wanted, times, width=max(20, min(72, console.width - 12)))
-    console.print(chart, markup=False)
-    for first, last, name in crossovers(rankings):
-        console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
-    for name, reason in rankings[0].left_out:
-        console.print(f"Left out: {name}, {reason}.")
+    title = where(rankings[0], with_size=False)
+    if not as_json:
+        console.print(title)
+        chart = text_chart(wanted, times, width=max(20, min(72, console.width - 12)))
+        console.print(chart, markup=False)
+        for first, last, name in crossovers(rankings):
+            console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
+        for name, reason in rankings[0].left_out:
+            console.print(f"Left out: {name}, {reason}.")
     if output is not None:
         save_chart(output, wanted, times, title)
-        console.print(f"Wrote {output}.")
+        click.echo(f"Wrote {output}.", err=as_json)
 
 
-def _where(collective: str, ranks: int, topology: Topology, size: str = "") -> str:
-    of = f" of {size}" if size else ""
-    nodes = name_number(topology.nodes(ranks), "node")
-    return f"{collective}{of} on {name_number(ranks, 'rank')}, {nodes}, {topology.name}"
-
-
-def _table(console: Console, ranks: int, collective: str | None, nodes: int | None) -> None:
-    from rich import box
-    from rich.table import Table
-
+def _table(
+    console: Console,
+    ranks: int,
+    collective: str | None,
+    topology: Topology,
+    pieces: int | None,
+    as_json: bool,
+) -> None:
     from unisono.plan import costs
+    from unisono.plan.choose import left_out
+    from unisono.plan.tables import costs_as_json, costs_table, print_table
+    from unisono.wording import name_number
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    for heading in ("collective", "algorithm"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("steps", "sent", "by all", "alpha", "beta", "gamma"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    options = {} if nodes is None else {"node_size": _node_size(ranks, nodes)}
-    before = ""
-    for cost in costs(ranks, collective, **options):
-        entry = cost.algorithm
-        if before not in ("", entry.collective):
-            table.add_section()
-        table.add_row(
-            "" if entry.collective == before else entry.collective,
-            entry.name,
-            f"{cost.steps:,}",
-            *(
-                f"{value:.4g}"
-                for value in (cost.most_sent, cost.total_sent, cost.alpha, cost.beta, cost.gamma)
-            ),
-        )
-        before = entry.collective
+    options = {"node_size": min(topology.node_size, ranks)}
+    if pieces is not None:
+        options["pieces"] = pieces
+    found = costs(ranks, collective, **options)
+    if as_json:
+        _print_json(costs_as_json(found))
+        return
     console.print(f"{name_number(ranks, 'rank')}, computed from the schedules")
-    console.print(table)
+    print_table(console, costs_table(found))
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
         "message costs, beta times a tensor on a port, gamma times adding a tensor."
     )
-
-
-def _named(
-    name: str | None,
-    collective: str | None,
-    ranks: int,
-    nodes: int | None,
-    root: int,
-    pieces: int | None,
-) -> Schedule:
-    from unisono.plan import catalog
-
-    entries = [entry for entry in catalog(collective) if entry.name == name]
-    if not entries:
-        known = ", ".join(dict.fromkeys(entry.name for entry in catalog(collective)))
-        asked = "say which algorithm" if name is None else f"there is no algorithm {name!r}"
-        raise ValueError(f"{asked}: {known}")
-    options = {"root": root, "node_size": 1 if nodes is None else _node_size(ranks, nodes)}
-    if pieces is not None:
-        options["pieces"] = pieces
-    return entries[0].schedule(ranks, **options)
+    for name, reason in left_out(ranks, collective, options["node_size"]):
+        console.print(f"Left out: {name}, {reason}.")
 
 
 def _show(console: Console, schedule: Schedule, as_json: bool, output: Path | None) -> None:
-    from rich.table import Table
-
     from unisono.plan import verify
-    from unisono.plan.draw import table_rows, to_svg
+    from unisono.plan.draw import to_svg
+    from unisono.plan.tables import fits, print_table, ranks_table, transfers_table
 
     if output is not None and output.suffix != ".svg":
         raise ValueError(f"a schedule is drawn as .svg, not {output.name}")
+    drawing = None if output is None else to_svg(schedule)
     if as_json:
         click.echo(schedule.to_json())
     else:
@@ -250,18 +347,12 @@ def _show(console: Console, schedule: Schedule, as_json: bool, output: Path | No
         console.print(f"{schedule.title()}; verified")
         if schedule.ranks > 32:
             console.print("There is room for 32 ranks here; --json writes every transfer.")
-        elif 9 * schedule.ranks + 8 <= console.width:
-            table = Table("step", *(f"rank {rank}" for rank in range(schedule.ranks)))
-            for number, row in enumerate(table_rows(schedule)):
-                table.add_row(str(number), *row)
-            console.print(table)
+        elif fits(console, table := ranks_table(schedule)):
+            print_table(console, table)
             console.print(">1 c2: sends chunk 2 to rank 1.  <3 c0: gets it.  +<3 c0: adds it.")
         else:
-            table = Table("step", "transfers")
-            for number, step in enumerate(schedule.steps):
-                table.add_row(str(number), str(step))
-            console.print(table)
+            console.print(transfers_table(schedule))
             console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
-    if output is not None:
-        output.write_text(to_svg(schedule))
-        console.print(f"Wrote {output}.")
+    if output is not None and drawing is not None:
+        output.write_text(drawing)
+        click.echo(f"Wrote {output}.", err=as_json)

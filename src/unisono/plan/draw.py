@@ -15,7 +15,7 @@ from unisono.plan.schedule import Schedule, Transfer
 
 Tree = dict[int, int]  # child: parent
 
-_COLUMN, _ROW, _LEVEL, _MARGIN = 76, 64, 46, 56
+_COLUMN, _ROW, _LEVEL, _MARGIN, _KEY = 76, 64, 46, 56, 30
 _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
@@ -71,7 +71,8 @@ def to_svg(schedule: Schedule) -> str:
         parts += drawing
         y += height + 40
     parts += _steps_svg(schedule, y + 42, width)
-    height = y + 42 + _ROW * max(schedule.rounds, 0) + 60
+    rows = -(-len(_legend(schedule, width)) // _per_row(width))
+    height = y + 42 + _ROW * schedule.rounds + 44 + 16 * rows
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}">\n<rect width="100%" height="100%" fill="white"/>\n'
@@ -95,11 +96,27 @@ def _steps_svg(schedule: Schedule, top: float, width: float) -> Iterator[str]:
             yield from _arrow(schedule, transfer, y, labelled)
     note = "solid: added, dashed: copied; chunks:"
     yield _text(_MARGIN - 20, bottom + 30, note, size=12, anchor="start", colour="#777777")
-    shown = min(schedule.chunks, int((width - 300) // 30))
-    for column in range(shown):
-        chunk = column * schedule.chunks // shown
-        name, colour = f"c{chunk}", _colour(chunk, schedule.chunks)
-        yield _text(285 + 30 * column, bottom + 30, name, size=12, colour=colour)
+    for number, chunk in enumerate(_legend(schedule, width)):
+        row, column = divmod(number, _per_row(width))
+        x, y = 285 + _KEY * column, bottom + 30 + 16 * row
+        if chunk is None:
+            yield _text(x, y, "...", size=12, colour="#777777")
+        else:
+            yield _text(x, y, f"c{chunk}", size=12, colour=_colour(chunk, schedule.chunks))
+
+
+def _per_row(width: float) -> int:
+    """How many chunks a row of the legend has room for."""
+    return max(1, int((width - 285) // _KEY))
+
+
+def _legend(schedule: Schedule, width: float) -> list[int | None]:
+    """The chunks whose colours are explained: all of them, but where they are more than ten rows,
+    some from everywhere, and None for the others."""
+    most = 10 * _per_row(width)
+    if schedule.chunks <= most:
+        return list(range(schedule.chunks))
+    return [*(number * schedule.chunks // (most - 1) for number in range(most - 1)), None]
 
 
 def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> Iterator[str]:

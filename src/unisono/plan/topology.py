@@ -24,6 +24,10 @@ class Topology:
     direction. A message keeps its sender's and its receiver's port busy for `overhead_s` besides
     its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
 
+    The network's switches have `switch_ports` ports and add what passes them, each at
+    `switch_bytes_per_s`; with 0 ports they only pass it on. `inside_switch_adds` says the same of
+    the switch inside a node.
+
     Raises ValueError for values that make no sense.
     """
 
@@ -37,6 +41,9 @@ class Topology:
     overhead_s: float = 0.0
     reduce_bytes_per_s: float = math.inf
     call_s: float = 0.0
+    switch_ports: int = 0
+    switch_bytes_per_s: float = math.inf
+    inside_switch_adds: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -46,6 +53,10 @@ class Topology:
                 fits, wanted = isinstance(value, str), "a text"
             elif field.name in ("node_size", "cards"):
                 fits, wanted = type(value) is int and value >= 1, "a whole number from 1"
+            elif field.name == "switch_ports":
+                fits, wanted = type(value) is int and (value == 0 or value >= 4), "0, or 4 or more"
+            elif field.name == "inside_switch_adds":
+                fits, wanted = type(value) is bool, "true or false"
             elif type(value) not in (int, float):
                 fits, wanted = False, "a number"
             elif field.name.endswith("_per_s"):
@@ -109,7 +120,10 @@ class Topology:
         lines = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            text = '"' + value.replace('"', "'") + '"' if isinstance(value, str) else repr(value)
+            if isinstance(value, str):
+                text = '"' + value.replace('"', "'") + '"'
+            else:
+                text = repr(value).lower()  # True is true
             lines.append(f"{field.name} = {text}")
         return "\n".join(lines) + "\n"
 
@@ -174,6 +188,19 @@ PRESETS = {
         source="assumed: 8 processes per node on shared memory, one 25 Gb/s Ethernet card, TCP",
     ),
 }
+# The same machines with switches that reduce.
+for _plain, _ports, _inside, _switches in (
+    ("h100", 64, True, "NVIDIA Quantum-2, 64 ports of 400 Gb/s, SHARPv3; NVLink SHARP inside"),
+    ("a100", 40, False, "NVIDIA Quantum, 40 ports of 200 Gb/s, SHARPv2"),
+):
+    PRESETS[f"{_plain}_sharp"] = dataclasses.replace(
+        PRESETS[_plain],
+        name=f"{_plain}_sharp",
+        switch_ports=_ports,
+        switch_bytes_per_s=PRESETS[_plain].card_bytes_per_s,
+        inside_switch_adds=_inside,
+        source=f"{PRESETS[_plain].source}; switches: {_switches}, assumed to add at line rate",
+    )
 
 
 def find_topology(name: str) -> Topology:
