@@ -6,7 +6,7 @@ schedule.py       a collective algorithm as data; proof.py: it does what its col
 expectations.py   what each rank has after a collective, as numbers
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; simulate.py: a schedule on them; nccl.py: NCCL's own model
-stages.py         what messages pass; repetition.py: steps that repeat; in_network.py: switches that add
+stages.py         what messages pass; repetition.py: steps that repeat; in_network.py: SHARP
 choose.py         which algorithm is fastest, and why; complexity.py: steps, bytes and time of all
 predict.py        from a few measured times to what all others should be
 mesh.py           named axes over ranks: who is with whom (docs/groups.md)
@@ -18,6 +18,7 @@ from unisono.errors import ScheduleError
 from unisono.plan.catalog import Algorithm, algorithm, catalog, find
 from unisono.plan.choose import Choice, Ranking, explain, rank_algorithms
 from unisono.plan.complexity import Cost, costs
+from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.proof import verify
 from unisono.plan.schedule import COLLECTIVES, Phase, Schedule, Step, Transfer
 from unisono.plan.simulate import Timeline, simulate
@@ -29,6 +30,7 @@ __all__ = [
     "Algorithm",
     "Choice",
     "Cost",
+    "InNetwork",
     "Phase",
     "Ranking",
     "Schedule",
@@ -44,6 +46,7 @@ __all__ = [
     "find",
     "find_topology",
     "rank_algorithms",
+    "reduce_in_network",
     "simulate",
     "verify",
 ]
