@@ -11,6 +11,7 @@ From the bottom up, as the imports go (pyproject.toml):
     work                  works that are over already, or several in one
     compiled_schedules    what one rank has to do in a schedule
     workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
+    by_algorithm          a collective by an algorithm of the caller's choice, over messages
     solo                  one rank, alone
     shared_memory/        ranks of one machine
     over_torch/           process groups of torch

@@ -82,7 +82,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if algorithm is not None:
-            self._check_algorithm("reduce", algorithm)
+            self._check_algorithm("reduce", algorithm, async_op)
         self._checked("reduce", check_root, root, 1)
         return self._reduce("reduce", tensor, op, async_op)
 
@@ -95,7 +95,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if algorithm is not None:
-            self._check_algorithm("broadcast", algorithm)
+            self._check_algorithm("broadcast", algorithm, async_op)
         self._checked("broadcast", check_root, root, 1)
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
         return _finished(async_op)
@@ -109,7 +109,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if algorithm is not None:
-            self._check_algorithm("all_gather", algorithm)
+            self._check_algorithm("all_gather", algorithm, async_op)
         return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
     def reduce_scatter(
@@ -122,7 +122,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if algorithm is not None:
-            self._check_algorithm("reduce_scatter", algorithm)
+            self._check_algorithm("reduce_scatter", algorithm, async_op)
         self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
         return self._reduce("reduce_scatter", output, op, async_op)
@@ -148,7 +148,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if algorithm is not None:
-            self._check_algorithm("all_to_all", algorithm)
+            self._check_algorithm("all_to_all", algorithm, async_op)
         return self._copy("all_to_all", output, input, async_op)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
@@ -247,11 +247,16 @@ class SoloCommunicator(Communicator):
         if why:
             self._refuse(what, why)
 
-    def _check_algorithm(self, collective: str, algorithm: str | Schedule) -> None:
+    def _check_algorithm(
+        self, collective: str, algorithm: str | Schedule, async_op: bool = False
+    ) -> None:
         from unisono.comm.compiled_schedules import compile_schedule, schedule_for
 
         try:
-            compile_schedule(schedule_for(collective, algorithm, 1), 0)
+            schedule = schedule_for(collective, algorithm, 1)
+            compile_schedule(schedule, 0)
+            if async_op:
+                raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
         except ValueError as error:
             self._refuse(collective, str(error))
 

@@ -1,6 +1,8 @@
 """Ranks of one machine over shared memory.
 
 communicator.py          the Communicator
+dtypes.py                lists of several dtypes as lists of one each
+abandoned_groups.py      groups whose communicators are gone
 exceptions.py            from the status of a call or a message to its exception
 failures.py              from the way a group ended to the exception that its ranks raise
 error_texts.py           what these say
