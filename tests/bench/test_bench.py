@@ -324,7 +324,7 @@ def test_every_collective_of_mpi_is_right_or_left_out(
     [
         (["all_redcue"], "there is no collective all_redcue: choose from all_reduce, all_gather"),
         (["--backends", "glue"], "there is no backend glue: choose from unisono, unisono-torch"),
-        (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binomial"),
+        (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binary_tree"),
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
         (["--op", "median"], "there is no reduction median: choose from sum"),
         (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
