@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -348,20 +349,48 @@ def test_bad_settings() -> None:
     assert watch.is_on() == before
 
 
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """The environment as it was, and torch's level with it."""
+    before = dict(os.environ)
+    yield
+    debug("off")
+    os.environ.clear()
+    os.environ.update(before)
+    dist.set_debug_level_from_env()
+
+
+@pytest.mark.usefixtures("environment")
 def test_debug_levels() -> None:
     before = dict(os.environ)
-    try:
-        assert debug("detail")["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
-        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
-        assert set(debug("info")) <= set(MEANINGS)
-        debug("off")
-        assert dist.get_debug_level() == dist.DebugLevel.OFF
-        assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ
-        with pytest.raises(ValueError, match="level is"):
-            debug("loud")  # type: ignore[arg-type]
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    detail = debug("detail")
+    assert detail["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert "TUNING" in detail["NCCL_DEBUG_SUBSYS"].split(",")
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    info = debug("info")
+    assert info.keys() < detail.keys() == MEANINGS.keys()
+    assert all(os.environ[name] == value for name, value in info.items())
+    assert "NCCL_DEBUG_SUBSYS" not in os.environ  # NCCL's own choice is good
+    debug("off")
+    assert dist.get_debug_level() == dist.DebugLevel.OFF
+    assert dict(os.environ) == before
+    with pytest.raises(ValueError, match="level is"):
+        debug("loud")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("environment")
+def test_debug_keeps_what_the_user_has_set() -> None:
+    os.environ.update(NCCL_DEBUG="TRACE", TORCH_DISTRIBUTED_DEBUG="OFF")
+    assert debug("detail")["NCCL_DEBUG"] == "TRACE"
+    assert dist.get_debug_level() == dist.DebugLevel.OFF
+    os.environ["NCCL_DEBUG_SUBSYS"] = "TUNING"  # after the call: it counts as well
+    assert debug("off") == {
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+        "NCCL_DEBUG": "TRACE",
+        "NCCL_DEBUG_SUBSYS": "TUNING",
+    }
+    debug("detail")
+    assert os.environ["NCCL_DEBUG_SUBSYS"] == "TUNING"
 
 
 # -- tools ---------------------------------------------------------------------------------------

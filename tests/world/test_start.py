@@ -336,8 +336,16 @@ def test_everything_works_in_one_process_without_init() -> None:
     assert (unisono.get_rank(), unisono.get_world_size(), unisono.get_local_rank()) == (0, 1, 0)
     assert unisono.get_device() == torch.device("cpu")
     assert unisono.get_backend() == "unisono"
-    assert (resolve().rank, resolve().size) == (0, 1)
+    assert unisono.get_device(3) == torch.device("cpu")
+    with pytest.raises(ValueError, match="at least 0"):
+        unisono.get_device(-1)
+    world = unisono.get_world()
+    assert world is resolve()
+    assert (world.rank, world.size) == (0, 1)
     unisono.barrier()
+    work = unisono.barrier(async_op=True)
+    work.wait()
+    assert work.is_completed()
     unisono.monitored_barrier()
     unisono.shutdown()
 
@@ -361,9 +369,63 @@ def test_a_world_of_one_has_a_group_of_one(backend: str) -> None:
 def test_a_launched_process_that_has_not_met_the_others_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(unisono.UnisonoError, match="one of 4 ranks"):
-        resolve()
+    monkeypatch.setenv("WORLD_SIZE", "4")  # and nobody says which
+    asks = (resolve, unisono.get_world, unisono.barrier, unisono.get_rank, unisono.get_world_size)
+    for ask in asks:
+        with pytest.raises(unisono.UnisonoError, match="one of 4 ranks"):
+            ask()
+
+
+AGREE = """
+    import os, unisono
+
+    def who():
+        rank, size = unisono.get_rank(), unisono.get_world_size()
+        assert unisono.is_main_process() == (rank == 0) and unisono.is_distributed() == (size > 1)
+        return rank, size, unisono.get_local_rank()
+
+    before = who()
+    for call in (unisono.get_world, unisono.barrier):
+        try:
+            call()
+            raise AssertionError("it has not met the others")
+        except unisono.UnisonoError as error:
+            assert "not initialised: this process was launched as one of 2 ranks" in str(error)
+    comm = unisono.init()
+    assert unisono.get_world() is comm and (comm.rank, comm.size) == who()[:2]
+    assert who() == before
+    unisono.shutdown()
+    import torch.distributed as dist
+    dist.init_process_group("gloo", "file://" + os.environ["MEETING"], rank=before[0], world_size=2)
+    world = unisono.get_world()
+    assert (world.rank, world.size, world.backend) == (dist.get_rank(), 2, "gloo")
+    assert who() == before
+    work = unisono.barrier(async_op=True)
+    work.wait(60)
+    assert work.is_completed()
+    dist.destroy_process_group()
+    print(*who())
+"""
+
+
+def test_who_am_i_has_one_answer_before_and_after_the_ranks_have_met(tmp_path: Path) -> None:
+    where = f"UNISONO_SIZE=2 UNISONO_RENDEZVOUS={tmp_path / 'meeting'} MEETING={tmp_path / 'torch'}"
+    own = (f"UNISONO_RANK={rank} RANK={rank} WORLD_SIZE=2" for rank in range(2))
+    ends = start_ranks(tmp_path, AGREE, *(f"{where} {mine}" for mine in own))
+    assert [end[0] for end in ends] == ["0 2 0\n", "1 2 1\n"], ends
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_in_the_background_ends_when_the_last_rank_has_come(comm: Any) -> None:
+    if comm.rank == 0:
+        work = unisono.barrier(async_op=True)
+        assert not work.is_completed()
+        comm.send(torch.ones(1), 1)  # rank 1 has not called it before it has this
+        work.wait()
+        assert work.is_completed()
+    else:
+        comm.recv(torch.empty(1), 0)
+        unisono.barrier()
 
 
 @pytest.mark.ranks(2)

@@ -12,47 +12,61 @@ _INFO = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO",
     "TORCH_CPP_LOG_LEVEL": "INFO",
     "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
 _SETTINGS: dict[str, dict[str, str]] = {
-    "off": {"TORCH_DISTRIBUTED_DEBUG": "OFF", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN"},
+    "off": {},
     "info": _INFO,
     "detail": _INFO
     | {
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,COLL,P2P",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,GRAPH,TUNING,COLL,P2P",
     },
 }
+# What is not set here has a better default already: NCCL's choice of subsystems at INFO, an end of
+# the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000 calls.
 
 MEANINGS = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO: what DDP does at start; DETAIL: gloo and nccl compare the "
     "calls of all ranks before each one, which is slow; read when torch.distributed is imported",
     "TORCH_CPP_LOG_LEVEL": "what torch's C++ code logs; the above shows nothing without INFO",
     "NCCL_DEBUG": "WARN: errors; INFO: what NCCL chose; read when the first communicator is made",
-    "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak: INIT, ENV, GRAPH (topology), COLL, P2P",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1: a failed or timed out collective ends the process",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "how many calls of each rank the flight recorder remembers",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1: it writes them to a file when a collective times out",
+    "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak at INFO: INIT, BOOTSTRAP and ENV unless it is "
+    "set; GRAPH (topology), TUNING (a table of latency and bandwidth by algorithm and protocol, "
+    "then what each call took), COLL and P2P (every call)",
 }
+
+_set_here: dict[str, str] = {}
+"""What `debug` has set in this process: all else in the environment is the user's."""
 
 
 def debug(level: Level = "info") -> dict[str, str]:
     """Set torch's and NCCL's debug variables in this process, for it and its children, and return
-    them. `level` is "off", "info" or "detail"; `unisono.watch.debug.MEANINGS` explains each.
+    what they are now.
 
-    Call it before the process group is made. Where torch is imported already, its own level is
-    changed too. Raises ValueError for another level.
+    `level` is "off", "info" or "detail"; `unisono.watch.debug.MEANINGS` explains each variable. One
+    that the user has set keeps its value, at every level; "off" takes back what an earlier call
+    has set. Each rank calls it for itself, before the process group is made. Where torch is
+    imported already, its own level is changed too.
+
+    Raises ValueError for another level.
+
+    >>> import os
+    >>> os.environ["NCCL_DEBUG"] = "WARN"
+    >>> unisono.debug("detail")["NCCL_DEBUG"]  # what the user has set stays
+    'WARN'
+    >>> unisono.debug("off")
+    {'NCCL_DEBUG': 'WARN'}
     """
     if level not in _SETTINGS:
         raise ValueError(f'level is "off", "info" or "detail", not {level!r}')
-    for names in _SETTINGS.values():
-        for name in names:
-            os.environ.pop(name, None)
-    os.environ.update(_SETTINGS[level])
+    for name, value in _set_here.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    _set_here.clear()
+    for name, value in _SETTINGS[level].items():
+        if name not in os.environ:
+            os.environ[name] = _set_here[name] = value
     torch = sys.modules.get("torch.distributed")
-    if torch is not None:
+    if torch is not None and torch.is_available():
         torch.set_debug_level_from_env()
-    return dict(_SETTINGS[level])
+    return {name: os.environ[name] for name in MEANINGS if name in os.environ}

@@ -6,10 +6,10 @@ import atexit
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono import variables
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Work
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
@@ -171,10 +171,15 @@ def _at_exit() -> None:
 
 
 def get_world() -> Communicator:
-    """The Communicator of all ranks."""
-    if _world is None:
-        raise UnisonoError("unisono is not initialised: call unisono.init() first")
-    return _world
+    """The Communicator of all ranks: the world of `init`, else torch's default group, else, in a
+    program of one process, a Communicator of one rank.
+
+    Raises UnisonoError in a process that was launched as one of several and has not met the others.
+
+    >>> unisono.get_world().size == unisono.get_world_size()
+    True
+    """
+    return resolve(None)
 
 
 def resolve(group: Any = None) -> Communicator:
@@ -197,7 +202,8 @@ def resolve(group: Any = None) -> Communicator:
     size = read_size()
     if size > 1:
         raise UnisonoError(
-            f"this process was launched as one of {size} ranks: call unisono.init() first"
+            f"unisono is not initialised: this process was launched as one of {size} ranks, which "
+            "have not met: call unisono.init() first"
         )
     return _solo()
 
@@ -232,25 +238,45 @@ def _solo() -> Communicator:
 
 
 def get_rank(group: Any = None) -> int:
-    """This process's rank in `group`: in the world, or in torch's default group; 0 where there is
-    neither."""
+    """This process's rank in `group`: a Communicator, a torch process group, or None for the world.
+
+    Without a world it is the rank in torch's default group; without that, what the launcher has
+    said, so that it is right before `init`, too; 0 in a program of one process. Raises UnisonoError
+    if this process is not in `group`, or was launched as one of several and nobody says which.
+
+    >>> unisono.get_rank() == comm.rank
+    True
+    """
     comm = _existing(group)
-    return 0 if comm is None else comm.rank
+    return _launched().rank if comm is None else comm.rank
 
 
 def get_world_size(group: Any = None) -> int:
-    """How many ranks `group` has: the world, or torch's default group; 1 where there is neither."""
+    """How many ranks `group` has: a Communicator, a torch process group, or None for the world, as
+    in `get_rank`. Raises what that raises.
+
+    >>> unisono.get_world_size()
+    2
+    """
     comm = _existing(group)
-    return 1 if comm is None else comm.size
+    return _launched().size if comm is None else comm.size
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0."""
+    """Whether this is rank 0 of the world: True on one rank, and in a program of one process.
+
+    >>> unisono.is_main_process() == (comm.rank == 0)
+    True
+    """
     return get_rank() == 0
 
 
 def is_distributed() -> bool:
-    """Whether this process works together with others."""
+    """Whether this process is one of several ranks; the same on all of them.
+
+    >>> unisono.is_distributed()
+    True
+    """
     return get_world_size() > 1
 
 
@@ -274,21 +300,55 @@ def get_backend_reason() -> str:
     return "no world has started" if _start is None else _start.reason
 
 
-def get_device() -> torch.device:
-    """Where this rank's tensors belong: its GPU where the backend is nccl, else the CPU."""
+def get_device(rank: int | None = None) -> torch.device:
+    """Where this rank's tensors belong: its GPU where the backend is nccl, else the CPU.
+
+    With `rank`, the device of the rank with that number on this machine, so that programs which
+    pass their own get the same. GPUs are counted round where there are fewer of them.
+
+    Raises ValueError for a negative `rank`, TorchMissing without torch.
+
+    >>> unisono.get_device(), unisono.get_device(comm.rank)
+    (device(type='cpu'), device(type='cpu'))
+    """
     require_torch("unisono.get_device")
     import torch
 
+    if rank is not None and rank < 0:
+        raise ValueError(f"a rank is at least 0, not {rank}")
     if get_backend() == "nccl":
-        return torch.device("cuda", device_index(torch, get_local_rank()))
+        local_rank = get_local_rank() if rank is None else rank
+        return torch.device("cuda", device_index(torch, local_rank))
     return torch.device("cpu")
 
 
-def barrier(group: Any = None) -> None:
-    """Return once every rank of `group` has called it; at once where there is no group."""
-    comm = _existing(group)
-    if comm is not None:
-        comm.barrier()
+@overload
+def barrier(group: Any = None, *, async_op: Literal[False] = False) -> None: ...
+@overload
+def barrier(group: Any = None, *, async_op: Literal[True]) -> Work: ...
+def barrier(group: Any = None, *, async_op: bool = False) -> Work | None:
+    """Return once every rank of `group` has called it: a Communicator, a torch process group, or
+    None for the world. In a program of one process that is at once. With `async_op` a Work is
+    returned at once, which is finished when every rank has called it.
+
+    Raises a GroupError if a rank does not come; UnisonoError in a process that was launched as one
+    of several and has not met the others.
+
+    >>> unisono.barrier()
+    >>> work = unisono.barrier(async_op=True)
+    >>> work.wait()
+    """
+    return resolve(group).barrier(async_op=async_op)
+
+
+def _launched() -> RankInfo:
+    """Which rank of how many the launcher has made this process. UnisonoError where it is one of
+    several and nobody says which."""
+    info = read_rank_info()
+    if info is None:
+        resolve(None)
+        return RankInfo(0, 1)
+    return info
 
 
 def _existing(group: Any = None) -> Communicator | None:
