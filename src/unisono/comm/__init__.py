@@ -2,13 +2,15 @@
 
 From the bottom up, as the imports go (pyproject.toml):
 
-    base                  the interface
+    work                  works: under way, over already, several in one
+    reductions, tensors   what is combined, and how
+    collective_calls      the interface: the collectives, with their types
+    base                  the rest of it: messages, groups
     engine                the C library, the only module that touches it
     rendezvous/           how processes meet and come to share a segment
     overlaps, arguments   what no implementation accepts, refused with the same texts by all
     mismatches            which ranks called something else than the others
     flat, arithmetic      tensors and arrays as rows of elements, and what is computed with them
-    work                  works that are over already, or several in one
     compiled_schedules    what one rank has to do in a schedule
     workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
     by_algorithm          a collective by an algorithm of the caller's choice, over messages

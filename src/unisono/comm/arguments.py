@@ -24,7 +24,7 @@ from unisono.comm.overlaps import overlaps_itself
 from unisono.wording import name_ranks
 
 LISTS = (list, tuple)
-_NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg"}
+_NAMES: dict[str, str] = {"mean": "avg", **{name: name for name in REDUCTIONS}}
 
 
 # -- reductions ------------------------------------------------------------------------------------

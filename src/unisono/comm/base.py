@@ -1,100 +1,82 @@
 """The Communicator: the one thing that moves data, whatever lies beneath.
 
-Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
-`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group.
-
-Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
-cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
-and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
-`all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
+Its collectives are in collective_calls.py. The names that stand in signatures beside it are here,
+too: whoever speaks to a Communicator needs no other module.
 """
 
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
+from unisono.comm.collective_calls import Algorithm, Collectives, No, Yes
+from unisono.comm.reductions import (
+    REDUCTION_NAMES,
+    REDUCTIONS,
+    TRUNCATED_AVG,
+    Op,
+    PremulSum,
+    Reduction,
+    ReductionName,
+    has_meaning,
+    holds,
+)
+from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
+from unisono.comm.work import Work
 from unisono.errors import GroupError
 
 if TYPE_CHECKING:
-    import numpy
-    import torch
+    from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
+    from torch.distributed import ProcessGroup
 
-    from unisono.plan.schedule import Schedule
-
-Tensor: TypeAlias = "torch.Tensor | numpy.ndarray[Any, Any]"
-Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "REDUCTIONS",
+    "REDUCTION_NAMES",
+    "TRUNCATED_AVG",
+    "Algorithm",
+    "Communicator",
+    "Group",
+    "Message",
+    "No",
+    "Op",
+    "PremulSum",
+    "Reduction",
+    "ReductionName",
+    "Tensor",
+    "Tensors",
+    "Work",
+    "Yes",
+    "check_messages",
+    "count",
+    "dtype_name",
+    "has_meaning",
+    "holds",
+    "name_of_dtype",
+]
 
 DEFAULT_TIMEOUT_S = 1800.0
 """How long a call waits for its peers unless told otherwise."""
 
-
-@dataclass(frozen=True)
-class PremulSum:
-    """The reduction sum(factor * x); the factor must be the same on every rank."""
-
-    factor: float
-
-
-Op: TypeAlias = "str | PremulSum"
-
-REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-"""The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
-
-
-REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
-"""By the engine's number. The last is TRUNCATED_AVG, which errors call an average."""
-
-TRUNCATED_AVG = "truncated_avg"
-"""For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
-zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
-fractions."""
-
-
-def has_meaning(op: str, dtype: str) -> bool:
-    """Whether a reduction means something for a dtype, both by name: csrc/reduce.c's rule."""
-    if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
-        return False
-    if dtype == "bool":
-        return op not in ("avg", "mean", "premul_sum", TRUNCATED_AVG)
-    if "int" in dtype:
-        return op not in ("avg", "mean")
-    if dtype.startswith("complex"):
-        return op in ("sum", "avg", "mean", "product", "premul_sum", TRUNCATED_AVG)
-    return op not in ("band", "bor", "bxor")
-
-
-def holds(dtype: str, factor: float) -> bool:
-    """Whether a factor can scale numbers of this dtype: integers need a whole one of 64 bits."""
-    return "int" not in dtype or (float(factor).is_integer() and -(2**63) <= factor < 2**63)
-
-
-def count(tensor: Any) -> int:
-    """How many elements a tensor or array has."""
-    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
-
-
-def dtype_name(tensor: Any) -> str:
-    """The dtype of a tensor or array by name, the same for torch and NumPy."""
-    return name_of_dtype(getattr(tensor, "dtype", "no dtype"))
-
-
-@lru_cache(maxsize=256)
-def name_of_dtype(dtype: Any) -> str:
-    """A dtype by name; remembered, since lists of tensors ask for many and torch is slow here."""
-    return str(dtype).removeprefix("torch.")
+Group: TypeAlias = "Communicator | ProcessGroup | int | None"
+"""What `group=` takes. torch's new_group returns a number to whoever is not in the group; it is
+refused when it is used."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end."""
+    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
+    is sent or where it goes; a receive takes the first message of that `tag`.
+
+    >>> unisono.Message("send", torch.ones(1), peer=comm.next)
+    Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
+    """
 
     kind: Literal["send", "recv"]
-    tensor: Any
+    tensor: Tensor
     peer: int
     tag: int = 0
 
@@ -118,45 +100,27 @@ def check_messages(messages: Any) -> list[Message]:
     return checked
 
 
-class Work(ABC):
-    """An operation that may not have finished. It keeps its tensors alive until it has.
-
-    Works may be waited for in any order and from any thread, or dropped: they finish anyway.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return once the operation has finished, or raise what went wrong.
-
-        Raises CollectiveTimeout after `timeout_s`; the operation goes on, and may be waited for
-        again.
-        """
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Whether it has finished, well or not."""
-
-    @abstractmethod
-    def exception(self) -> Exception | None:
-        """What went wrong; None if nothing has, or not yet."""
-
-    def source_rank(self) -> int:
-        """Who sent the message that this work received."""
-        raise ValueError("this work has not received a message")
-
-
-class Communicator(ABC):
+class Communicator(Collectives):
     """A group of ranks and the ways in which they exchange tensors.
 
-    Every member calls the same operations in the same order. All methods raise a `GroupError`
-    when that fails, and the group is then poisoned: later calls raise the first cause again.
-    An argument that makes no sense raises ValueError or TypeError on every rank that passed it;
-    where all members did, the group goes on.
+    `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
+    the world (None where they have none in common), `name` what errors and records call the group,
+    `timeout_s` how long a call waits for its peers, `backend` what moves the data.
+
+    Every member calls the same operations in the same order. All methods raise a `GroupError` when
+    that fails, and the group is then poisoned: later calls raise the first cause again. An argument
+    that makes no sense raises ValueError or TypeError on every rank that passed it; where all
+    members did, the group goes on.
 
     With `async_op` a method returns a `Work` at once and the operation goes on by itself, after
     those that were begun before it; its tensors must not be touched until it has finished.
+
+    >>> comm.size, comm.global_ranks, comm.name, comm.backend
+    (2, (0, 1), 'world', 'unisono')
+    >>> comm.next == comm.prev == 1 - comm.rank
+    True
+    >>> comm.errored is None
+    True
     """
 
     rank: int
@@ -172,17 +136,18 @@ class Communicator(ABC):
         name: str,
         rank: int,
         size: int,
-        store: Any = None,
+        store: Store | None = None,
         *,
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
-        """Meet processes of this machine that were started separately, by a name, and make a group.
+        """Meet processes of this machine that were started separately, by a name, and make a group
+        of `size` ranks, in which this process is `rank`.
 
-        Every rank passes the same name, which no other job of this user has at that time, or a
-        torch Store that all can reach. Whoever comes first waits, and says after 5 s for whom
-        (logger `unisono`, a warning); a process that ends while it waits may start again. When a
-        member of the group ends, the others' calls raise PeerLost: they close the group, call
+        Every rank passes the same `name`, which no other job of this user has at that time, or a
+        torch Store that all can reach as `store`. Whoever comes first waits, and says after 5 s for
+        whom (logger `unisono`, a warning); a process that ends while it waits may start again. When
+        a member of the group ends, the others' calls raise PeerLost: they close the group, call
         `join` again, and meet whoever takes its place. `global_ranks` is None: the members have no
         world in common.
 
@@ -192,6 +157,11 @@ class Communicator(ABC):
 
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; if they run on another machine or as another user.
+
+        >>> import os
+        >>> name = unisono.broadcast_object(f"example-{os.getpid()}")
+        >>> with unisono.Communicator.join(name, rank=comm.rank, size=2) as pair:
+        ...     pair.barrier()
         """
         # By name, since what makes groups imports this interface, and not the other way round.
         maker = importlib.import_module("unisono.comm.join")
@@ -209,117 +179,71 @@ class Communicator(ABC):
         return (self.rank - 1) % self.size
 
     @abstractmethod
-    def all_reduce(
-        self,
-        tensor: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
-        tensors of a list must not share memory.
-
-        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
-        a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
-        own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
-        """
-
-    @abstractmethod
-    def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Combine `tensor` over all ranks; `root` has the result, the others' stay untouched.
-
-        `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
-        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
-        messages: parts of a wide side must then have one size, and `async_op` is refused.
-        """
-
-    @abstractmethod
-    def broadcast(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Copy `root`'s tensor to every rank; `algorithm` as in `reduce`."""
-
-    @abstractmethod
-    def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Every rank has all inputs, in rank order, in its wide `output`; `algorithm` as in
-        `reduce`."""
-
-    @abstractmethod
-    def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Combine the wide inputs over all ranks; rank r has part r of the result in `output`;
-        `algorithm` as in `reduce`."""
-
-    @abstractmethod
-    def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
-    ) -> Work | None:
-        """`root` has all inputs, in rank order, in its wide `output`; others pass None."""
-
-    @abstractmethod
-    def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
-    ) -> Work | None:
-        """Rank r has part r of `root`'s wide `input` in `output`; others pass None as input."""
-
-    @abstractmethod
-    def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
-    ) -> Work | None:
-        """Part j of rank i's wide `input` is part i of rank j's wide `output`; `algorithm` as in
-        `reduce`."""
-
-    @abstractmethod
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Send `tensor` to rank `dst`; returns once a receiver has matched it, at every size."""
+        """Send `tensor` to rank `dst` with a `tag`; returns once a receiver has matched it, at
+        every size.
+
+        Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError where
+        ranks wait for each other in a circle, ValueError if `dst` is not a rank of the group.
+
+        >>> if comm.rank == 0:
+        ...     comm.send(torch.ones(2), dst=1)
+        ... else:
+        ...     sender = comm.recv(torch.empty(2), src=0)
+        """
 
     @abstractmethod
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src`, or from anybody; returns who sent it."""
+        """Receive into `tensor` from rank `src`, or from anybody, the first message with that
+        `tag`; returns who sent it.
+
+        Raises MessageMismatch if the message has another dtype or size, DeadlockError where ranks
+        wait for each other in a circle, ValueError if `src` is not a rank of the group.
+
+        >>> work = comm.isend(torch.ones(2), comm.next)
+        >>> x = torch.empty(2)
+        >>> comm.recv(x) == comm.prev
+        True
+        >>> work.wait()
+        """
 
     @abstractmethod
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """As `send`, but go on at once."""
+        """As `send` of `tensor` to `dst` with a `tag`, but go on at once. Raises ValueError if
+        `dst` is not a rank of the group; what goes wrong later, the work's `wait()` raises.
+
+        >>> work = comm.isend(torch.ones(2), comm.next)
+        >>> comm.recv(torch.empty(2)) == comm.prev
+        True
+        >>> work.wait()
+        """
 
     @abstractmethod
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        """As `recv`, but go on at once; the work's `source_rank()` says who sent it."""
+        """As `recv` into `tensor` from `src` with a `tag`, but go on at once; the work's
+        `source_rank()` says who sent it. Raises ValueError if `src` is not a rank of the group;
+        what goes wrong later, the work's `wait()` raises.
+
+        >>> x = torch.empty(2)
+        >>> work = comm.irecv(x, src=comm.prev)
+        >>> comm.send(torch.ones(2), dst=comm.next)
+        >>> work.wait()
+        >>> x
+        tensor([1., 1.])
+        """
 
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
-        """Start many messages together. No order among them can make them block each other."""
+        """Start many `messages` together, with a work for each. No order among them can make them
+        block each other. Raises ValueError for a message to or from what is not a rank of the
+        group.
+
+        >>> x = torch.empty(1)
+        >>> send = unisono.Message("send", torch.ones(1), comm.next)
+        >>> for work in comm.batch_isend_irecv([send, unisono.Message("recv", x, comm.prev)]):
+        ...     work.wait()
+        >>> x
+        tensor([1.])
+        """
         return [
             self.isend(message.tensor, message.peer, message.tag)
             if message.kind == "send"
@@ -328,16 +252,21 @@ class Communicator(ABC):
         ]
 
     @abstractmethod
-    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it. `timeout_s` is this call's own limit."""
-
-    @abstractmethod
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
-        """Make a group of these members, numbered in the order given.
+        """Make a group of these members, `ranks` of this group, numbered in the order given.
 
         Only members take part; a rank that is not in `ranks` gets None at once and need not call.
         Groups of the same members are told apart by the order in which they are made, or by a
         `label`, which is part of the group's name: differently labelled ones never mix.
+
+        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost or
+        CollectiveTimeout if a member does not come.
+
+        >>> turned = comm.split([1, 0], label="turned")
+        >>> turned.rank == 1 - comm.rank
+        True
+        >>> comm.split([0]) is None or comm.rank == 0
+        True
         """
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -356,13 +285,30 @@ class Communicator(ABC):
 
     @abstractmethod
     def refuse(self, operation: str, why: str) -> NoReturn:
-        """Raise ValueError about this rank's arguments of a collective, once its peers know that
-        it will not take part."""
+        """Raise ValueError about this rank's arguments of a collective, the `operation`, once its
+        peers know that it will not take part: `why` is what the exception says.
+
+        Raises ValueError always. If all ranks refuse the same call, the group goes on; otherwise
+        the others raise CollectiveMismatch.
+
+        >>> comm.refuse("all_reduce", "three is too many")
+        Traceback (most recent call last):
+            ...
+        ValueError: ...three is too many...
+        """
 
     @abstractmethod
     def abort(self, reason: str = "") -> None:
-        """End the group, from any rank or thread: every member's calls, under way or later,
-        raise `GroupAborted` with the reason."""
+        """End the group, from any rank or thread: every member's calls, under way or later, raise
+        `GroupAborted` with the `reason`. Raises nothing.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.abort("the loss is NaN")
+        >>> pair.barrier()
+        Traceback (most recent call last):
+            ...
+        unisono.errors.GroupAborted: ...the loss is NaN...
+        """
 
     @property
     @abstractmethod
@@ -371,7 +317,12 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing."""
+        """Give everything back. Closing twice does nothing; calls raise GroupClosed from now on,
+        and peers that still need this rank PeerLost.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.close()
+        """
 
     def __enter__(self) -> Communicator:
         return self

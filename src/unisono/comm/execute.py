@@ -46,7 +46,7 @@ def execute(
     """Do what `schedule` says, on `comm`, by messages between its ranks.
 
     Arguments and results are those of the Communicator's method for the schedule's collective,
-    output first; the root is the schedule's own:
+    `output` first, then `input`; the root is the schedule's own:
 
         execute(all_reduce_schedule, comm, tensor, op="max")     broadcast and reduce likewise
         execute(all_gather_schedule, comm, output, input)        reduce_scatter, all_to_all too
@@ -55,13 +55,19 @@ def execute(
         execute(barrier_schedule, comm)
 
     Each side is one tensor; a wide one is cut evenly. Every rank calls it with an equal schedule.
-    Sums are taken in the schedule's order and rounded to the tensor's type at every step; avg
-    divides the result once, `PremulSum` scales every contribution first.
+    Sums are taken in the schedule's order and rounded to the tensor's type at every step; with
+    "avg" as `op` the result is divided once, `PremulSum` scales every contribution first.
 
     Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
     of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
     schedules, sizes, types or reductions differ: before anything has moved, and the group goes on.
     What goes wrong later is raised as for any message, and ends the group.
+
+    >>> from unisono import plan
+    >>> x = torch.full((4,), float(comm.rank))
+    >>> unisono.execute(plan.find("all_reduce", "ring").schedule(comm.size), comm, x, op="max")
+    >>> x
+    tensor([1., 1., 1., 1.])
     """
     try:
         if schedule.ranks != comm.size:

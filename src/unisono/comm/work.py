@@ -1,10 +1,83 @@
-"""Handles of operations that are over already, or that are several."""
+"""Works: handles of operations that may not have finished, are over already, or are several."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Generic
 
-from unisono.comm.base import Work
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
+
+    Result_co = TypeVar("Result_co", covariant=True, default=None)
+else:
+    from typing import TypeVar
+
+    Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Work(ABC, Generic[Result_co]):
+    """An operation that may not have finished. It keeps its tensors alive until it has.
+
+    Works may be waited for in any order and from any thread, or dropped: they finish anyway. To
+    type checkers the work of a function is a `Work[torch.Tensor]`, and no tensor; that of a
+    Communicator's method, whose result lies in its arguments, a `Work[None]`, or `Work` for short.
+
+    >>> x = torch.ones(2)
+    >>> work = comm.all_reduce(x, async_op=True)
+    >>> isinstance(work, unisono.Work)
+    True
+    >>> work.wait()
+    >>> x
+    tensor([2., 2.])
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> Result_co:
+        """Return once the operation has finished: the result that the blocking call would have
+        returned, None for a Communicator's method.
+
+        Raises what went wrong, and CollectiveTimeout after `timeout_s`; the operation goes on, and
+        may be waited for again.
+
+        >>> work = unisono.all_gather(torch.tensor(comm.rank), async_op=True)
+        >>> work.wait(timeout_s=60)
+        [tensor(0), tensor(1)]
+        """
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether it has finished, well or not. This does not wait.
+
+        >>> work = comm.barrier(async_op=True)
+        >>> work.wait()
+        >>> work.is_completed()
+        True
+        """
+
+    @abstractmethod
+    def exception(self) -> Exception | None:
+        """What went wrong; None if nothing has, or not yet.
+
+        >>> work = comm.barrier(async_op=True)
+        >>> work.wait()
+        >>> work.exception() is None
+        True
+        """
+
+    def source_rank(self) -> int:
+        """Who sent the message that this work received, as a rank of its group. Raises ValueError
+        if it has not received one.
+
+        >>> work = comm.irecv(torch.empty(1))  # from anybody
+        >>> comm.send(torch.ones(1), comm.next)
+        >>> work.wait()
+        >>> work.source_rank() == comm.prev
+        True
+        """
+        raise ValueError("this work has not received a message")
 
 
 class FinishedWork(Work):

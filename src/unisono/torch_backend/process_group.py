@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._profiler import _RecordFunctionFast
 
-from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, Op, PremulSum, Work
+from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
 from unisono.comm.engine import hide_files
 from unisono.comm.over_torch.compile import never_compiled
 from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
@@ -335,7 +335,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             return FinishedTorchWork(result, self._completer)
         return TorchWork(work, result, self._completer)
 
-    def _op_of(self, options: Any, tensors: Tensors) -> Op:
+    def _op_of(self, options: Any, tensors: Tensors) -> Reduction:
         """The reduction that torch asks for. Its average of integers is their sum divided."""
         reduce_op = options.reduceOp
         name = _OPS.get(hash(reduce_op))

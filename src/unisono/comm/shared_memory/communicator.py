@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
     from unisono.plan.schedule import Schedule
 
-_REDUCTION_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
+_REDUCTION_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
 _PREMUL_SUM = len(REDUCTIONS)
 _REDUCTION_NUMBERS |= {"mean": _REDUCTION_NUMBERS["avg"], TRUNCATED_AVG: _PREMUL_SUM + 1}
 _Call = tuple[Operation, int, int, float, bytes | None]

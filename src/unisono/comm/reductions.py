@@ -1,0 +1,67 @@
+"""Reductions by name, and what they mean for which dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """The reduction sum(`factor` * x); the factor must be the same on every rank.
+
+    >>> x = torch.ones(2)
+    >>> unisono.all_reduce(x, unisono.PremulSum(0.5))
+    tensor([1., 1.])
+    """
+
+    factor: float
+
+
+ReductionName: TypeAlias = Literal[
+    "sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor"
+]
+Reduction: TypeAlias = ReductionName | PremulSum
+"""What a Communicator takes as `op`."""
+
+Op: TypeAlias = str | PremulSum
+"""What its implementations may be given: they refuse what is none, with the other ranks."""
+
+REDUCTIONS: tuple[ReductionName, ...] = (
+    "sum",
+    "avg",
+    "product",
+    "min",
+    "max",
+    "band",
+    "bor",
+    "bxor",
+)
+"""The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
+
+
+REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
+"""By the engine's number. The last is TRUNCATED_AVG, which errors call an average."""
+
+TRUNCATED_AVG = cast(ReductionName, "truncated_avg")
+"""For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
+zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
+fractions."""
+
+
+def has_meaning(op: str, dtype: str) -> bool:
+    """Whether a reduction means something for a dtype, both by name: csrc/reduce.c's rule."""
+    if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
+        return False
+    if dtype == "bool":
+        return op not in ("avg", "mean", "premul_sum", TRUNCATED_AVG)
+    if "int" in dtype:
+        return op not in ("avg", "mean")
+    if dtype.startswith("complex"):
+        return op in ("sum", "avg", "mean", "product", "premul_sum", TRUNCATED_AVG)
+    return op not in ("band", "bor", "bxor")
+
+
+def holds(dtype: str, factor: float) -> bool:
+    """Whether a factor can scale numbers of this dtype: integers need a whole one of 64 bits."""
+    return "int" not in dtype or (float(factor).is_integer() and -(2**63) <= factor < 2**63)

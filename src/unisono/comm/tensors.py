@@ -1,0 +1,30 @@
+"""Tensors and arrays alike: their types for signatures, their elements and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+Tensor: TypeAlias = "torch.Tensor | numpy.ndarray[Any, Any]"
+Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
+
+
+def count(tensor: Any) -> int:
+    """How many elements a tensor or array has."""
+    return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
+
+
+def dtype_name(tensor: Any) -> str:
+    """The dtype of a tensor or array by name, the same for torch and NumPy."""
+    return name_of_dtype(getattr(tensor, "dtype", "no dtype"))
+
+
+@lru_cache(maxsize=256)
+def name_of_dtype(dtype: Any) -> str:
+    """A dtype by name; remembered, since lists of tensors ask for many and torch is slow here."""
+    return str(dtype).removeprefix("torch.")
