@@ -1,6 +1,11 @@
 # Written by tools/write_stub.py from the table in __init__.py.
 from unisono import watch as watch
 from unisono.collectives import differentiable as differentiable
+from unisono.collectives.messages import batch_isend_irecv as batch_isend_irecv
+from unisono.collectives.messages import irecv as irecv
+from unisono.collectives.messages import isend as isend
+from unisono.collectives.messages import recv as recv
+from unisono.collectives.messages import send as send
 from unisono.collectives.moments import mean as mean
 from unisono.collectives.moments import variance as variance
 from unisono.collectives.moments import weighted_sum as weighted_sum
@@ -13,16 +18,11 @@ from unisono.collectives.objects import gather_object as gather_object
 from unisono.collectives.primitives import all_gather as all_gather
 from unisono.collectives.primitives import all_reduce as all_reduce
 from unisono.collectives.primitives import all_to_all as all_to_all
-from unisono.collectives.primitives import batch_isend_irecv as batch_isend_irecv
 from unisono.collectives.primitives import broadcast as broadcast
 from unisono.collectives.primitives import gather as gather
-from unisono.collectives.primitives import irecv as irecv
-from unisono.collectives.primitives import isend as isend
-from unisono.collectives.primitives import recv as recv
 from unisono.collectives.primitives import reduce as reduce
 from unisono.collectives.primitives import reduce_scatter as reduce_scatter
 from unisono.collectives.primitives import scatter as scatter
-from unisono.collectives.primitives import send as send
 from unisono.collectives.softmax import log_softmax as log_softmax
 from unisono.collectives.softmax import logsumexp as logsumexp
 from unisono.collectives.softmax import softmax as softmax

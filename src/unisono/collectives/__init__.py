@@ -1,6 +1,7 @@
 """The primitives as plain functions for people, above the Communicator (docs/collectives.md).
 
-primitives.py       all_reduce, all_gather, ..., send, recv
+primitives.py       all_reduce, all_gather, ...
+messages.py         send, recv, ...
 tensors.py          reduce_tensor, gather_tensor, broadcast_tensor
 objects.py          broadcast_object, gather_object, all_gather_object
 differentiable.py   the same with gradients
@@ -15,6 +16,7 @@ encoding.py         plain data as bytes, without pickle
 tensor_bytes.py     from tensors to bytes, and back
 integers.py         a few integers from every rank
 reductions.py       what op= means
+arguments.py        what they are given, checked and taken apart; types.py: for type checkers
 refusals.py         refusing arguments so that the other ranks hear of it
 results.py          works that return a result
 """

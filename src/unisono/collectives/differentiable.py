@@ -18,20 +18,31 @@ from typing import Any
 
 import torch
 
-from unisono.collectives import primitives, ragged
+from unisono.collectives import arguments, ragged
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type, resolve_for
-from unisono.comm.base import Communicator, Op, PremulSum
+from unisono.collectives.types import Group, Op
+from unisono.comm.base import Communicator, PremulSum, Reduction
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
 
-def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torch.Tensor:
-    """The ranks' tensors combined, on every rank; `tensor` stays as it is.
+def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> torch.Tensor:
+    """The ranks' tensors combined, on every rank of `group` (None: the world); `tensor` stays as it
+    is.
 
-    Gradients flow through sum, mean, product, min, max and PremulSum. Of min and max, ranks that
-    share the extreme value share the gradient evenly, as torch.amax does.
+    Gradients flow through sum, mean, product, min, max and PremulSum as `op`. Of min and max, ranks
+    that share the extreme value share the gradient evenly, as torch.amax does.
+
+    Raises TypeError on every rank for what is not a tensor or the mean of integers, ValueError for
+    a reduction that has no gradient.
+
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> y = unisono.differentiable.all_reduce(x)
+    >>> (y * (comm.rank + 1)).sum().backward()
+    >>> y.item(), x.grad.item()  # the sum; the gradients 1 and 2 of both ranks' losses together
+    (2.0, 3.0)
     """
     comm = _group_of(group, "all_reduce", tensor)
     known = _differentiable_op(op, comm, "all_reduce", tensor)
@@ -39,18 +50,40 @@ def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torc
     return apply(*_track_alike(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
 
 
-def all_gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """A list of every rank's tensor, on every rank; shapes may differ."""
+def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
+    """A list of every rank's `tensor`, on every rank of `group` (None: the world); shapes may
+    differ.
+
+    Raises TypeError on every rank for what is not a tensor.
+
+    >>> x = torch.full((2,), float(comm.rank), requires_grad=True)
+    >>> parts = unisono.differentiable.all_gather(x)
+    >>> torch.cat(parts).sum().backward()
+    >>> x.grad  # both ranks' losses depend on it
+    tensor([2., 2.])
+    """
     comm = _group_of(group, "all_gather", tensor)
     return list(_Gather.apply(*_track_alike(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
 
 
 def reduce_scatter(
-    tensors: torch.Tensor | Sequence[torch.Tensor], op: Any = "sum", group: Any = None
+    tensors: torch.Tensor | Sequence[torch.Tensor], op: Op = "sum", group: Group = None
 ) -> torch.Tensor:
-    """The ranks' tensors combined; rank r has part r. Sum, mean and PremulSum have gradients."""
+    """The ranks' `tensors` combined by `op`; rank r of `group` (None: the world) has part r. Sum,
+    mean and PremulSum have gradients.
+
+    `tensors` is a list with a tensor for each rank, or one that is cut evenly along its first
+    dimension. Raises ValueError on every rank for another reduction, TypeError for what is not a
+    tensor.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> part = unisono.differentiable.reduce_scatter(x)
+    >>> (part * (comm.rank + 1)).sum().backward()
+    >>> part.item(), x.grad
+    (2.0, tensor([1., 2.]))
+    """
     comm = resolve_for("reduce_scatter", group)
-    parts = primitives.parts(comm, "reduce_scatter", tensors)
+    parts = arguments.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
         comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
@@ -58,19 +91,38 @@ def reduce_scatter(
 
 
 def all_to_all(
-    tensors: torch.Tensor | Sequence[torch.Tensor], group: Any = None
+    tensors: torch.Tensor | Sequence[torch.Tensor], group: Group = None
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
-    along its first dimension, the result is one tensor."""
+    """Part i of rank j's `tensors` is part j of rank i's result; of one tensor, which is cut evenly
+    along its first dimension, the result is one tensor, of a list with a tensor for each rank of
+    `group` (None: the world) a list.
+
+    Raises ValueError on every rank for a tensor that cannot be cut evenly, TypeError for what is
+    not a tensor.
+
+    >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
+    >>> y = unisono.differentiable.all_to_all(x)
+    >>> (y * (comm.rank + 1)).sum().backward()
+    >>> x.grad  # part r went to rank r
+    tensor([1., 2.])
+    """
     comm = resolve_for("all_to_all", group)
-    parts = primitives.parts(comm, "all_to_all", tensors)
+    parts = arguments.parts(comm, "all_to_all", tensors)
     results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
 
-def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Tensor:
-    """Rank `src`'s tensor, on every rank; others pass one of the same shape, which stays as it is
-    and gets a gradient of zero."""
+def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.Tensor:
+    """Rank `src`'s `tensor`, on every rank of `group` (None: the world); others pass one of the
+    same shape, which stays as it is and gets a gradient of zero.
+
+    Raises TypeError for what is not a tensor, ValueError for a `src` that is not a rank.
+
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> unisono.differentiable.broadcast(x, src=1).backward()
+    >>> x.grad.item() == (2.0 if comm.rank == 1 else 0.0)
+    True
+    """
     comm = _group_of(group, "broadcast", tensor)
     check_rank(comm, "broadcast", src)
     return _Broadcast.apply(*_track_alike(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
@@ -98,15 +150,17 @@ def _track_alike(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.
     return [first, *tensors[1:]]
 
 
-def _differentiable_op(op: Any, comm: Communicator, operation: str, tensor: torch.Tensor) -> Op:
+def _differentiable_op(
+    op: Any, comm: Communicator, operation: str, tensor: torch.Tensor
+) -> Reduction:
     known = reduction(op, comm, operation, tensor)
     if known in ("band", "bor", "bxor"):
         comm.refuse(operation, f"{known} has no gradient")
     return known
 
 
-def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Op) -> torch.Tensor:
-    result: torch.Tensor = primitives.copy_of(tensor)
+def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Reduction) -> torch.Tensor:
+    result: torch.Tensor = arguments.copy_of(tensor)
     comm.all_reduce(result, op)
     return result
 
@@ -118,7 +172,7 @@ class _Sum(torch.autograd.Function):
     """sum, avg and premul_sum: their gradient is the sum of the gradients, scaled alike."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
         ctx.comm, ctx.op = comm, op
         return _reduce_copy(comm, tensor, op)
 
@@ -131,7 +185,7 @@ class _Extreme(torch.autograd.Function):
     """min and max: the gradient goes to whoever had the extreme value."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
         ctx.comm = comm
         result = _reduce_copy(comm, tensor, op)
         ctx.save_for_backward(tensor == result)
@@ -150,7 +204,7 @@ class _Product(torch.autograd.Function):
     """product: the gradient is the product of the others, which zeros forbid to divide out."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Op) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
         ctx.comm = comm
         ctx.save_for_backward(tensor)
         return _reduce_copy(comm, tensor, "product")
@@ -179,7 +233,7 @@ class _Gather(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, comm: Communicator, op: Op, *parts: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, comm: Communicator, op: Reduction, *parts: torch.Tensor) -> torch.Tensor:
         ctx.comm, ctx.op = comm, op
         result = torch.empty_like(parts[comm.rank], memory_format=torch.contiguous_format)
         comm.reduce_scatter(result, [part.detach() for part in parts], op)
@@ -209,7 +263,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, src: int) -> torch.Tensor:
         ctx.comm, ctx.src = comm, src
-        result: torch.Tensor = primitives.copy_of(tensor)
+        result: torch.Tensor = arguments.copy_of(tensor)
         comm.broadcast(result, src)
         return result
 
@@ -224,7 +278,7 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, dst: int) -> torch.Tensor:
         ctx.comm, ctx.dst = comm, dst
-        result: torch.Tensor = primitives.copy_of(tensor)
+        result: torch.Tensor = arguments.copy_of(tensor)
         comm.reduce(result, dst)
         return result if comm.rank == dst else torch.zeros_like(result)
 

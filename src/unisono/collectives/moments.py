@@ -23,7 +23,7 @@ from unisono.collectives.statistics import (
     widen,
     widen_to_64_bits,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 
 
@@ -31,14 +31,21 @@ def weighted_sum(
     x: torch.Tensor,
     weight: torch.Tensor | float,
     dim: int | None = None,
-    group: Any = None,
+    group: Group = None,
     *,
     keepdim: bool = False,
 ) -> torch.Tensor:
-    """The sum of weight * x over `dim` and all ranks, on every rank. `weight` is this rank's own,
-    a number or a tensor that broadcasts with `x`.
+    """The sum of weight * x over `dim` and all ranks, on every rank. `weight` is this rank's own, a
+    number or a tensor that broadcasts with `x`.
 
-    With `dim=None` the sum is over the ranks, element by element.
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
+    world), element by element.
+
+    Raises TypeError on every rank unless `x` is a tensor.
+
+    >>> unisono.weighted_sum(torch.ones(3), weight=comm.rank + 1)  # weights 1 and 2
+    tensor([3., 3., 3.])
     """
     comm = resolve(group)
     if not isinstance(x, torch.Tensor):
@@ -51,10 +58,21 @@ def weighted_sum(
 
 
 def mean(
-    x: torch.Tensor, dim: int | None = None, group: Any = None, *, keepdim: bool = False
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The mean of x over `dim` and all ranks, on every rank: of all elements, not of the ranks'
-    means. With `dim=None` it is the mean over the ranks, element by element."""
+    """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
+    ranks' means. With `dim=None` it is the mean over the ranks, element by element.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. `group` is a Communicator, a torch process group, or None for the
+    world.
+
+    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+
+    >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
+    >>> unisono.mean(shard, dim=0)
+    tensor(0.2500)
+    """
     comm = resolve(group)
     shard, axis = shard_of(comm, "mean", x, dim, complexes=True)
     if dim is None:
@@ -69,7 +87,7 @@ def mean(
 def variance(
     x: torch.Tensor,
     dim: int | None = None,
-    group: Any = None,
+    group: Group = None,
     *,
     correction: float = 1,
     keepdim: bool = False,
@@ -77,7 +95,14 @@ def variance(
     """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
     from the mean, divided by the number of elements less `correction`.
 
-    With `dim=None` it is the variance over the ranks, element by element.
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` it is the variance over the ranks of `group` (None:
+    the world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point tensor.
+
+    >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
+    tensor(5.)
     """
     comm = resolve(group)
     shard, axis = shard_of(comm, "variance", x, dim)

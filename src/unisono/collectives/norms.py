@@ -21,16 +21,23 @@ from unisono.collectives.statistics import (
     widen,
     widen_to_64_bits,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 
 
 def l2_norm(
-    x: torch.Tensor, dim: int | None = None, group: Any = None, *, keepdim: bool = False
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
     """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank.
 
-    With `dim=None` the sum is over the ranks, element by element.
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
+    world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+
+    >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
+    tensor(5.)
     """
     comm = resolve(group)
     shard, axis = shard_of(comm, "l2_norm", x, dim, complexes=True)
@@ -39,10 +46,14 @@ def l2_norm(
 
 
 def normalize(
-    x: torch.Tensor, dim: int | None = None, group: Any = None, *, eps: float = 1e-12
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
-    """x divided by its `l2_norm`, or by `eps` where that is smaller; each rank has its shard's
-    part."""
+    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` where that is
+    smaller; each rank has its shard's part. Raises what `l2_norm` raises.
+
+    >>> unisono.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
+    tensor([3.])
+    """
     norm = l2_norm(widen(x) if isinstance(x, torch.Tensor) else x, dim, group, keepdim=True)
     return (widen(x) / norm.clamp_min(eps)).to(x.dtype)
 
@@ -50,19 +61,26 @@ def normalize(
 def clip_grad_norm(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
-    group: Any = None,
+    group: Group = None,
     *,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
     """Scale gradients down, in place, so that their norm over all ranks is at most `max_norm`.
 
-    Each rank passes the parameters of its own shard: the norm is that of all ranks' gradients
-    together, so a parameter that lies on several ranks counts several times. Where all ranks have
-    the same gradients, as with data parallelism, torch's own clip_grad_norm_ is right. Returns the
-    norm before clipping, the same on every rank.
+    Each rank of `group` (None: the world) passes the `parameters` of its own shard: the norm, of
+    order `norm_type`, is that of all ranks' gradients together, so a parameter that lies on several
+    ranks counts several times. Where all ranks have the same gradients, as with data parallelism,
+    torch's own clip_grad_norm_ is right. Returns the norm before clipping, the same on every rank.
 
     Raises RuntimeError on every rank if that is not finite and `error_if_nonfinite`.
+
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0 + comm.rank])  # 3 and 4: together a norm of 5
+    >>> unisono.clip_grad_norm(weight, max_norm=2.5).item()
+    5.0
+    >>> round(2 * weight.grad.item() - comm.rank, 3)
+    3.0
     """
     comm = resolve(group)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -8,27 +8,35 @@ pickled: a peer can then run any code here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.ragged import gather_rows
 from unisono.collectives.refusals import check_rank, resolve_for
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.wording import name_ranks
 from unisono.world.world import resolve
+
+Object = TypeVar("Object")
 
 _FINE, _WRONG_TYPE, _WRONG_VALUE = range(3)
 
 
 def broadcast_object(
-    obj: Any, src: int = 0, group: Any = None, *, allow_pickle: bool = False
+    obj: Any, src: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> Any:
-    """Rank `src`'s object, on every rank; what the others pass is ignored.
+    """Rank `src`'s `obj`, on every rank; what the others pass is ignored.
+
+    Plain data travels without pickle, all else only with `allow_pickle`, which is the same on every
+    rank of `group` (None: the world); a peer can then run code here.
 
     Raises TypeError on every rank, with the path, where it is not plain data, and ValueError on
     every rank where some allow pickle and some do not.
+
+    >>> unisono.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
+    {'lr': 0.1}
     """
     comm = resolve(group)
     check_rank(comm, "broadcast", src)
@@ -41,16 +49,29 @@ def broadcast_object(
     return obj if comm.rank == src else decode(bytes_of(received), allow_pickle)
 
 
-def all_gather_object(obj: Any, group: Any = None, *, allow_pickle: bool = False) -> list[Any]:
-    """A list of every rank's object, in rank order, on every rank. Raises as `broadcast_object`."""
+def all_gather_object(
+    obj: Object, group: Group = None, *, allow_pickle: bool = False
+) -> list[Object]:
+    """A list of every rank's `obj`, in rank order, on every rank of `group` (None: the world).
+    `allow_pickle` is that of `broadcast_object`. Raises what that raises.
+
+    >>> unisono.all_gather_object(f"rank {comm.rank}")
+    ['rank 0', 'rank 1']
+    """
     return _gather(resolve_for("all_gather_object", group), obj, None, allow_pickle) or []
 
 
 def gather_object(
-    obj: Any, dst: int = 0, group: Any = None, *, allow_pickle: bool = False
-) -> list[Any] | None:
-    """A list of every rank's object, in rank order, on rank `dst`; None elsewhere. Raises as
-    `broadcast_object`."""
+    obj: Object, dst: int = 0, group: Group = None, *, allow_pickle: bool = False
+) -> list[Object] | None:
+    """A list of every rank's `obj`, in rank order, on rank `dst` of `group` (None: the world); None
+    elsewhere. `allow_pickle` is that of `broadcast_object`. Raises what that raises, and ValueError
+    if `dst` is not a rank of the group.
+
+    >>> texts = unisono.gather_object(("text", comm.rank), dst=0)
+    >>> texts == ([("text", 0), ("text", 1)] if comm.rank == 0 else None)
+    True
+    """
     comm = resolve_for("gather_object", group)
     check_rank(comm, "gather", dst, "gather_object")
     return _gather(comm, obj, dst, allow_pickle)

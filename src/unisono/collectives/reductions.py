@@ -8,13 +8,24 @@ import torch
 
 from unisono.collectives.refusals import refuse_type
 from unisono.comm.arguments import describe_meaningless, describe_unknown_reduction
-from unisono.comm.base import REDUCTIONS, Communicator, Op, PremulSum, dtype_name, has_meaning
+from unisono.comm.base import (
+    REDUCTIONS,
+    Communicator,
+    PremulSum,
+    Reduction,
+    ReductionName,
+    dtype_name,
+    has_meaning,
+)
 from unisono.torch_habits import describe_output_first, name_type
 
-_NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg", "prod": "product"}
+_NAMES: dict[str, ReductionName] = {name: name for name in REDUCTIONS}
+_NAMES |= {"mean": "avg", "prod": "product"}
 
 
-def reduction(op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = "") -> Op:
+def reduction(
+    op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
+) -> Reduction:
     """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
     at `where` in a structure.
 
@@ -32,7 +43,7 @@ def reduction(op: Any, comm: Communicator, operation: str, *tensors: Any, where:
             comm.refuse(operation, f"{name_type(op)} is not a reduction: {hint}")
         others = "PremulSum, or a torch ReduceOp"
         comm.refuse(operation, describe_unknown_reduction(op, others))
-    name = "premul_sum" if isinstance(known, PremulSum) else known
+    name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:
         if not has_meaning(name, dtype):
             why = describe_meaningless(name, dtype)
@@ -40,7 +51,7 @@ def reduction(op: Any, comm: Communicator, operation: str, *tensors: Any, where:
     return known
 
 
-def _known(op: Any) -> Op | None:
+def _known(op: Any) -> Reduction | None:
     if isinstance(op, str):
         return _NAMES.get(op.lower())
     if isinstance(op, PremulSum):

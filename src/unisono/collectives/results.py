@@ -9,7 +9,7 @@ from unisono.comm.base import Work
 from unisono.comm.work import FinishedWork
 
 
-class ResultWork(Work):
+class ResultWork(Work[Any]):
     """An operation under way. `wait()` returns what the blocking form would have returned."""
 
     __slots__ = ("_finish", "_result", "_work")

@@ -21,24 +21,39 @@ from unisono.collectives.statistics import (
     sum_gradients,
     widen,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 
 
-def softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:
+def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """exp(x) divided by its sum over `dim` and all ranks; each rank has its shard's part.
 
-    With `dim=None` the sum is over the ranks, element by element.
+    `x` is this rank's shard of a tensor that is cut along `dim`; shards may differ in length. With
+    `dim=None` the sum is over the ranks of `group` (None: the world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch where
+    the shards' other dimensions differ.
+
+    >>> p = unisono.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
+    >>> p[0]
+    tensor([0.2500, 0.2500])
     """
     return _softmax("softmax", x, dim, group)
 
 
-def log_softmax(x: torch.Tensor, dim: int | None = None, group: Any = None) -> torch.Tensor:
-    """The logarithm of `softmax`, computed so that small probabilities stay exact."""
+def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
+    """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
+    its shard's part.
+
+    `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
+
+    >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
+    tensor(True)
+    """
     return _softmax("log_softmax", x, dim, group)
 
 
-def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Any) -> torch.Tensor:
+def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> torch.Tensor:
     comm = resolve(group)
     shard, axis = shard_of(comm, operation, x, dim)
     is_log = operation == "log_softmax"
@@ -47,9 +62,16 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Any) -> to
 
 
 def logsumexp(
-    x: torch.Tensor, dim: int | None = None, group: Any = None, *, keepdim: bool = False
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank."""
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank.
+
+    `x`, `dim` and `group` are those of `softmax`; `keepdim` leaves a dimension of one element in
+    the place of `dim`. Raises what `softmax` raises.
+
+    >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
+    tensor(4.)
+    """
     comm = resolve(group)
     shard, axis = shard_of(comm, "logsumexp", x, dim)
     result = _LogSumExp.apply(shard, axis, comm)  # type: ignore[no-untyped-call]

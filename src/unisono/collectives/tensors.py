@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from unisono.collectives import primitives
+from unisono.collectives.arguments import copy_of
+from unisono.collectives.types import Group, No, Op, TensorT, Yes
+from unisono.comm.base import Work
 
 
-def reduce_tensor(tensor: Any, op: Any = "mean", group: Any = None) -> Any:
-    """`tensor` combined over all ranks, on every rank; the input stays as it is."""
-    return primitives.all_reduce(primitives.copy_of(tensor), op, group)
+@overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: No = False
+) -> TensorT: ...
+@overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: Yes
+) -> Work[TensorT]: ...
+@overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool
+) -> TensorT | Work[TensorT]: ...
+def reduce_tensor(
+    tensor: Any, op: Any = "mean", group: Any = None, *, async_op: bool = False
+) -> Any:
+    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
+    With `async_op` a Work is returned, whose `wait()` returns the result.
+
+    Raises what `all_reduce` raises.
+
+    >>> loss = torch.tensor(comm.rank + 1.0)
+    >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2
+    tensor(1.5000)
+    >>> unisono.reduce_tensor(loss, "sum", async_op=True).wait()
+    tensor(3.)
+    """
+    return primitives.all_reduce(copy_of(tensor), op, group, async_op=async_op)
 
 
-def gather_tensor(tensor: Any, dst: int = 0, group: Any = None) -> Any:
-    """A list of every rank's tensor on rank `dst`, None elsewhere. Shapes may differ."""
-    return primitives.gather(tensor, dst, group)
+@overload
+def gather_tensor(
+    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: No = False
+) -> list[TensorT] | None: ...
+@overload
+def gather_tensor(
+    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: Yes
+) -> Work[list[TensorT] | None]: ...
+@overload
+def gather_tensor(
+    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: bool
+) -> list[TensorT] | Work[list[TensorT] | None] | None: ...
+def gather_tensor(tensor: Any, dst: int = 0, group: Any = None, *, async_op: bool = False) -> Any:
+    """A list of every rank's `tensor` on rank `dst` of `group`, None elsewhere. Shapes may differ.
+    With `async_op` a Work is returned, whose `wait()` returns the list.
+
+    Raises what `gather` raises.
+
+    >>> scores = unisono.gather_tensor(torch.tensor([comm.rank + 0.5]))
+    >>> scores is None if comm.rank else torch.cat(scores).tolist() == [0.5, 1.5]
+    True
+    """
+    return primitives.gather(tensor, dst, group, async_op=async_op)
 
 
-def broadcast_tensor(tensor: Any, src: int = 0, group: Any = None) -> Any:
-    """Copy rank `src`'s tensor to every rank, in place, and return it."""
-    return primitives.broadcast(tensor, src, group)
+@overload
+def broadcast_tensor(
+    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: No = False
+) -> TensorT: ...
+@overload
+def broadcast_tensor(
+    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: Yes
+) -> Work[TensorT]: ...
+@overload
+def broadcast_tensor(
+    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: bool
+) -> TensorT | Work[TensorT]: ...
+def broadcast_tensor(
+    tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = False
+) -> Any:
+    """Copy rank `src`'s `tensor` to every rank of `group`, in place, and return it. With `async_op`
+    a Work is returned, whose `wait()` returns it.
+
+    Raises what `broadcast` raises.
+
+    >>> unisono.broadcast_tensor(torch.tensor([comm.rank]), src=1)
+    tensor([1])
+    """
+    return primitives.broadcast(tensor, src, group, async_op=async_op)

@@ -1,0 +1,84 @@
+"""Messages between two ranks as plain functions; `src` and `dst` are ranks of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.collectives.results import ResultWork
+from unisono.collectives.types import Group, Tensor, TensorT
+from unisono.comm.base import Message, Work
+from unisono.world.world import resolve
+
+
+def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None:
+    """Send `tensor` to rank `dst` of `group` with a `tag`; returns once a receiver has matched it,
+    at every size.
+
+    Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError where ranks
+    wait for each other in a circle, ValueError if `dst` is not a rank of the group.
+
+    >>> if comm.rank == 0:
+    ...     unisono.send(torch.ones(2), dst=1)
+    ... else:
+    ...     x = unisono.recv(torch.empty(2), src=0)
+    """
+    resolve(group).send(tensor, dst, tag)
+
+
+def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0) -> TensorT:
+    """Receive into `tensor` from rank `src` of `group`, or from anybody, the first message with
+    that `tag`, and return it.
+
+    Raises MessageMismatch if the message has another dtype or size, DeadlockError where ranks wait
+    for each other in a circle, ValueError if `src` is not a rank of the group.
+
+    >>> work = unisono.isend(torch.ones(2), comm.next)
+    >>> unisono.recv(torch.empty(2))
+    tensor([1., 1.])
+    >>> work.wait()
+    """
+    resolve(group).recv(tensor, src, tag)
+    return tensor
+
+
+def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Work:
+    """As `send` of `tensor` to `dst` in `group` with a `tag`, but go on at once. Raises ValueError
+    if `dst` is not a rank of the group; what goes wrong later, the work's `wait()` raises.
+
+    >>> work = unisono.isend(torch.ones(2), comm.next)
+    >>> unisono.recv(torch.empty(2), comm.prev)
+    tensor([1., 1.])
+    >>> work.wait()
+    """
+    return resolve(group).isend(tensor, dst, tag)
+
+
+def irecv(
+    tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0
+) -> Work[TensorT]:
+    """As `recv` into `tensor` from `src` in `group` with a `tag`, but go on at once: the work's
+    `wait()` returns the tensor, and its `source_rank()` says who sent it. Raises ValueError if
+    `src` is not a rank of the group; what goes wrong later, `wait()` raises.
+
+    >>> work = unisono.irecv(torch.empty(2))
+    >>> unisono.send(torch.ones(2), comm.next)
+    >>> work.wait()
+    tensor([1., 1.])
+    """
+    return ResultWork(resolve(group).irecv(tensor, src, tag), tensor)
+
+
+def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
+    """Start many `messages` in `group` together, with a work for each; no order among them can make
+    them block each other. Raises ValueError for a message to or from what is not a rank of the
+    group.
+
+    >>> x = torch.empty(1)
+    >>> receive = unisono.Message("recv", x, peer=comm.prev)
+    >>> send = unisono.Message("send", torch.ones(1), peer=comm.next)
+    >>> for work in unisono.batch_isend_irecv([receive, send]):
+    ...     work.wait()
+    >>> x
+    tensor([1.])
+    """
+    return resolve(group).batch_isend_irecv(messages)

@@ -1,0 +1,53 @@
+"""What the functions take and return, for type checkers: tensor in, tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import Field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import torch
+
+from unisono.comm.base import Algorithm, Group, No, PremulSum, ReductionName, Tensor, Tensors, Yes
+
+if TYPE_CHECKING:
+    from torch.distributed import ReduceOp
+    from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
+else:
+    from typing import TypeVar as _TypeVar
+
+    def TypeVar(name: str, *, bound: Any, default: Any = None) -> Any:
+        return _TypeVar(name, bound=bound)
+
+
+__all__ = [
+    "Algorithm",
+    "Group",
+    "No",
+    "Op",
+    "OutT",
+    "StructureT",
+    "Tensor",
+    "TensorT",
+    "Tensors",
+    "Yes",
+]
+
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Op: TypeAlias = "ReductionName | Literal['prod'] | PremulSum | ReduceOp | ReduceOp.RedOpType"
+"""A reduction: by name, a PremulSum, or torch's."""
+
+Structure: TypeAlias = (
+    "Tensor | complex | Mapping[Any, object] | Sequence[object] | Dataclass | None"
+)
+"""A tensor, a number, or a structure of them; a Work is none."""
+
+TensorT = TypeVar("TensorT", bound="Tensor", default=torch.Tensor)
+StructureT = TypeVar("StructureT", bound="Structure")
+OutT = TypeVar("OutT", bound="Tensors")
