@@ -12,15 +12,31 @@ from typing import Any, TypedDict, Unpack
 
 
 class UnisonoError(RuntimeError):
-    """Base of everything that unisono raises on purpose, argument errors aside."""
+    """Base of everything that unisono raises on purpose, argument errors aside.
+
+    >>> issubclass(unisono.PeerLost, unisono.UnisonoError)
+    True
+    """
 
 
 class EngineUnavailable(UnisonoError):
-    """The native engine cannot run here (not Linux, or the library was not built)."""
+    """The native engine cannot run here (not Linux, or the library was not built).
+
+    >>> try:
+    ...     group = comm.split([0, 1])
+    ... except unisono.EngineUnavailable as error:
+    ...     print("take the backend gloo:", error)
+    """
 
 
 class TorchMissing(UnisonoError, ModuleNotFoundError):
-    """Something that needs torch was asked for, and torch is not installed."""
+    """Something that needs torch was asked for, and torch is not installed: `what` it was.
+
+    >>> try:
+    ...     import unisono.training
+    ... except unisono.TorchMissing as error:
+    ...     print(error)
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -31,11 +47,24 @@ class TorchMissing(UnisonoError, ModuleNotFoundError):
 
 
 class RendezvousError(UnisonoError):
-    """The ranks did not find each other, or may not work together."""
+    """The ranks did not find each other, or may not work together.
+
+    >>> try:
+    ...     unisono.Communicator.join(f"nobody but {comm.rank}", 0, 2, join_timeout_s=0.01)
+    ... except unisono.RendezvousError as error:
+    ...     print(error)
+    group nobody but ...: rank 1 of 2 did not come within 0.01 s
+    """
 
 
 class SegmentError(UnisonoError):
-    """Shared memory could not be had: a limit is too small, or the system refused."""
+    """Shared memory could not be had: a limit is too small, or the system refused.
+
+    >>> try:
+    ...     comm.all_reduce(torch.ones(1000))
+    ... except unisono.SegmentError as error:
+    ...     print("give the container more memory:", error)
+    """
 
 
 class _Where(TypedDict, total=False):
@@ -47,8 +76,16 @@ class _Where(TypedDict, total=False):
 class GroupError(UnisonoError):
     """Something went wrong in a call on a group. After it the group is poisoned.
 
-    `rank` is this rank within `group`, `call` the number of the call that failed. Where the
-    program is watched (`unisono.watch`), `report` says what every rank was doing.
+    `rank` is this rank within `group`, `call` the number of the call that failed. Where the program
+    is watched (`unisono.watch`), `report` says what every rank was doing.
+
+    >>> pair = comm.split([0, 1])
+    >>> pair.abort("an example")
+    >>> try:
+    ...     pair.barrier()
+    ... except unisono.GroupError as error:
+    ...     print(error.rank == comm.rank, error is pair.errored or str(error) == str(pair.errored))
+    True True
     """
 
     def __init__(self, message: str, *, rank: int = -1, group: str = "", call: int = 0) -> None:
@@ -64,6 +101,13 @@ class CollectiveMismatch(GroupError):
 
     `calls` says, for each rank, what it called (None: it had not arrived) and `sites` at which
     line; `culprits` are the ranks that differ from a strict majority, empty where there is none.
+
+    >>> pair = comm.split([0, 1])
+    >>> try:
+    ...     pair.all_reduce(torch.ones(1 + comm.rank))
+    ... except unisono.CollectiveMismatch as error:
+    ...     print(error.calls[1], error.culprits)
+    all_reduce of float32, 2 elements, sum ()
     """
 
     def __init__(
@@ -83,7 +127,16 @@ class CollectiveMismatch(GroupError):
 
 class CollectiveTimeout(GroupError):
     """A call did not finish by its deadline. `arrived` and `missing` are ranks of the group;
-    `stalled` are those that came and then moved less data than the others wait for."""
+    `stalled` are those that came and then moved less data than the others wait for.
+
+    >>> pair = comm.split([0, 1])
+    >>> if comm.rank == 0:
+    ...     try:
+    ...         pair.barrier(timeout_s=0.01)  # rank 1 does not come
+    ...     except unisono.CollectiveTimeout as error:
+    ...         assert (error.arrived, error.missing) == ((0,), (1,))
+    >>> comm.barrier()  # rank 1 waits here
+    """
 
     def __init__(
         self,
@@ -101,7 +154,17 @@ class CollectiveTimeout(GroupError):
 
 
 class PeerLost(GroupError):
-    """A peer left the group while others still needed it. `peer` is its rank in the group."""
+    """A peer left the group while others still needed it. `peer` is its rank in the group.
+
+    >>> pair = comm.split([0, 1])
+    >>> if comm.rank == 1:
+    ...     pair.close()
+    ... else:
+    ...     try:
+    ...         pair.barrier()
+    ...     except unisono.PeerLost as error:
+    ...         assert error.peer == 1
+    """
 
     def __init__(self, message: str, *, peer: int = -1, **where: Unpack[_Where]) -> None:
         super().__init__(message, **where)
@@ -109,12 +172,31 @@ class PeerLost(GroupError):
 
 
 class MessageMismatch(GroupError):
-    """A message has another dtype or size than its receiver wants."""
+    """A message has another dtype or size than its receiver wants.
+
+    >>> pair = comm.split([0, 1])
+    >>> try:
+    ...     if comm.rank == 0:
+    ...         pair.send(torch.ones(2), dst=1)
+    ...     else:
+    ...         pair.recv(torch.empty(3), src=0)
+    ... except unisono.MessageMismatch as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class DeadlockError(GroupError):
     """Ranks wait for each other's messages in a circle; `cycle` lists them, each waiting for the
-    next and the last for the first."""
+    next and the last for the first.
+
+    >>> pair = comm.split([0, 1])
+    >>> try:
+    ...     pair.recv(torch.empty(1), src=pair.next)  # both receive, nobody sends
+    ... except unisono.DeadlockError as error:
+    ...     print(sorted(error.cycle))
+    [0, 1]
+    """
 
     def __init__(self, message: str, *, cycle: Sequence[int] = (), **where: Unpack[_Where]) -> None:
         super().__init__(message, **where)
@@ -123,7 +205,17 @@ class DeadlockError(GroupError):
 
 class GroupAborted(GroupError):
     """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did, `reason` what
-    was given to `abort`."""
+    was given to `abort`.
+
+    >>> pair = comm.split([0, 1])
+    >>> if comm.rank == 1:
+    ...     pair.abort("out of data")
+    >>> try:
+    ...     pair.barrier()
+    ... except unisono.GroupAborted as error:
+    ...     print(error.peer, error.reason)
+    1 out of data
+    """
 
     def __init__(
         self, message: str, *, peer: int = -1, reason: str = "", **where: Unpack[_Where]
@@ -134,15 +226,33 @@ class GroupAborted(GroupError):
 
 
 class GroupClosed(GroupError):
-    """The group was closed in this process, or belongs to the process that forked this one."""
+    """The group was closed in this process, or belongs to the process that forked this one.
+
+    >>> own = comm.split([comm.rank])
+    >>> own.close()
+    >>> try:
+    ...     own.barrier()
+    ... except unisono.GroupClosed:
+    ...     print("closed")
+    closed
+    """
 
 
 class WeightUpdateError(UnisonoError):
     """A weight update failed.
 
-    `failed` says what was wrong with each rank of the group that is at fault. `committed`
-    says whether the engines that live serve `version` all the same. `group_ended`: the group is of
-    no more use, close it and join again; otherwise the next update may follow on it.
+    `failed` says what was wrong with each rank of the group that is at fault. `committed` says
+    whether the engines that live serve `version` all the same. `group_ended`: the group is of no
+    more use, close it and join again; otherwise the next update may follow on it.
+
+    >>> from unisono.training import weight_update
+    >>> pair = comm.split([0, 1])
+    >>> pair.abort("an example")
+    >>> try:
+    ...     weight_update(torch.nn.Linear(2, 2), pair)
+    ... except unisono.WeightUpdateError as error:
+    ...     print(error.group_ended)
+    True
     """
 
     def __init__(
@@ -165,6 +275,14 @@ class WeightMismatch(WeightUpdateError):
     """Trainer and engines do not hold the same tensors; nothing was moved.
 
     `differences` has one line for each: the name, what the trainer holds, what an engine holds.
+
+    >>> from unisono.training import weight_update
+    >>> model = torch.nn.Linear(2 + comm.rank, 2, bias=False)
+    >>> try:
+    ...     weight_update(model, comm, src=0)
+    ... except unisono.WeightMismatch as error:
+    ...     print(error.differences)
+    (('weight', 'float32 (2, 2)', 'rank 1: float32 (2, 3)'),)
     """
 
     def __init__(self, message: str, *, differences: Sequence[tuple[str, str, str]] = ()) -> None:
@@ -174,11 +292,14 @@ class WeightMismatch(WeightUpdateError):
 
 @dataclass(frozen=True)
 class RankEnding:
-    """How one rank of a launch ended.
+    """How one rank of a launch ended: `rank`, and whether it `failed`.
 
     `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
     when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
     `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote.
+
+    >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
+    'was killed'
     """
 
     rank: int
@@ -193,7 +314,17 @@ class RankEnding:
 
 
 class RanksFailed(UnisonoError):
-    """Ranks of a launch failed. `first` is the first one, `endings` says how each rank ended."""
+    """Ranks of a launch failed. `first` is the first one, `endings` says how each rank ended.
+
+    >>> def work():
+    ...     if unisono.get_rank() == 1:
+    ...         raise ValueError("no such file")
+    >>> try:
+    ...     unisono.launch(work, ranks=2, capture=True)
+    ... except unisono.RanksFailed as error:
+    ...     print(error.first, error.endings[1].traceback.splitlines()[-1])
+    1 ValueError: no such file
+    """
 
     def __init__(
         self, message: str, *, first: int = -1, endings: Sequence[RankEnding] = ()
@@ -204,7 +335,17 @@ class RanksFailed(UnisonoError):
 
 
 class RanksTimedOut(RanksFailed):
-    """The ranks of a launch were not done in time; `endings` has the stack of each."""
+    """The ranks of a launch were not done in time; `endings` has the stack of each.
+
+    >>> import threading
+    >>> def work():
+    ...     threading.Event().wait()
+    >>> try:
+    ...     unisono.launch(work, ranks=1, timeout=0.3, capture=True)
+    ... except unisono.RanksTimedOut as error:
+    ...     print(len(error.endings))
+    1
+    """
 
 
 class ScheduleError(UnisonoError):

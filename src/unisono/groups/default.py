@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from unisono.comm.base import Group
 from unisono.groups.manager import ProcessGroupManager
 
 _default: ProcessGroupManager | None = None
@@ -15,7 +14,7 @@ def setup_process_group_manager(
     pp_size: int = 1,
     dp_size: int = 1,
     ep_size: int = 1,
-    group: Any = None,
+    group: Group = None,
 ) -> ProcessGroupManager:
     """Make a ProcessGroupManager and let `get_process_group_manager` return it, on this rank.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.environment import read_local_rank, read_rank_info
 from unisono.groups.axis_group import AxisGroup
 from unisono.groups.parents import Parent, parent_of
@@ -180,7 +180,7 @@ class ProcessGroupManager:
         pp_size: int = 1,
         dp_size: int = 1,
         ep_size: int = 1,
-        group: Any = None,
+        group: Group = None,
     ) -> None:
         sizes = {"dp": dp_size, "pp": pp_size, "cp": cp_size, "ep": ep_size, "tp": tp_size}
         if ep_size == 1:
@@ -309,12 +309,12 @@ class ProcessGroupManager:
         manager; a dimension for each axis. Every rank calls it, for all groups along one axis are
         made.
 
+        Raises UnisonoError where torch.distributed is not started.
+
         >>> import torch.distributed as dist  # initialised
         >>> manager = unisono.ProcessGroupManager(tp_size=2)
         >>> manager.to_device_mesh().mesh_dim_names
         ('dp', 'pp', 'cp', 'tp')
-
-        Raises UnisonoError where torch.distributed is not started.
         """
         require_torch("to_device_mesh")
         import torch

@@ -38,8 +38,8 @@ PATIENCE_S = 2.0
 def launch(
     fn: Callable[..., Result],
     ranks: int,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     timeout: float | None = None,
     threads: int | None = None,
@@ -52,16 +52,20 @@ def launch(
     Inside, `unisono.init()` needs no arguments, and neither does torch's `init_process_group`: it
     finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE and, unless MASTER_ADDR and MASTER_PORT
     are set, a store without a port. `fn` may be any function: of a module, of the program itself,
-    of a notebook, a lambda, a closure.
+    of a notebook, a lambda, a closure; it is called with `args` and `kwargs` on every rank.
 
     What the ranks write comes line by line with the rank's name before it. With `capture` it is
-    kept for the exception instead, and with `on_line` every line goes to
-    `on_line(rank, "stdout" or "stderr", line)`. Each rank gets `threads` threads; without, as many
-    as fit the cores, unless OMP_NUM_THREADS is set. `pin` binds each rank to its share of the
-    cores.
+    kept for the exception instead, and with `on_line` every line goes to `on_line(rank, "stdout" or
+    "stderr", line)`. Each rank gets `threads` threads; without, as many as fit the cores, unless
+    OMP_NUM_THREADS is set. `pin` binds each rank to its share of the cores.
 
     Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
     rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
+
+    >>> def work(base):
+    ...     return base + unisono.get_rank()
+    >>> unisono.launch(work, ranks=2, args=(10,))
+    [10, 11]
     """
     _check(fn, ranks, timeout, threads)
     args = _checked_arguments(fn, args, kwargs)

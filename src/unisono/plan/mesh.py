@@ -26,10 +26,15 @@ _SHOWN_MEMBERS = 8
 
 @dataclass(frozen=True, init=False, repr=False)
 class Mesh:
-    """Ranks 0, 1, ... laid out along named axes, the last axis fastest.
+    """Ranks 0, 1, ... laid out along named axes, the last axis fastest; `sizes` says how many ranks
+    each axis has.
 
     A mesh is a value: it never changes, and two with the same axes, sizes and order are equal.
     Raises ValueError for no axes, sizes below one and names that are not identifiers.
+
+    >>> mesh = unisono.Mesh({"dp": 2, "tp": 4})
+    >>> mesh.size, mesh["tp"], mesh.axes
+    (8, 4, ('dp', 'tp'))
     """
 
     axes: tuple[str, ...]
@@ -64,14 +69,24 @@ class Mesh:
     # -- ranks and coordinates -------------------------------------------------------------------
 
     def coordinates(self, global_rank: int) -> dict[str, int]:
-        """Where a rank stands along each axis."""
+        """Where the rank `global_rank` stands along each axis. Raises ValueError if there is no
+        such rank.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 4}).coordinates(5)
+        {'dp': 1, 'tp': 1}
+        """
         if not 0 <= global_rank < self.size:
             raise ValueError(f"there is no rank {global_rank} among {self.size:,} ranks")
         where = np.unravel_index(global_rank, self.shape)
         return {axis: int(position) for axis, position in zip(self.axes, where, strict=True)}
 
     def rank_at(self, **coordinates: int) -> int:
-        """The rank that stands there. Axes that are not named count from 0."""
+        """The rank that stands at these `coordinates`. Axes that are not named count from 0. Raises
+        ValueError for a position outside its axis, or an axis that does not exist.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 4}).rank_at(dp=1, tp=1)
+        5
+        """
         for axis, position in coordinates.items():
             if not 0 <= position < self[axis]:
                 raise ValueError(
@@ -81,11 +96,22 @@ class Mesh:
         return int(np.ravel_multi_index(where, self.shape))
 
     def next(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
-        """The rank one further along an axis. At its end None, or the first one if `cyclic`."""
+        """The rank one further than `global_rank` along an `axis`. At its end None, or the first
+        one if `cyclic`. Raises ValueError if there is no such rank or axis.
+
+        >>> mesh = unisono.Mesh({"dp": 2, "tp": 4})
+        >>> mesh.next(3, "dp"), mesh.next(3, "tp"), mesh.next(3, "tp", cyclic=True)
+        (7, None, 0)
+        """
         return self._neighbour(global_rank, axis, 1, cyclic)
 
     def prev(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
-        """The rank one before along an axis. At its start None, or the last one if `cyclic`."""
+        """The rank one before `global_rank` along an `axis`. At its start None, or the last one if
+        `cyclic`. Raises ValueError if there is no such rank or axis.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 4}).prev(4, "dp")
+        0
+        """
         return self._neighbour(global_rank, axis, -1, cyclic)
 
     def _neighbour(self, global_rank: int, axis: str, step: int, cyclic: bool) -> int | None:
@@ -98,15 +124,24 @@ class Mesh:
     # -- groups ----------------------------------------------------------------------------------
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """All groups whose members differ along these axes alone: each rank is in exactly one.
+        """All groups whose members differ along these `axes` alone: each rank is in exactly one.
 
-        Members stand in ascending order, whatever the order in which the axes are named.
+        Members stand in ascending order, whatever the order in which the axes are named. Raises
+        ValueError for an axis that does not exist or is named twice.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 2}).groups("dp")
+        [[0, 2], [1, 3]]
         """
         groups: list[list[int]] = self._groups(axes).tolist()
         return groups
 
     def members(self, global_rank: int, *axes: str) -> list[int]:
-        """The group along these axes that a rank is in, in ascending order."""
+        """The group along these `axes` that the rank `global_rank` is in, in ascending order.
+        Raises ValueError if there is no such rank or axis.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 2}).members(3, "dp")
+        [1, 3]
+        """
         where = self.coordinates(global_rank)
         asked = self._positions(axes)
         index = tuple(
@@ -130,7 +165,14 @@ class Mesh:
     # -- does it fit? ----------------------------------------------------------------------------
 
     def check_world(self, world_size: int) -> None:
-        """Raise ValueError unless the mesh has exactly `world_size` ranks; it says what would."""
+        """Do nothing if the mesh has exactly `world_size` ranks. Raises ValueError otherwise, which
+        says what would fit.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 4}).check_world(12)
+        Traceback (most recent call last):
+            ...
+        ValueError: dp 2 x tp 4 = 8 ranks, but the world has 12. What fits: dp 3 x tp 4; ...
+        """
         if self.size == world_size:
             return
         if world_size < 1:
@@ -142,7 +184,12 @@ class Mesh:
         )
 
     def reshaped(self, sizes: Mapping[str, int]) -> Mesh:
-        """The same ranks along other axes. Raises ValueError if that would be another number."""
+        """The same ranks along other axes, of these `sizes`. Raises ValueError if that would be
+        another number.
+
+        >>> unisono.Mesh({"dp": 2, "tp": 4}).reshaped({"pp": 8})
+        Mesh({'pp': 8})
+        """
         mesh = Mesh(sizes)
         mesh.check_world(self.size)
         return mesh
@@ -192,10 +239,20 @@ class Mesh:
         joint: Sequence[Sequence[str]] = (),
         nodes: Sequence[str] | None = None,
     ) -> str:
-        """A table of every axis, and of the joint groups asked for: how many groups of which size,
-        how far apart their members are, and over how many nodes a group reaches. Ranks are taken to
-        fill nodes one after another, or `nodes` names the node of each. A mesh of at most 64 ranks
-        is listed group by group below."""
+        """A table of every axis, and of the `joint` groups asked for: how many groups of which
+        size, how far apart their members are, and over how many nodes a group reaches. Ranks are
+        taken to fill nodes of `ranks_per_node` one after another, or `nodes` names the node of
+        each. A mesh of at most 64 ranks is listed group by group below.
+
+        Raises ValueError for a node without ranks, or if there are not as many `nodes` as ranks.
+
+        >>> print(unisono.Mesh({"dp": 2, "tp": 2}).describe(ranks_per_node=2))
+        4 ranks: dp 2 x tp 2, tp fastest; 2 nodes of 2 ranks
+        axis  size  groups  stride  reach          with rank 0
+        tp       2       2       1  within a node  0 1
+        dp       2       2       2  2 nodes        0 2
+        ...
+        """
         if nodes is None:
             if ranks_per_node < 1:
                 raise ValueError(f"a node has at least one rank, not {ranks_per_node}")

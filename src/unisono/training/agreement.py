@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy
 import torch
@@ -18,42 +18,61 @@ import torch
 from unisono.collectives.integers import device_of
 from unisono.collectives.objects import broadcast_object
 from unisono.collectives.primitives import all_reduce
+from unisono.comm.base import Group
 from unisono.errors import GroupError, UnisonoError
 from unisono.world.world import resolve
 
 
-def agree(value: Any, src: int = 0, group: Any = None) -> Any:
-    """Rank `src`'s value, on every rank; what the others pass is ignored.
+def agree(value: Any, src: int = 0, group: Group = None) -> Any:
+    """Rank `src`'s `value`, on every rank of `group` (None: the world); what the others pass is
+    ignored.
 
     It travels as plain data and arrives as it was: a learning rate keeps all its digits. Raises
     TypeError on every rank where it is not plain data (see `unisono.broadcast_object`).
+
+    >>> unisono.training.agree(0.1 if comm.rank == 0 else None)
+    0.1
     """
     return broadcast_object(value, src, group)
 
 
-def any_rank(flag: object, group: Any = None) -> bool:
-    """Whether the flag is true on any rank; the same answer on every rank."""
+def any_rank(flag: object, group: Group = None) -> bool:
+    """Whether the `flag` is true on any rank of `group` (None: the world); the same answer on every
+    rank. Raises a GroupError if a rank does not come.
+
+    >>> unisono.training.any_rank(comm.rank == 1)
+    True
+    """
     return _vote(flag, "max", group)
 
 
-def all_ranks(flag: object, group: Any = None) -> bool:
-    """Whether the flag is true on all ranks; the same answer on every rank."""
+def all_ranks(flag: object, group: Group = None) -> bool:
+    """Whether the `flag` is true on all ranks of `group` (None: the world); the same answer on
+    every rank. Raises a GroupError if a rank does not come.
+
+    >>> unisono.training.all_ranks(comm.rank == 1)
+    False
+    """
     return _vote(flag, "min", group)
 
 
-def _vote(flag: object, op: str, group: Any) -> bool:
+def _vote(flag: object, op: Literal["min", "max"], group: Any) -> bool:
     comm = resolve(group)
     vote = torch.tensor([bool(flag)], dtype=torch.uint8, device=device_of(comm))
     return bool(all_reduce(vote, op, comm))
 
 
-def sync_seed(seed: SupportsIndex | None = None, group: Any = None) -> int:
-    """Seed torch, NumPy and random with the same number on every rank, and return it.
+def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
+    """Seed torch, NumPy and random with the same number on every rank of `group` (None: the world),
+    and return it.
 
-    It is rank 0's seed; where rank 0 passes None, a new one. Ranks that are to draw different
+    It is rank 0's `seed`; where rank 0 passes None, a new one. Ranks that are to draw different
     numbers, for dropout say, go on with `torch.manual_seed(seed + rank)`.
 
     Raises ValueError on every rank if rank 0's seed is not a whole number from 0 to 2**63 - 1.
+
+    >>> unisono.training.sync_seed(17 if comm.rank == 0 else None)
+    17
     """
     comm = resolve(group)
     if comm.rank == 0 and seed is None:
@@ -71,15 +90,21 @@ def sync_seed(seed: SupportsIndex | None = None, group: Any = None) -> int:
 
 
 @contextmanager
-def main_process_first(group: Any = None) -> Iterator[None]:
-    """A block that rank 0 runs first, and the others once it has: to download, unpack or save.
+def main_process_first(group: Group = None) -> Iterator[None]:
+    """A block that rank 0 of `group` (None: the world) runs first, and the others once it has: to
+    download, unpack or save.
 
-        with main_process_first():
-            data = load_or_prepare(path)  # rank 0 prepares, the others find it done
-
-    If the block fails on rank 0, every rank raises: rank 0 its own exception, the others
+    Raises, if the block fails on rank 0, on every rank: rank 0 its own exception, the others
     UnisonoError with its text, and none of them runs the block. The block itself must not
     communicate. The others wait as long as the group's deadline lets them.
+
+    >>> import os, tempfile
+    >>> folder = unisono.broadcast_object(tempfile.mkdtemp() if comm.rank == 0 else None)
+    >>> with unisono.training.main_process_first():
+    ...     path = os.path.join(folder, "data")
+    ...     if not os.path.exists(path):
+    ...         assert comm.rank == 0
+    ...         open(path, "w").close()
     """
     comm = resolve(group)
     if comm.rank != 0:

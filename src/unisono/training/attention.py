@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.statistics import widen
-from unisono.comm.base import Communicator, Message, Work
+from unisono.comm.base import Communicator, Group, Message, Work
 from unisono.world.world import resolve
 
 _KEYS, _SLOPES = 0, 1
@@ -25,22 +25,27 @@ def ring_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    group: Any = None,
+    group: Group = None,
     *,
     causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's queries to all ranks' keys and values, with gradients.
 
-    The sequence is cut in rank order, into shards of any lengths; a rank has queries, keys and
-    values of its own positions, and gets the result for them. Keys and values go round in a ring
-    (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank works on the block that it has
-    while it sends it on and receives the next. Each rank sends its keys and values `size - 1`
-    times; in backward again, and their gradients `size` times.
+    The sequence is cut in rank order, into shards of any lengths; a rank of `group` (None: the
+    world) has `query`, `key` and `value` of its own positions, and gets the result for them. Keys
+    and values go round in a ring (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank
+    works on the block that it has while it sends it on and receives the next. Each rank sends its
+    keys and values `size - 1` times; in backward again, and their gradients `size` times.
 
     `causal` hides later positions; blocks that are hidden whole are passed on and not computed.
     `scale` is 1 / sqrt(width) unless given. Backward is collective, as in `unisono.differentiable`:
     all ranks' inputs want gradients, or none. Raises ValueError for shapes that do not fit.
+
+    >>> query = key = torch.zeros(3, 4)  # three positions of six
+    >>> value = torch.full((3, 4), float(comm.rank))
+    >>> unisono.training.ring_attention(query, key, value)[0]
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     comm = resolve(group)
     width = _width(comm, query, key, value)
@@ -54,19 +59,27 @@ def tree_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    group: Any = None,
+    group: Group = None,
     *,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Attention of the same few queries, on every rank, to all ranks' keys and values: decoding
-    with a cache that is cut over ranks, in any way. Every rank has the result.
+    with a cache that is cut over the ranks of `group` (None: the world), in any way. Every rank has
+    the result.
 
-    All that moves is, for each query, the maximum, the sum and the weighted values of each rank's
+    All that moves is, for each `query`, the maximum, the sum and the weighted values of each rank's
     softmax, in one call: an all_reduce by an operator of its own (Shyam et al., "Tree attention",
-    2024, with one call instead of two). `mask` is True where a query may see one of this rank's
-    keys; where it sees none on any rank, the result is zero. There are no gradients: ValueError if
-    one is wanted.
+    2024, with one call instead of two). `key` and `value` are this rank's; `mask` is True where a
+    query may see one of this rank's keys; where it sees none on any rank, the result is zero.
+    `scale` is 1 / sqrt(width) unless given.
+
+    There are no gradients. Raises ValueError if one is wanted, or for shapes that do not fit.
+
+    >>> query, key = torch.zeros(1, 4), torch.zeros(3, 4)
+    >>> value = torch.full((3, 4), float(comm.rank))
+    >>> unisono.training.tree_attention(query, key, value)
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
     comm = resolve(group)
     width = _width(comm, query, key, value)

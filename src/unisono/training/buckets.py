@@ -24,7 +24,7 @@ import torch
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.refusals import refuse_type
 from unisono.collectives.statistics import HALF_DTYPES
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
 from unisono.training.memory import shares_storage
@@ -35,7 +35,7 @@ Parameters: TypeAlias = (
 
 _SCALED_BEFORE = (torch.float32, torch.float64)
 UNUSED = ("error", "zero")
-_OPS = {"mean": "avg", "avg": "avg", "sum": "sum"}
+_OPS: dict[str, Reduction] = {"mean": "avg", "avg": "avg", "sum": "sum"}
 
 
 class NamedParameter(NamedTuple):  # in a hurry to be made: models have many parameters
@@ -85,9 +85,9 @@ def check_the_same_everywhere(
     for rank, theirs in enumerate(everyone):
         if theirs != first_options:
             raise ValueError(f"rank 0 has {first_options}, and rank {rank} {theirs}")
-    everyone = all_gather_object(mine, comm)
-    for rank, theirs in enumerate(everyone):
-        pairs = zip_longest(everyone[0], theirs, fillvalue="no more")
+    lists = all_gather_object(mine, comm)
+    for rank, listed in enumerate(lists):
+        pairs = zip_longest(lists[0], listed, fillvalue="no more")
         for number, (first, other) in enumerate(pairs):
             if first != other:
                 raise ValueError(
@@ -104,7 +104,7 @@ class GradientBucket:
         self,
         parameters: Sequence[NamedParameter],
         comm: Communicator,
-        op: str,
+        op: Reduction,
         kept: bool,
         wide: bool,
     ) -> None:
@@ -274,7 +274,7 @@ def buckets_of(
     parameters: Sequence[NamedParameter],
     comm: Communicator,
     bucket_bytes: int,
-    op: str,
+    op: Reduction,
     *,
     kept: bool,
     wide: bool = False,
@@ -314,7 +314,7 @@ def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:
         )
 
 
-def check_options(bucket_bytes: int, unused: str, op: str) -> str:
+def check_options(bucket_bytes: int, unused: str, op: str) -> Reduction:
     """The Communicator's name of `op`. Raises ValueError for what nobody knows."""
     if unused not in UNUSED:
         raise ValueError(f"unused is {unused!r}: use {' or '.join(map(repr, UNUSED))}")

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
 from unisono.collectives.reductions import reduction
 from unisono.collectives.refusals import check_rank, refuse_type
 from unisono.collectives.results import ResultWork
-from unisono.comm.base import Communicator, Work
+from unisono.collectives.types import No, Op, Yes
+from unisono.comm.base import Communicator, Group, Work
 from unisono.comm.work import join_works
 from unisono.world.world import resolve
 
 Item = TypeVar("Item")
 
 
+@overload
 def reduce_many(
-    tensors: Iterable[torch.Tensor], op: Any = "sum", group: Any = None, *, async_op: bool = False
+    tensors: Iterable[torch.Tensor], op: Op = "sum", group: Group = None, *, async_op: No = False
+) -> list[torch.Tensor]: ...
+@overload
+def reduce_many(
+    tensors: Iterable[torch.Tensor], op: Op = "sum", group: Group = None, *, async_op: Yes
+) -> Work[list[torch.Tensor]]: ...
+def reduce_many(
+    tensors: Iterable[torch.Tensor], op: Any = "sum", group: Group = None, *, async_op: bool = False
 ) -> Any:
-    """Combine each of these tensors over all ranks, in place, in one message per dtype.
+    """Combine each of these `tensors` over all ranks of `group` (None: the world) by `op`, in
+    place, in one message per dtype.
 
     All ranks pass tensors of the same shapes and dtypes in the same order. Returns them as a list;
-    with `async_op` a Work whose `wait()` does.
+    with `async_op` a Work whose `wait()` does. Raises what `unisono.all_reduce` raises.
+
+    >>> unisono.training.reduce_many([torch.ones(1), torch.ones(2, dtype=torch.int64)])
+    [tensor([2.]), tensor([2, 2])]
     """
     comm = resolve(group)
     given = _dense(comm, "all_reduce", tensors)
@@ -73,8 +86,16 @@ def _span_bytes(tensor: torch.Tensor) -> int:
     return (1 + sum((length - 1) * stride for length, stride in steps)) * tensor.itemsize
 
 
-def broadcast_many(tensors: Iterable[torch.Tensor], src: int = 0, group: Any = None) -> None:
-    """Copy rank `src`'s tensors into those of all ranks, in one message per dtype."""
+def broadcast_many(tensors: Iterable[torch.Tensor], src: int = 0, group: Group = None) -> None:
+    """Copy rank `src`'s `tensors` into those of all ranks of `group` (None: the world), in one
+    message per dtype. Raises TypeError on every rank for what is not a dense tensor, ValueError if
+    `src` is not a rank.
+
+    >>> x, y = torch.full((1,), comm.rank), torch.full((1,), comm.rank + 0.5)
+    >>> unisono.training.broadcast_many([x, y], src=1)
+    >>> x, y
+    (tensor([1]), tensor([1.5000]))
+    """
     comm = resolve(group)
     check_rank(comm, "broadcast", src)
     for alike in group_alike(_dense(comm, "broadcast", tensors)):

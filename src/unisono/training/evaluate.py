@@ -15,7 +15,7 @@ from unisono.collectives import primitives, structures
 from unisono.collectives.integers import device_of
 from unisono.collectives.objects import all_gather_object, gather_object
 from unisono.collectives.refusals import check_rank, refuse_type
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 
 
@@ -24,9 +24,10 @@ def gather_in_order(
     indices: torch.Tensor | Sequence[int],
     total: int,
     dst: int = 0,
-    group: Any = None,
+    group: Group = None,
 ) -> Any:
-    """On rank `dst` the results of all ranks, in the order of the dataset; None elsewhere.
+    """On rank `dst` of `group` (None: the world) the results of all ranks, in the order of the
+    dataset; None elsewhere.
 
     `results` has this rank's results, rows of a tensor or a list of plain data (strings, dicts,
     ...), and `indices` says which sample each of them belongs to, of 0 to `total` - 1. Of a sample
@@ -36,6 +37,11 @@ def gather_in_order(
     Raises ValueError on every rank if a sample has no result or an index is out of range, if a
     rank's results and indices differ in number, or if ranks have results of different kinds;
     TypeError on a rank that passes something else.
+
+    >>> mine = {0: "first", 2: "third"} if comm.rank == 0 else {1: "second"}
+    >>> texts = unisono.training.gather_in_order([*mine.values()], [*mine], total=3)
+    >>> texts == (["first", "second", "third"] if comm.rank == 0 else None)
+    True
     """
     comm = resolve(group)
     check_rank(comm, "gather", dst)
@@ -60,15 +66,20 @@ def gather_in_order(
 
 
 def mean_over_samples(
-    sums: Mapping[str, float | torch.Tensor], count: int, group: Any = None
+    sums: Mapping[str, float | torch.Tensor], count: int, group: Group = None
 ) -> dict[str, float]:
-    """The mean of each of some quantities over all samples of all ranks, on every rank.
+    """The mean of each of some quantities over all samples of all ranks of `group` (None: the
+    world), on every rank.
 
-    `sums` has this rank's sums over its own `count` samples: of losses, of right answers, ...
-    One message, in float64. The mean of the ranks' means would be wrong where ranks have
-    different numbers of samples.
+    `sums` has this rank's sums over its own `count` samples: of losses, of right answers, ... One
+    message, in float64. The mean of the ranks' means would be wrong where ranks have different
+    numbers of samples.
 
     Raises ValueError on every rank if their quantities differ or nobody has a sample.
+
+    >>> sums, count = ({"loss": 1.0}, 1) if comm.rank == 0 else ({"loss": 6.0}, 3)
+    >>> unisono.training.mean_over_samples(sums, count)
+    {'loss': 1.75}
     """
     comm = resolve(group)
     try:

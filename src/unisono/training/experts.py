@@ -19,7 +19,7 @@ import torch
 
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.refusals import refuse_type
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 
 
@@ -31,6 +31,10 @@ class DispatchedTokens:
     `counts` says how many each expert has, so that `tokens.split(counts)` has a part for each.
     `dropped` says of each of this rank's own choices, of the shape of `experts`, whether there was
     no room for it; `capacity` is how many tokens an expert had room for, None for any number.
+
+    >>> there = unisono.training.dispatch_tokens(torch.ones(1, 4), torch.tensor([[0]]), 2)
+    >>> there.counts == ([2] if comm.rank == 0 else [0]), there.capacity
+    (True, None)
     """
 
     tokens: torch.Tensor
@@ -48,7 +52,7 @@ def dispatch_tokens(
     tokens: torch.Tensor,
     experts: torch.Tensor,
     num_experts: int,
-    group: Any = None,
+    group: Group = None,
     *,
     capacity_factor: float | None = None,
 ) -> DispatchedTokens:
@@ -127,9 +131,9 @@ def combine_tokens(
 ) -> torch.Tensor:
     """Bring the experts' outputs back; every rank has, for each of its tokens, their weighted sum.
 
-    `outputs` has a row for each row of `dispatched.tokens`, in that order, of any width. `weights`
-    has the shape of the experts that were chosen; without, outputs are just added. A choice that
-    was dropped counts as zero. Gradients flow back to `outputs` and `weights`.
+    `outputs` has a row for each token of `dispatched`, in that order, of any width. `weights` has
+    the shape of the experts that were chosen; without, outputs are just added. A choice that was
+    dropped counts as zero. Gradients flow back to `outputs` and `weights`.
 
     Every rank of the group calls it, once for each `dispatch_tokens` and in the same order. Raises
     ValueError, on every rank, where shapes do not fit.
@@ -194,7 +198,7 @@ class ExpertParallel(torch.nn.Module):
         gate: torch.nn.Module,
         experts: Iterable[torch.nn.Module],
         top_k: int = 2,
-        group: Any = None,
+        group: Group = None,
         *,
         capacity_factor: float | None = None,
         loss: str = "mean",
@@ -212,7 +216,13 @@ class ExpertParallel(torch.nn.Module):
         self._scale = self.comm.size if loss == "mean" else 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The experts' results for `x`, whose last dimension is the width of a token."""
+        """The experts' results for `x`, whose last dimension is the width of a token; every rank
+        has those for its own. Raises what `dispatch_tokens` raises.
+
+        >>> layer = unisono.training.ExpertParallel(torch.nn.Linear(4, 2), [torch.nn.Identity()])
+        >>> layer(torch.ones(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
+        """
         tokens = x.reshape(-1, x.shape[-1])
         scores, chosen = self.gate(tokens).topk(self.top_k)
         there = dispatch_tokens(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unisono.collectives.integers import device_of
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.errors import UnisonoError
 from unisono.training.buckets import (
     BucketReduction,
@@ -36,11 +36,16 @@ _BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20
 
 @dataclass(frozen=True)
 class GradientReport:
-    """What a GradientSync has done so far, on this rank.
+    """How much a GradientSync has moved in how many `steps`, each `bytes` in `buckets`, and how
+    much of it was hidden.
 
     `communicating_s` is the time in which at least one bucket was under way, from its start to the
     moment at which it was seen to be over (at the next gradient, or in `finish`), waiting for
     slower ranks included; `waiting_s` is the part of it that `finish` had to wait.
+
+    >>> report = unisono.training.GradientReport(1, 1, 1000, communicating_s=0.004, waiting_s=0.001)
+    >>> report.hidden
+    0.75
     """
 
     steps: int
@@ -69,37 +74,40 @@ class GradientReport:
 
 
 class GradientSync:
-    """Averages the gradients of a model over the ranks of a group, in buckets, during backward.
-
-        sync = GradientSync(model, group)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for batch in batches:
-            loss_of(model, batch).backward()  # full buckets set out while it goes on
-            sync.finish()  # every rank has the mean of all ranks' gradients
-            optimizer.step()
-            optimizer.zero_grad()
+    """Averages the gradients of a `model` over the ranks of a `group`, in buckets, during backward.
 
     Making one is collective: parameters are compared, then those of rank `src`, and its buffers,
     are copied to all (`src=None` leaves them). After that each rank's `finish()` answers the
     others', once per step. The first step shows in which order backward makes gradients; from then
     on buckets are filled in rank 0's order.
 
-    `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono
-    have no second core each, for nothing is hidden behind a backward on the same core. With
-    `overlap=False` everything sets out in `finish`. `op` is "mean" or "sum". `unused` says what
-    happens where a rank has no gradient for a parameter: "error" raises on every rank and names
-    it; "zero" counts it as zero, and leaves the gradient None if no rank has one, as in a program
-    of one process. `accumulate_float32` adds up gradients in half precision, of several backward
-    passes and of all ranks, in float32, and rounds once.
+    `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono have
+    no second core each, for nothing is hidden behind a backward on the same core. Without `overlap`
+    everything sets out in `finish`. `op` is "mean" or "sum". `unused` says what happens where a
+    rank has no gradient for a parameter: "error" raises on every rank and names it; "zero" counts
+    it as zero, and leaves the gradient None if no rank has one, as in a program of one process.
+    `accumulate_float32` adds up gradients in half precision, of several backward passes and of all
+    ranks, in float32, and rounds once.
 
-    Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a
-    parameter belongs to another GradientSync that is not closed.
+    Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a parameter
+    belongs to another GradientSync that is not closed.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> sync = unisono.training.GradientSync(model)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for batch in (torch.full((1, 1), comm.rank + 1.0),):
+    ...     model(batch).sum().backward()  # full buckets set out while it goes on
+    ...     sync.finish()  # every rank has the mean of all ranks' gradients
+    ...     print(model.weight.grad)
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    tensor([[1.5000]])
     """
 
     def __init__(
         self,
         model: Parameters,
-        group: Any = None,
+        group: Group = None,
         *,
         bucket_bytes: int | None = None,
         overlap: bool = True,
@@ -220,7 +228,17 @@ class GradientSync:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in here add to this rank's gradients and send nothing; the first one
-        after it, or `finish`, sends the sums. All ranks do the same."""
+        after it, or `finish`, sends the sums. All ranks do the same.
+
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> sync = unisono.training.GradientSync(model)
+        >>> with sync.no_sync():
+        ...     model(torch.ones(1, 1)).sum().backward()
+        >>> model(torch.ones(1, 1)).sum().backward()
+        >>> sync.finish()
+        >>> model.weight.grad
+        tensor([[2.]])
+        """
         before, self._silent = self._silent, True
         try:
             yield
@@ -235,6 +253,13 @@ class GradientSync:
         All ranks call it once per step, even without a batch. Raises UnisonoError, on every rank
         and with the gradients in place, where `unused="error"` and a parameter had none; a
         GroupError if the communication failed.
+
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> sync = unisono.training.GradientSync([weight], op="sum")
+        >>> (weight * (comm.rank + 1)).sum().backward()
+        >>> sync.finish()
+        >>> weight.grad
+        tensor([3.])
         """
         self._complete()
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
@@ -291,8 +316,15 @@ class GradientSync:
     def discard(self) -> None:
         """Drop a step that went wrong: none of its gradients stays on this rank.
 
-        All ranks call it, or those that have met no error call `finish`, which then raises as
-        for parameters without gradients, unless everything had set out already.
+        All ranks call it, or those that have met no error call `finish`, which then raises as for
+        parameters without gradients, unless everything had set out already.
+
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> sync = unisono.training.GradientSync([weight])
+        >>> weight.sum().backward()
+        >>> sync.discard()
+        >>> weight.grad is None
+        True
         """
         for bucket in self._buckets:
             if not bucket.begun:
@@ -303,8 +335,18 @@ class GradientSync:
         self._start_step()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Have every `optimizer.step()` call `finish` first, unless the program has done so since
-        the latest backward pass. Returns the optimizer."""
+        """Have every step of this `optimizer` call `finish` first, unless the program has done so
+        since the latest backward pass. Returns the optimizer, whose `step()` then raises what
+        `finish` raises. Raises nothing itself.
+
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> sync = unisono.training.GradientSync([weight])
+        >>> optimizer = sync.attach(torch.optim.SGD([weight], lr=1.0))
+        >>> (weight * (comm.rank + 1)).sum().backward()
+        >>> loss = optimizer.step()
+        >>> weight
+        tensor([-1.5000], requires_grad=True)
+        """
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         return optimizer
 
@@ -316,7 +358,15 @@ class GradientSync:
         self._served.add(id(optimizer))
 
     def report(self) -> GradientReport:
-        """How much has moved so far, and how much of it was hidden behind backward."""
+        """How much has moved so far on this rank, and how much of it was hidden behind backward.
+
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> sync = unisono.training.GradientSync([weight])
+        >>> weight.sum().backward()
+        >>> sync.finish()
+        >>> sync.report().steps
+        1
+        """
         return GradientReport(
             self._steps,
             len(self._buckets),
@@ -326,7 +376,11 @@ class GradientSync:
         )
 
     def close(self) -> None:
-        """Leave the model and the optimizers alone from now on. Closing twice does nothing."""
+        """Leave the model and the optimizers alone from now on. Closing twice does nothing.
+
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> unisono.training.GradientSync([weight]).close()
+        """
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -346,7 +400,7 @@ def _default_bucket_bytes(comm: Communicator) -> int:
 
 def sync_gradients(
     parameters: Parameters,
-    group: Any = None,
+    group: Group = None,
     *,
     op: str = "mean",
     unused: str = "error",
@@ -354,12 +408,19 @@ def sync_gradients(
 ) -> None:
     """Average the gradients of a module, or of a list of parameters, over all ranks, in one call.
 
-    To be called after backward, by every rank, with parameters of the same shapes and dtypes in
-    the same order. `op` and `unused` are as in GradientSync.
+    To be called after backward, by every rank of `group` (None: the world), with `parameters` of
+    the same shapes and dtypes in the same order; about `bucket_bytes` travel at once. `op` and
+    `unused` are as in GradientSync. Raises what its `finish` raises.
+
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> (weight * (comm.rank + 1)).sum().backward()
+    >>> unisono.training.sync_gradients([weight])
+    >>> weight.grad
+    tensor([1.5000])
     """
-    op = check_options(bucket_bytes, unused, op)
+    known = check_options(bucket_bytes, unused, op)
     comm = resolve(group)
-    buckets = buckets_of(named_parameters_of(parameters), comm, bucket_bytes, op, kept=False)
+    buckets = buckets_of(named_parameters_of(parameters), comm, bucket_bytes, known, kept=False)
     with torch.no_grad():
         reductions = [bucket.begin() for bucket in buckets]
     missing: list[MissingGradient] = []

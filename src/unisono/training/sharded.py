@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives.norms import clip_grad_norm
 from unisono.collectives.refusals import refuse_type
-from unisono.comm.base import Communicator, Work
+from unisono.comm.base import Communicator, Group, Work
 from unisono.training.buckets import (
     MissingGradient,
     NamedParameter,
@@ -65,28 +65,33 @@ class _Row:
 
 
 class ShardedOptimizer:
-    """Any optimizer that treats every element alone (SGD, Adam, AdamW, ...), cut over the ranks.
-
-        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, group, lr=1e-3)
-        loss.backward()
-        optimizer.step()  # no GradientSync or DDP beside it: this takes the mean of the gradients
-        optimizer.zero_grad()
+    """Any optimizer that treats every element alone (SGD, Adam, AdamW, ...), cut over the ranks of
+    `group` (None: the world).
 
     `parameters` is a module, a list of parameters, or of dicts with "params" and options of their
     own, as torch's optimizers take them; `make` is called with this rank's shares. Making one is
     collective, and copies the parameters of rank `src` to all (`src=None` leaves them); they become
     views of one tensor for each group and dtype. `unused` is as in GradientSync, except that under
-    "zero" a parameter that no rank has a gradient for is updated, too, with zero.
+    "zero" a parameter that no rank has a gradient for is updated, too, with zero. There is no
+    GradientSync or DDP beside it: it takes the mean of the gradients itself.
 
     `inner` is the optimizer of this rank's shares: schedulers take it. Raises ValueError, on every
     rank, if the ranks' parameters or groups differ.
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> optimizer = unisono.training.ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> norm = optimizer.step(max_norm=1.0)
+    >>> optimizer.zero_grad()
+    >>> optimizer.param_groups[0]["lr"]
+    0.001
     """
 
     def __init__(
         self,
         parameters: Any,
         make: Callable[..., torch.optim.Optimizer],
-        group: Any = None,
+        group: Group = None,
         *,
         unused: str = "error",
         src: int | None = 0,
@@ -130,8 +135,15 @@ class ShardedOptimizer:
         parameters together, and their norm before is returned.
 
         Raises UnisonoError, on every rank and before anything has changed, where `unused="error"`
-        and a parameter had no gradient; ValueError if a parameter lies in other memory now.
-        Ctrl-C waits for the end of an update that has begun; a second Ctrl-C does not.
+        and a parameter had no gradient; ValueError if a parameter lies in other memory now. Ctrl-C
+        waits for the end of an update that has begun; a second Ctrl-C does not.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.SGD, lr=1.0)
+        >>> (weight * (comm.rank + 1)).sum().backward()
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([-1.5000, -1.5000])
         """
         works = []
         for row in self._rows:
@@ -165,7 +177,16 @@ class ShardedOptimizer:
         ]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of torch's optimizers; zeros instead of None save a copy in the next step."""
+        """As of torch's optimizers; with `set_to_none=False` zeros instead of None save a copy in
+        the next step: `set_to_none` is True unless it is given. Raises nothing.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.SGD, lr=1.0)
+        >>> weight.sum().backward()
+        >>> optimizer.zero_grad()
+        >>> weight.grad is None
+        True
+        """
         for row in self._rows:
             for parameter in row.parameters:
                 if set_to_none:
@@ -174,11 +195,24 @@ class ShardedOptimizer:
                     parameter.tensor.grad.detach().zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's share. It fits the same rank of a group of the same size."""
+        """The state of this rank's share. It fits the same rank of a group of the same size.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.Adam)
+        >>> sorted(optimizer.state_dict())
+        ['param_groups', 'state']
+        """
         return self.inner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned on the same rank of a group of the same size."""
+        """Take over the `state` that `state_dict` returned on the same rank of a group of the same
+        size. Raises what the optimizer's own `load_state_dict` raises: ValueError where it does not
+        fit.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.Adam)
+        >>> optimizer.load_state_dict(optimizer.state_dict())
+        """
         self.inner.load_state_dict(state)
 
 

@@ -65,15 +65,20 @@ def start(
     """Watch this process's communication from now on. Starting twice changes the settings.
 
     A call that has waited for `hang_s` (30 s, or UNISONO_WATCH_HANG_S) is reported once, as a
-    warning of the logger "unisono". `check` compares the calls of groups of other backends with
-    the peers' before data moves, as unisono's own always are: all ranks meet in each call, which
-    takes time and is not the program's own synchronisation. `stack_signal` is the signal by which
-    a process tells its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); one that the
+    warning of the logger "unisono". `check` compares the calls of groups of other backends with the
+    peers' before data moves, as unisono's own always are: all ranks meet in each call, which takes
+    time and is not the program's own synchronisation. `stack_signal` is the signal by which a
+    process tells its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); one that the
     program handles itself is left alone, with a warning. Reports are saved in the folder that
     UNISONO_WATCH_FOLDER names.
 
     Raises ValueError if `hang_s` is not above zero, UnisonoError if one of these variables has a
     value that makes no sense.
+
+    >>> unisono.watch.start(hang_s=60)
+    >>> unisono.watch.is_on()
+    True
+    >>> unisono.watch.stop()
     """
     _start(settings_of(hang_s, check, stack_signal))
 
@@ -99,8 +104,13 @@ def _start(settings: WatchSettings) -> None:
 
 
 def stop() -> None:
-    """Stop watching; groups of other backends that are watched stay so. Does nothing where the
-    watch is off."""
+    """Stop watching this process; groups of other backends that are watched stay so. Does nothing
+    where the watch is off.
+
+    >>> unisono.watch.stop()
+    >>> unisono.watch.is_on()
+    False
+    """
     global _monitor
     monitor, _monitor = _monitor, None
     exceptions.diagnose = torch_import.listener = None
@@ -125,36 +135,71 @@ def _watch_torch() -> None:
 
 
 def is_on() -> bool:
-    """Whether this process is watched."""
+    """Whether this process is watched.
+
+    >>> unisono.watch.start()
+    >>> unisono.watch.is_on()
+    True
+    >>> unisono.watch.stop()
+    """
     return _monitor is not None
 
 
 def reports() -> list[Report]:
-    """The reports about calls of this rank, the newest last."""
+    """The reports about calls of this rank, the newest last; empty where nothing went wrong, or the
+    watch is off.
+
+    >>> unisono.watch.reports()
+    []
+    """
     return list(_monitor.reports) if _monitor is not None else []
 
 
 def summary(pid: int | None = None) -> Summary:
-    """What the groups of this process (or of another one of this user) called, over all their
-    ranks: how often, how long, how fast, and who came late. Of each rank the last thousand calls
-    count. Any rank may ask, and no other one has to."""
+    """What the groups of this process (or of another one of this user, by its `pid`) called, over
+    all their ranks: how often, how long, how fast, and who came late. Of each rank the last
+    thousand calls count. Any rank may ask, and no other one has to.
+
+    Raises UnisonoError if there is no such process, or its records cannot be read.
+
+    >>> pair = comm.split([0, 1], "example")
+    >>> for _ in range(3):
+    ...     pair.all_reduce(torch.ones(1000))
+    >>> comm.barrier()  # whoever asks next sees the calls of both ranks
+    >>> [call.count for call in unisono.watch.summary().calls if call.group == pair.name]
+    [3]
+    """
     return summarise(read_process(os.getpid() if pid is None else pid))
 
 
 def step() -> None:
     """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, on every
     rank alike. Ranks that make different numbers of calls between two marks are then reported with
-    the step, within a second. Without marks the steps of torch's optimizers count."""
+    the step, within a second. Without marks the steps of torch's optimizers count.
+
+    >>> for _ in range(2):
+    ...     unisono.watch.step()
+    ...     comm.barrier()
+    """
     steps.mark()
 
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write what is called inside the `with` to a file that chrome://tracing and
+    """Write what is called inside the `with` to a file, `path`, that chrome://tracing and
     ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
     time by which each rank came after the first. All ranks enter; the lowest one writes.
 
     Raises UnisonoError if the file's folder does not exist.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.gettempdir(), f"trace-{os.getppid()}.json")
+    >>> with unisono.watch.trace(path):
+    ...     comm.all_reduce(torch.ones(1000))
+    >>> unisono.watch.stop()
+    >>> if comm.rank == 0:
+    ...     assert "all_reduce" in open(path).read()
+    ...     os.remove(path)
     """
     if _monitor is None:
         start()

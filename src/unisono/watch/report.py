@@ -18,10 +18,15 @@ _FORMAT = "unisono report 1"
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank of the group at hand. Texts are empty where nothing is known.
+    """One rank of the group at hand: `rank`, its `global_rank`, its `pid`, whether it has `arrived`
+    at the call. Texts are empty where nothing is known.
 
     `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
-    the call that it is in, `last` the last one that it finished, `state` what the system says.
+    the call that it is in, `last` the last one that it finished, `state` what the system says,
+    `stack` where it is, line by line.
+
+    >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
+    'is in data.py:41 in load'
     """
 
     rank: int
@@ -36,12 +41,21 @@ class RankReport:
     stack: tuple[str, ...] = ()
 
     def name(self) -> str:
-        """ "rank 1", or "rank 1 (global 3)" where its number in the world is another."""
+        """ "rank 1", or "rank 1 (global 3)" where its number in the world is another.
+
+        >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=True).name()
+        'rank 1 (global 3)'
+        """
         beside = f" (global {self.global_rank})" if self.global_rank != self.rank else ""
         return f"rank {self.rank}{beside}"
 
     def where(self) -> str:
-        """Where it is, for a sentence that begins with "it"."""
+        """Where it is, for a sentence that begins with "it".
+
+        >>> rank = unisono.watch.RankReport(1, 1, 7, True, call="barrier #2", place="a.py:3 in f")
+        >>> rank.where()
+        'is in barrier #2 (a.py:3)'
+        """
         if self.state:
             return self.state
         if not self.place:
@@ -54,9 +68,18 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is wrong with a group. `kind` is "hang", "lost", "cycle", "mismatch", "apart",
-    "stalled", "elsewhere" or "failed"; `culprits` are the ranks (of the group) that the verdict
-    names, `site` the line."""
+    """What is wrong with a `group` on a `backend`. `verdict` says it in one sentence, `details` say
+    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "stalled", "elsewhere" or
+    "failed".
+
+    `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
+    `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is
+    known of each rank.
+
+    >>> Report = unisono.watch.Report
+    >>> print(Report("lost", "rank 1 has ended", "world", "unisono", "barrier", 2, culprits=(1,)))
+    rank 1 has ended
+    """
 
     kind: str
     verdict: str
@@ -87,7 +110,12 @@ class Report:
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
-        """The same, and the stack of every rank that is known."""
+        """The same as printing it, and the stack of every rank that is known.
+
+        >>> Report = unisono.watch.Report
+        >>> Report("lost", "rank 1 has ended", "world", "gloo", "barrier", 2, (1,)).with_stacks()
+        'rank 1 has ended'
+        """
         lines = [str(self)]
         for rank in self.ranks:
             if rank.stack:
@@ -96,16 +124,40 @@ class Report:
         return "\n".join(lines)
 
     def to_text(self) -> str:
-        """All of it, for `from_text`."""
+        """All of it as JSON, for `from_text`.
+
+        >>> Report = unisono.watch.Report
+        >>> text = Report("lost", "rank 1 has ended", "world", "gloo", "barrier", 2, (1,)).to_text()
+        >>> import json
+        >>> json.loads(text)["verdict"]
+        'rank 1 has ended'
+        """
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it down, for `load` and `unisono doctor`."""
+        """Write it to the file `path`, for `load` and `unisono doctor`. Raises OSError if that
+        cannot be done.
+
+        >>> import tempfile
+        >>> Report = unisono.watch.Report
+        >>> report = Report("lost", "rank 1 has ended", "world", "gloo", "barrier", 2, (1,))
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     report.save(file.name)
+        ...     unisono.watch.load(file.name) == report
+        True
+        """
         Path(path).write_text(self.to_text() + "\n", encoding="utf-8")
 
 
 def load(path: str | os.PathLike[str]) -> Report:
-    """Read a report that was saved. Raises UnisonoError if the file holds none."""
+    """Read the report that was saved in the file `path`. Raises UnisonoError if the file holds
+    none.
+
+    >>> unisono.watch.load("/etc/hostname")
+    Traceback (most recent call last):
+        ...
+    unisono.errors.UnisonoError: /etc/hostname is not a report of unisono
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

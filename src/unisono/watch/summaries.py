@@ -48,7 +48,15 @@ class CallSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `unisono.watch.summary()` returns; printing it shows a table."""
+    """What `unisono.watch.summary()` returns; printing it shows a table.
+
+    `wall_s` is the time from the first call to the last, `calls` has an entry for each operation
+    and size of each group.
+
+    >>> comm.all_reduce(torch.ones(1000))
+    >>> print(unisono.watch.summary())
+    group ...
+    """
 
     wall_s: float
     calls: tuple[CallSummary, ...]
@@ -80,7 +88,11 @@ class Summary:
 
     def stragglers(self) -> list[tuple[int, int]]:
         """Ranks (of their groups) that came last in more than half of the calls in which somebody
-        was late, and in how many calls."""
+        was late, and in how many calls.
+
+        >>> unisono.watch.Summary(wall_s=0.0, calls=()).stragglers()
+        []
+        """
         late: dict[int, int] = {}
         for call in self.calls:
             if call.latest >= 0 and call.latest_count * 2 > call.count:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono import variables
-from unisono.comm.base import Communicator, Work
+from unisono.comm.base import Communicator, Group, Work
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
@@ -19,6 +19,7 @@ from unisono.world.start import StartedWorld, device_index, start
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
 
 _world: Communicator | None = None
 _start: StartedWorld | None = None
@@ -29,7 +30,7 @@ def init(
     *,
     rank: int | None = None,
     size: int | None = None,
-    rendezvous: str | os.PathLike[str] | int | Any | None = None,
+    rendezvous: str | os.PathLike[str] | int | Store | None = None,
     timeout_s: float | None = None,
     with_torch: bool | None = None,
 ) -> Communicator:
@@ -37,12 +38,12 @@ def init(
 
     Without arguments, rank and size come from the environment that `unisono.launch`, `unisono run`,
     torchrun, srun or mpirun has set; in a program that nobody launched the world is this one
-    process. `rendezvous` is a path that all ranks know and may write to, an inherited descriptor
-    of a file, or a torch Store.
+    process. `rank` and `size` say it instead, both or neither. `rendezvous` is a path that all
+    ranks know and may write to, an inherited descriptor of a file, or a torch Store.
 
     `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
-    run --backend`), else nccl where every rank has a GPU of its own, unisono where all ranks are
-    on one machine, gloo otherwise. On nccl the rank's GPU becomes torch's current device.
+    run --backend`), else nccl where every rank has a GPU of its own, unisono where all ranks are on
+    one machine, gloo otherwise. On nccl the rank's GPU becomes torch's current device.
 
     torch's default process group is made as well, over the same Communicator, if any rank has
     imported torch (`with_torch` says otherwise: True always, False never); one that is there
@@ -54,6 +55,12 @@ def init(
 
     Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
     machine; UnisonoError if there is a world already or the backend cannot be had.
+
+    >>> def work():
+    ...     with unisono.init() as comm:
+    ...         return comm.rank, comm.size
+    >>> unisono.launch(work, ranks=2)
+    [(0, 2), (1, 2)]
     """
     if _world is not None:
         raise UnisonoError(
@@ -81,12 +88,28 @@ def init(
 def setup(
     rank: int, world_size: int, backend: str = "auto", *, timeout_s: float | None = None
 ) -> Communicator:
-    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does.
+    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does:
+    each passes its `rank` and the `world_size`, and has the Communicator of all.
 
     The ranks meet in the store at MASTER_ADDR and MASTER_PORT where these are set, and otherwise
-    without a port: they know each other by the process that started them all.
+    without a port: they know each other by the process that started them all. `backend` and
+    `timeout_s` are those of `init`.
 
-    Raises what `init` raises.
+    Raises what `init` raises, and ValueError for a rank that does not lie in the world.
+
+    >>> from multiprocessing import get_context
+    >>> def work(rank, queue):
+    ...     queue.put(unisono.setup(rank, world_size=2).size)
+    ...     unisono.cleanup()
+    >>> context = get_context("fork")  # in place of unisono.launch(work, 2)
+    >>> queue = context.SimpleQueue()
+    >>> ranks = [context.Process(target=work, args=(rank, queue)) for rank in range(2)]
+    >>> for process in ranks:
+    ...     process.start()
+    >>> for process in ranks:
+    ...     process.join()
+    >>> queue.get(), queue.get()
+    (2, 2)
     """
     _check_rank(rank, world_size)
     launched = (variables.RANK.read(), variables.SIZE.read())
@@ -105,8 +128,15 @@ def setup(
 
 
 def shutdown() -> None:
-    """Leave the world: destroy the torch groups that `init` made, then close the Communicator.
-    Does nothing where `init` has not been called, or twice."""
+    """Leave the world: destroy the torch groups that `init` made, then close the Communicator. Does
+    nothing where `init` has not been called, or twice. `cleanup`, the other half of `setup`, is the
+    same.
+
+    >>> comm = unisono.init()  # in a program of one process
+    >>> unisono.shutdown()
+    >>> unisono.get_backend_reason()
+    'no world has started'
+    """
     global _world, _start
     ending, _world, _start = _start, None, None
     if ending is not None:
@@ -182,7 +212,7 @@ def get_world() -> Communicator:
     return resolve(None)
 
 
-def resolve(group: Any = None) -> Communicator:
+def resolve(group: Group = None) -> Communicator:
     """What moves the data of `group`: a Communicator (itself), a torch process group, or None.
 
     None is the world; where there is none, torch's default group; and in a program of one process
@@ -237,7 +267,7 @@ def _solo() -> Communicator:
     return SoloCommunicator()
 
 
-def get_rank(group: Any = None) -> int:
+def get_rank(group: Group = None) -> int:
     """This process's rank in `group`: a Communicator, a torch process group, or None for the world.
 
     Without a world it is the rank in torch's default group; without that, what the launcher has
@@ -251,7 +281,7 @@ def get_rank(group: Any = None) -> int:
     return _launched().rank if comm is None else comm.rank
 
 
-def get_world_size(group: Any = None) -> int:
+def get_world_size(group: Group = None) -> int:
     """How many ranks `group` has: a Communicator, a torch process group, or None for the world, as
     in `get_rank`. Raises what that raises.
 
@@ -282,7 +312,11 @@ def is_distributed() -> bool:
 
 def get_local_rank() -> int:
     """This process's number among the ranks of its machine, as its launcher says (LOCAL_RANK and
-    its like), or its rank in a world on one machine; 0 where nobody has started several."""
+    its like), or its rank in a world on one machine; 0 where nobody has started several.
+
+    >>> unisono.get_local_rank() == comm.rank  # all on this machine
+    True
+    """
     info = read_rank_info()
     if info is not None or "LOCAL_RANK" in os.environ:
         return read_local_rank()
@@ -290,13 +324,21 @@ def get_local_rank() -> int:
 
 
 def get_backend() -> str:
-    """What moves the data of the world: "unisono", "gloo", "nccl", ..."""
+    """What moves the data of the world: "unisono", "gloo", "nccl", ...; the same on every rank.
+
+    >>> unisono.get_backend()
+    'unisono'
+    """
     comm = _existing()
     return "unisono" if comm is None else comm.backend
 
 
 def get_backend_reason() -> str:
-    """Why the world has that backend."""
+    """Why the world has that backend, in a few words; the same on every rank.
+
+    >>> unisono.get_backend_reason()
+    'it was asked for'
+    """
     return "no world has started" if _start is None else _start.reason
 
 
@@ -323,10 +365,10 @@ def get_device(rank: int | None = None) -> torch.device:
 
 
 @overload
-def barrier(group: Any = None, *, async_op: Literal[False] = False) -> None: ...
+def barrier(group: Group = None, *, async_op: Literal[False] = False) -> None: ...
 @overload
-def barrier(group: Any = None, *, async_op: Literal[True]) -> Work: ...
-def barrier(group: Any = None, *, async_op: bool = False) -> Work | None:
+def barrier(group: Group = None, *, async_op: Literal[True]) -> Work: ...
+def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
     None for the world. In a program of one process that is at once. With `async_op` a Work is
     returned at once, which is finished when every rank has called it.
@@ -351,7 +393,7 @@ def _launched() -> RankInfo:
     return info
 
 
-def _existing(group: Any = None) -> Communicator | None:
+def _existing(group: Group = None) -> Communicator | None:
     """What `group` means; None where there is neither a world nor a group."""
     if group is not None:
         return resolve(group)
@@ -361,17 +403,19 @@ def _existing(group: Any = None) -> Communicator | None:
 
 
 def monitored_barrier(
-    group: Any = None, timeout_s: float | None = None, wait_all_ranks: bool = False
+    group: Group = None, timeout_s: float | None = None, wait_all_ranks: bool = False
 ) -> None:
     """A barrier with a time limit of its own: `torch.distributed.monitored_barrier`, which torch
     keeps to gloo.
 
     `group` is a Communicator or a torch process group of ours; None means the world, or torch's
     default group where there is no world. `timeout_s` is the group's own limit unless it is given.
-    `wait_all_ranks` is there for torch's sake: the error always names every rank that is missing.
-    A process that is not a member of the group, or has none, returns at once.
+    `wait_all_ranks` is there for torch's sake: the error always names every rank that is missing. A
+    process that is not a member of the group, or has none, returns at once.
 
     Raises CollectiveTimeout, on every rank that came, with `missing` and where those ranks are.
+
+    >>> unisono.monitored_barrier(timeout_s=60)
     """
     comm = group if isinstance(group, Communicator) else None
     if group is None:

@@ -21,7 +21,15 @@ class Check:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What `debug_communication` found: the same verdicts on every rank, times of this one."""
+    """What `debug_communication` found: the same verdicts on every rank, times of this one.
+
+    `group` is the name of the group, `backend` what moves its data, `rank` and `size` this rank and
+    the number of ranks; `checks` has an entry for each primitive.
+
+    >>> test = unisono.debug_communication(repeats=1, show=False)
+    >>> test.ok, test.size
+    (True, 2)
+    """
 
     group: str
     backend: str
@@ -35,7 +43,11 @@ class SelfTest:
         return all(check.ok for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """The same as plain values, for JSON.
+
+        >>> unisono.debug_communication(repeats=1, show=False).as_dict()["ok"]
+        True
+        """
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:

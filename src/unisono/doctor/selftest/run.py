@@ -7,9 +7,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unisono.comm.base import Communicator
+from unisono.comm.base import Communicator, Group
 from unisono.doctor.selftest.calls import PreparedCall, prepared_calls
 from unisono.doctor.selftest.results import Check, SelfTest
 from unisono.doctor.selftest.verdicts import collect_verdicts
@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 
 
 def debug_communication(
-    group: Any = None,
+    group: Group = None,
     *,
-    device: Any = None,
+    device: torch.device | str | None = None,
     elements: int = 1000,
     repeats: int = 5,
     show: bool = True,
 ) -> SelfTest:
     """Run every primitive on this group and compare the results with what they must be.
 
-    Call it on every rank of `group` (a Communicator, a torch process group, or None for the
-    world). Tensors lie on `device`: without, on the CPU, or this rank's GPU under nccl; each
-    rank's part has `elements` of them. Every rank gets the same verdicts, and rank 0 prints them
-    unless `show` is False. A primitive that is wrong or raises is a check that is not `ok`; this
-    function itself raises only if there is no such group. After a fault that ended the group the
-    rest is not run.
+    Call it on every rank of `group` (a Communicator, a torch process group, or None for the world).
+    Tensors lie on `device`: without, on the CPU, or this rank's GPU under nccl; each rank's part
+    has `elements` of them, and each primitive is called `repeats` times. Every rank gets the same
+    verdicts, and rank 0 prints them unless `show` is False. A primitive that is wrong or raises is
+    a check that is not `ok`; after a fault that ended the group the rest is not run.
+
+    Raises UnisonoError if there is no such group, and nothing else.
+
+    >>> test = unisono.debug_communication(show=False)
+    >>> [check.primitive for check in test.checks if not check.ok]
+    []
     """
     require_torch("unisono.debug_communication")
     import torch

@@ -33,8 +33,16 @@ NewTensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """What an update did on this rank: `seconds` since all ranks had come, for which this one
-    `waited_s`."""
+    """What an update did on this rank: it is `version` now; so many `bytes` of so many `tensors`
+    moved in so many `buckets`, in `seconds` since all ranks had come, for which this one
+    `waited_s`.
+
+    >>> update = unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0)
+    >>> update.gb_per_s
+    2.0
+    >>> 0 < update.share_of_copy_floor
+    True
+    """
 
     version: int
     tensors: int
@@ -82,12 +90,21 @@ class _Endpoint:
         self._progress = progress
 
     def attach(self, group: Any) -> None:
-        """Go on over another group: the one that was joined after the last one had ended."""
+        """Go on over another `group`: the one that was joined after the last one had ended. Raises
+        UnisonoError if there is no such group.
+
+        >>> pair = comm.split([0, 1])
+        >>> sender = unisono.training.WeightSender(pair, {"w": torch.ones(2)})
+        >>> sender.attach(comm)
+        """
         self._protocol.close()
         self._protocol = UpdateProtocol(resolve(group))
 
     def close(self) -> None:
-        """Give back what the updates needed. The group is not closed."""
+        """Give back what the updates needed. The group is not closed.
+
+        >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
+        """
         self._protocol.close()
 
     def __enter__(self) -> Self:
@@ -108,18 +125,29 @@ class _Endpoint:
 
 
 class WeightSender(_Endpoint):
-    """A trainer rank's side. Where several ranks send, each sends the shards that it holds.
+    """A trainer rank's side in `group`. Where several ranks send, each sends the shards that it
+    holds.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
     `WeightShard`s; it is read anew at every update. The senders' options hold for all:
 
-    transactional   engines receive into memory of their own and change over together; otherwise
-                    weights go straight into place, in half the memory, and a failure leaves
-                    engines with parts of two versions
-    convert         floating-point tensors travel in the type that the engines have them in
-    checksum        every bucket is compared with what was sent
-    bucket_bytes    what travels at a time; two buckets are under way
-    progress        called with the bytes moved and the bytes in all, after every bucket
+    - `transactional`: engines receive into memory of their own and change over together; otherwise
+      weights go straight into place, in half the memory, and a failure leaves engines with parts of
+      two versions
+    - `convert`: floating-point tensors travel in the type that the engines have them in
+    - `checksum`: every bucket is compared with what was sent
+    - `bucket_bytes`: what travels at a time; two buckets are under way
+    - `progress`: called with the bytes moved and the bytes in all, after every bucket
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> if comm.rank == 0:
+    ...     with unisono.training.WeightSender(comm, model) as sender:
+    ...         update = sender.update()
+    ... else:
+    ...     with unisono.training.WeightReceiver(comm, model) as receiver:
+    ...         update = receiver.update()
+    >>> update.version
+    1
     """
 
     def __init__(
@@ -148,8 +176,16 @@ class WeightSender(_Endpoint):
         `timeout_s` is how long each step waits for the others; the group's own limit by default.
 
         Raises WeightMismatch if the engines hold other tensors, before anything moves, and
-        WeightUpdateError if an engine failed, died or fell behind: it says which, why, and what
-        the engines serve now.
+        WeightUpdateError if an engine failed, died or fell behind: it says which, why, and what the
+        engines serve now.
+
+        >>> weights = {"w": torch.full((2,), comm.rank)}
+        >>> if comm.rank == 0:
+        ...     update = unisono.training.WeightSender(comm, weights).update(version=7)
+        ... else:
+        ...     update = unisono.training.WeightReceiver(comm, weights).update()
+        >>> update.version, weights["w"]
+        (7, tensor([0, 0]))
         """
         protocol = self._protocol
         begin_s = time.perf_counter()
@@ -170,21 +206,28 @@ class WeightSender(_Endpoint):
 
 
 class WeightReceiver(_Endpoint):
-    """An engine rank's side.
+    """An engine rank's side in `group`.
 
     `weights` is what the engine serves: a module, a mapping or pairs of names and tensors; a
     DTensor or a `WeightShard` receives its part of the whole. Without it the engine takes whatever
     the trainer holds, and `commit` gets it.
 
-    prepare(staged)   called with the new tensors by name, before the vote; if it raises, no engine
-                      changes over
-    commit(staged)    called once all engines are ready: must only swap, and not fail; signals wait
-                      until it is over. By default the memory of the engine's tensors is swapped,
-                      or where others hold views of it, overwritten: all of it or none, whatever
-                      interrupts.
-    partial           this engine takes only the names that it has
-    version           what the engine serves at the beginning
-    progress          called with the bytes received and the bytes in all, after every bucket
+    - `prepare`: called with the new tensors by name, before the vote; if it raises, no engine
+      changes over
+    - `commit`: called with them once all engines are ready: must only swap, and not fail; signals
+      wait until it is over. By default the memory of the engine's tensors is swapped, or where
+      others hold views of it, overwritten: all of it or none, whatever interrupts.
+    - `partial`: this engine takes only the names that it has
+    - `version`: what the engine serves at the beginning
+    - `progress`: called with the bytes received and the bytes in all, after every bucket
+
+    >>> if comm.rank == 0:
+    ...     update = unisono.training.WeightSender(comm, {"w": torch.ones(2)}).update()
+    ... else:
+    ...     served = {}
+    ...     receiver = unisono.training.WeightReceiver(comm, commit=served.update)
+    ...     update = receiver.update()
+    ...     assert served["w"].tolist() == [1, 1] and receiver.version == 1
     """
 
     def __init__(
@@ -217,6 +260,14 @@ class WeightReceiver(_Endpoint):
 
         Raises as `WeightSender.update`; the engine then serves what it did before, unless the
         error's `committed` says otherwise, and `version` says which.
+
+        >>> weights = {"w": torch.full((2,), comm.rank)}
+        >>> if comm.rank == 0:
+        ...     update = unisono.training.WeightSender(comm, weights).update()
+        ... else:
+        ...     update = unisono.training.WeightReceiver(comm, weights).update(timeout_s=60)
+        >>> weights["w"]
+        tensor([0, 0])
         """
         protocol = self._protocol
         begin_s = time.perf_counter()
@@ -280,11 +331,18 @@ class WeightReceiver(_Endpoint):
 def weight_update(
     weights: Any, group: Any = None, src: int | Collection[int] = 0, **options: Any
 ) -> WeightUpdate:
-    """Push weights from the trainer to all engines of a group, in one line on every rank.
+    """Push `weights` from the trainer to all engines of a `group` (None: the world), in one line on
+    every rank.
 
     The ranks in `src` send what they hold, all others receive into what they hold. `options` are
     those of `WeightSender` or `WeightReceiver`, and `version` and `timeout_s`. Returns and raises
-    as their `update`.
+    as their `update`. Raises WeightMismatch or WeightUpdateError.
+
+    >>> weights = {"w": torch.full((2,), comm.rank)}
+    >>> unisono.training.weight_update(weights, src=1).version
+    1
+    >>> weights["w"]
+    tensor([1, 1])
     """
     comm = resolve(group)
     senders = {src} if isinstance(src, int) else set(src)

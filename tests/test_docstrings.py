@@ -1,0 +1,181 @@
+"""Every public name explains itself: its arguments, what it raises, and an example that runs.
+
+Examples run on each of two ranks, with `comm`, their world, `torch`, `numpy` and `unisono` at hand;
+where one imports torch.distributed, that is initialised, too. Those that begin with
+`init` or `launch` run in one process.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any, get_overloads
+
+import numpy
+import pytest
+import torch
+
+import unisono
+import unisono.training
+
+METHODS = (property, staticmethod, classmethod, FunctionType)
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Functions, classes and their methods, and what the public modules name in `__all__`."""
+    for name in (*unisono.__all__, "training"):
+        value = getattr(unisono, name)
+        if isinstance(value, ModuleType):
+            assert value.__doc__
+            for inner in value.__all__:
+                yield from with_methods(f"{name}.{inner}", getattr(value, inner))
+        else:
+            yield from with_methods(name, value)
+
+
+def with_methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield name, value
+    if isinstance(value, type):
+        ours = [base for base in value.__mro__ if base.__module__.startswith("unisono.")]
+        methods = {
+            method: inspect.getattr_static(value, method) for c in ours for method in vars(c)
+        }
+        for method, found in methods.items():
+            if not method.startswith("_") and isinstance(
+                found, (property, staticmethod, classmethod, FunctionType)
+            ):
+                yield f"{name}.{method}", found
+
+
+PUBLIC = dict(public())
+
+
+def docstring(name: str) -> str:
+    return inspect.getdoc(PUBLIC[name]) or ""
+
+
+EXAMPLES = {name: docstring(name) for name in PUBLIC if ">>> " in docstring(name)}
+DIFFERENT = {text: name for name, text in EXAMPLES.items()}.values()  # some have two names
+ALONE = [name for name in DIFFERENT if re.search(r"unisono\.(launch|init)\(", EXAMPLES[name])]
+TOGETHER = [name for name in DIFFERENT if name not in ALONE]
+
+
+def parameters(value: Any) -> list[str]:
+    """What a caller passes, by name. An exception's message is not for callers."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, type) and "__init__" not in vars(value):
+        return []  # what it is made of, its base says
+    names = {"self", "cls"}
+    if isinstance(value, type) and issubclass(value, Exception):
+        names |= {"message"}
+    kinds = (inspect.Parameter.VAR_KEYWORD,)
+    return [
+        parameter.name
+        for parameter in inspect.signature(value).parameters.values()
+        if parameter.name not in names
+        and parameter.kind not in kinds
+        and not parameter.name.startswith("_")
+    ]
+
+
+def problems(name: str) -> Iterator[str]:
+    """What is missing in the docstring of a public name."""
+    value, text = PUBLIC[name], docstring(name)
+    told, _, _ = text.partition(">>>")
+    if isinstance(value, property):
+        shown = text + docstring(name.rpartition(".")[0])
+        if not told:
+            yield "it has no docstring"
+        if not re.search(rf">>> .*\.{name.rpartition('.')[2]}\b", shown):
+            yield "neither its example nor that of its class shows it"
+        return
+    if not told:
+        yield "it has no docstring"
+    if name not in EXAMPLES:
+        yield "it has no example"
+    for parameter in parameters(value):
+        if f"`{parameter}`" not in told:
+            yield f"it does not explain `{parameter}`"
+    if not isinstance(value, type) and parameters(value) and not re.search(r"\bRaises\b", told):
+        yield "it does not say what it raises"
+
+
+def test_every_public_name_explains_itself() -> None:
+    found = [f"{name}: {problem}" for name in PUBLIC for problem in problems(name)]
+    assert not found, "\n".join(found)
+
+
+OPEN = {
+    "broadcast_object": "only the source knows what it sends",
+    "SelfTest.as_dict": "plain data of any kind",
+}
+"""What is of any type, and why."""
+
+
+def signatures(value: Any) -> list[inspect.Signature]:
+    """What type checkers go by: the overloads, where there are some."""
+    if isinstance(value, property):
+        value = value.fget
+    function = getattr(value, "__func__", value)
+    return [inspect.signature(variant) for variant in get_overloads(function) or [function]]
+
+
+def test_type_checkers_know_what_goes_in_and_comes_out() -> None:
+    found = []
+    for name, value in PUBLIC.items():
+        if isinstance(value, type) and issubclass(value, Exception):
+            continue  # nobody but us makes one
+        if name.startswith("training."):
+            continue  # models, weights and optimizers come in many shapes
+        for signature in signatures(value):
+            types = {
+                parameter.name: parameter.annotation
+                for parameter in signature.parameters.values()
+                if parameter.name not in ("self", "cls")
+            } | {"return": signature.return_annotation}
+            if isinstance(value, type):
+                del types["return"]
+            for what, annotation in types.items():
+                untyped = annotation is inspect.Signature.empty
+                if untyped or (re.search(r"\bAny\b", str(annotation)) and name not in OPEN):
+                    found.append(f"{name}: {what} may be anything")
+    assert not found, "\n".join(found)
+    assert OPEN.keys() <= PUBLIC.keys()
+
+
+def run(name: str, names: dict[str, Any]) -> None:
+    """Run an example; fails with what it printed where that is something else."""
+    said: list[str] = []
+    test = doctest.DocTestParser().get_doctest(EXAMPLES[name], names, name, name, 0)
+    before = dict(os.environ)
+    try:
+        result = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=said.append)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert result.attempted
+    assert not result.failed, "".join(said)
+
+
+@pytest.mark.ranks(2, timeout_s=300)
+@pytest.mark.provokes
+@pytest.mark.parametrize("fixture", ["comm", "process_group"])
+def test_the_examples_run_on_two_ranks(fixture: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(fixture)
+    comm = unisono.get_world()
+    for name in TOGETHER:
+        with_torch = "import torch.distributed as dist" in EXAMPLES[name]
+        if with_torch == (fixture == "process_group"):
+            run(name, {"comm": comm, "numpy": numpy, "torch": torch, "unisono": unisono})
+            comm.barrier()  # still in one piece
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_its_example_starts_in_one_process(name: str) -> None:
+    run(name, {"__name__": "__main__", "unisono": unisono})
