@@ -65,6 +65,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/python -m pytest -q -m types tests/test_types.py
 	.venv/bin/lint-imports
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
