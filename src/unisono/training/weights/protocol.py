@@ -8,10 +8,9 @@ So all survivors decide alike, wherever in the last round somebody dies.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -50,37 +49,14 @@ class UpdateProtocol:
         """Give back what the updates needed; the group itself stays."""
         self.groups.close()
 
-    @contextlib.contextmanager
-    def update(self, timeout_s: float | None) -> Iterator[None]:
+    def update(self, timeout_s: float | None) -> _Update:
         """Around an update: limits, and what its failures mean."""
-        usual_s = self.comm.timeout_s
-        self._plan, self._committed, self._moving = None, False, False
-        try:
-            if timeout_s is not None:
-                self.comm.timeout_s = timeout_s
-            yield
-        except WeightUpdateError:
-            raise
-        except (GroupError, RendezvousError) as error:
-            raise self._group_failure(error) from error
-        except BaseException as error:
-            self._abort(f"rank {self.comm.rank} failed: {error!r}")
-            raise
-        finally:
-            self._own_failure = None
-            if timeout_s is not None and self.comm.errored is None:
-                self.comm.timeout_s = usual_s
-            if self._verdict is not None:
-                self._verdict.close()
-                self._verdict = None
+        return _Update(self, timeout_s)
 
-    @contextlib.contextmanager
-    def keep_failure(self) -> Iterator[None]:
-        """An exception in here is kept for the next round, in which all ranks learn of it."""
-        try:
-            yield
-        except Exception as error:
-            self._own_failure = error
+    def keep_failure(self) -> _KeptFailure:
+        """Around something: its exception is kept for the next round, in which all ranks learn of
+        it."""
+        return _KeptFailure(self)
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -208,6 +184,51 @@ class UpdateProtocol:
     def _abort(self, reason: str) -> None:
         self.groups.abort(reason)
         self.comm.abort(reason)
+
+
+# No generators: what passes one is held by frames of contextlib, which the exception holds in turn,
+# and this rank's weights and groups would stay with both until the garbage is collected.
+
+
+class _Update:
+    def __init__(self, protocol: UpdateProtocol, timeout_s: float | None) -> None:
+        self._protocol, self._timeout_s = protocol, timeout_s
+
+    def __enter__(self) -> None:
+        protocol, comm = self._protocol, self._protocol.comm
+        protocol._plan, protocol._committed, protocol._moving = None, False, False
+        self._usual_s = comm.timeout_s
+        if self._timeout_s is not None:
+            comm.timeout_s = self._timeout_s
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        protocol, comm = self._protocol, self._protocol.comm
+        try:
+            if isinstance(error, (GroupError, RendezvousError)):
+                raise protocol._group_failure(error) from error
+            if error is not None and not isinstance(error, WeightUpdateError):
+                protocol._abort(f"rank {comm.rank} failed: {error!r}")
+        finally:
+            protocol._own_failure = None
+            if self._timeout_s is not None and comm.errored is None:
+                comm.timeout_s = self._usual_s
+            verdict, protocol._verdict = protocol._verdict, None
+            if verdict is not None:
+                verdict.close()
+
+
+class _KeptFailure:
+    def __init__(self, protocol: UpdateProtocol) -> None:
+        self._protocol = protocol
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, Exception):
+            self._protocol._own_failure = error
+            return True
+        return False
 
 
 def _ending_of(comm: Communicator) -> GroupError:
