@@ -37,7 +37,7 @@ from unisono.errors import TorchMissing
 __version__ = "0.1.0"
 
 _HOMES = {
-    "unisono": ("watch",),
+    "unisono": ("bench", "watch"),
     "unisono.collectives": ("differentiable",),
     "unisono.collectives.moments": ("mean", "variance", "weighted_sum"),
     "unisono.collectives.norms": ("clip_grad_norm", "l2_norm", "normalize"),
