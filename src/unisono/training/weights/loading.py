@@ -148,10 +148,9 @@ class _KeptWeights:
             for owner in (module._parameters, module._buffers):
                 for name, tensor in owner.items():
                     if tensor is not None:
-                        self._tensors.append((owner, name, tensor))
                         if id(tensor) not in self._copies:
-                            data = tensor.data
-                            self._copies[id(tensor)] = (data, data.clone())
+                            self._copies[id(tensor)] = (tensor.data, tensor.data.clone())
+                        self._tensors.append((owner, name, tensor))
         then()
 
     @torch.no_grad()
