@@ -32,7 +32,9 @@ from user_programs import eventually, run_python
 TRAINER, FIRST, SECOND = 0, 1, 2
 EXAMPLES = Path(__file__).parents[2] / "examples" / "weight_update"
 BACKENDS = ["unisono", "gloo"]
+LIMIT_S = 60.0
 SOON_S = 20.0
+"""What is noticed is noticed long before the limit."""
 
 
 class Layer(torch.nn.Module):
@@ -73,14 +75,14 @@ def free_port() -> int:
 
 
 def join(rank: int, size: int, port: int, **options: Any) -> WeightUpdateGroup:
-    options = {"timeout_s": SOON_S, "group_name": "test"} | options
+    options = {"timeout_s": LIMIT_S, "group_name": "test"} | options
     return init_weight_update_group("127.0.0.1", port, rank, size, **options)
 
 
 def worker_of(model: Any, rank: int, size: int, port: int, **options: Any) -> WeightUpdateWorker:
     """A worker that has joined; `rank` is made of an offset and its number in an engine of two."""
     worker = WeightUpdateWorker(model, (rank - 1) % 2)
-    options = {"timeout_s": SOON_S, "group_name": "test"} | options
+    options = {"timeout_s": LIMIT_S, "group_name": "test"} | options
     offset = rank - (rank - 1) % 2
     worker.init_weight_update_group("127.0.0.1", port, offset, size, **options)
     return worker
@@ -222,7 +224,7 @@ def generate_before_and_after(rank: int, size: int, path: str, port: int, backen
     from trainer import train
 
     name = f"{path}-letters"
-    everyone = Communicator.join(name, rank, size, timeout_s=SOON_S)
+    everyone = Communicator.join(name, rank, size, timeout_s=LIMIT_S)
     workers = everyone.split([FIRST, SECOND])
     texts = []
     if rank == TRAINER:
@@ -396,7 +398,7 @@ def lose_a_worker(rank: int, size: int, _: str, port: int, backend: str) -> str:
             group.broadcast(Layer(1).weight)
             begin_s = time.monotonic()
             error = attempt(lambda: (send(group, Layer(1)), group.end_weight_update()))
-            assert time.monotonic() - begin_s < SOON_S / 2
+            assert time.monotonic() - begin_s < SOON_S
         connection = socket.create_server(("127.0.0.1", port))  # the port is free again
         connection.close()
         return str(error)
@@ -425,11 +427,11 @@ def test_a_worker_that_was_not_told_is_waited_for_no_longer_than_said(
 
 def never_tell(rank: int, size: int, path: str, port: int, backend: str) -> str:
     given_up = Path(path).with_suffix(".given-up")
-    with join(rank, size, port, backend=backend, timeout_s=1.0, join_timeout_s=SOON_S) as group:
+    with join(rank, size, port, backend=backend, timeout_s=1.0, join_timeout_s=LIMIT_S) as group:
         if rank == TRAINER:
             begin_s = time.monotonic()
             error = raised(WeightUpdateError, group.broadcast, torch.ones(3))
-            assert time.monotonic() - begin_s < SOON_S / 2
+            assert time.monotonic() - begin_s < SOON_S
             assert error.group_ended
             given_up.touch()
             return str(error)
@@ -443,7 +445,7 @@ def test_ranks_that_were_told_different_sizes_all_say_so_at_once(pool: RankPool)
         assert "the weight update group 'test' at 127.0.0.1:" in text
         assert "was told of" in text
         assert "world_size must be the same for all" in text
-    assert time.monotonic() - begin_s < SOON_S / 2
+    assert time.monotonic() - begin_s < SOON_S
 
 
 def disagree_on_the_size(rank: int, size: int, _: str, port: int) -> str:
@@ -480,4 +482,4 @@ def test_nobody_comes_or_the_port_is_taken() -> None:
     taken = pytest.raises(RendezvousError, match=f"cannot host torch's store at 127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)), taken:
         join(0, 2, port, join_timeout_s=5)
-    assert time.monotonic() - begin_s < 8
+    assert time.monotonic() - begin_s < SOON_S
