@@ -17,6 +17,8 @@ from user_programs import WriteProgram, write_program
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No test sees, or changes, what the user's own runs have kept.
+    os.environ.setdefault("UNISONO_CACHE", "/dev/null/nothing")
     if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
 

@@ -37,7 +37,7 @@ from unisono.errors import TorchMissing
 __version__ = "0.1.0"
 
 _HOMES = {
-    "unisono": ("watch",),
+    "unisono": ("bench", "watch"),
     "unisono.collectives": ("differentiable",),
     "unisono.collectives.messages": ("batch_isend_irecv", "irecv", "isend", "recv", "send"),
     "unisono.collectives.moments": ("mean", "variance", "weighted_sum"),

@@ -1,4 +1,5 @@
 # Written by tools/write_stub.py from the table in __init__.py.
+from unisono import bench as bench
 from unisono import watch as watch
 from unisono.collectives import differentiable as differentiable
 from unisono.collectives.messages import batch_isend_irecv as batch_isend_irecv

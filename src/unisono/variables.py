@@ -199,6 +199,11 @@ WATCH_FOLDER = Variable(
 TRACE = Variable(
     "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
 )
+CACHE = Variable(
+    "UNISONO_CACHE",
+    "where `unisono bench` keeps models of its runs; else ~/.cache/unisono",
+    _folder,
+)
 RECORD_KEEPER = Variable(
     "UNISONO_RECORD_KEEPER",
     "a watched rank of unisono run: its connection to the launcher",

@@ -23,7 +23,7 @@ from unisono.bench.backends.ours import Direct
 from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.collectives import COLLECTIVES
 from unisono.bench.control import Control
-from unisono.bench.measure import Measurer
+from unisono.bench.measurer import Measurer
 from unisono.bench.meeting import FolderMeeting
 from unisono.bench.results import read
 from unisono.bench.session import Event, apply_event, run_rank
@@ -328,10 +328,10 @@ def test_every_collective_of_mpi_is_right_or_left_out(
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
         (["--op", "median"], "there is no reduction median: choose from sum"),
         (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
-        (["--sizes", "big"], "--sizes: 'big' is not a size"),
-        (["--sizes", "1M:1K"], "--sizes: '1M:1K' is not a range"),
-        (["--sizes", "0"], "--sizes: the smallest size is 1 byte"),
-        (["-n", "2", "--root", "2"], "--root 2 is not a rank: there are 2"),
+        (["--sizes", "big"], "sizes: 'big' is not a size"),
+        (["--sizes", "1M:1K"], "sizes: '1M:1K' is not a range"),
+        (["--sizes", "0"], "sizes: the smallest size is 1 byte"),
+        (["-n", "2", "--root", "2"], "root 2 is not a rank: there are 2"),
         (["all_reduce", "-n", "2", "--sizes", "8,100T"], "100TB on 2 ranks needs about 600TB of"),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
         (["--json", "/nowhere/run.json"], "the folder of /nowhere/run.json does not exist"),

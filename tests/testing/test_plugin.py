@@ -229,10 +229,10 @@ def test_skips_expected_failures_warnings_and_properties(pytester: pytest.Pytest
         async def test_async(): pass
     """)
     result = run(pytester, "-rsxX", "--junitxml=report.xml")
-    result.assert_outcomes(skipped=2, passed=2, xfailed=1, xpassed=1, failed=2, warnings=2)
+    result.assert_outcomes(skipped=2, passed=2, xfailed=1, xpassed=1, failed=2)
     result.stdout.fnmatch_lines(["*not today*", "*nor tomorrow*"])
     result.stdout.fnmatch_lines(["*XPASS(strict)*it works*"])
-    result.stdout.fnmatch_lines(["*DeprecationWarning: be careful*"])
+    assert str(result.stdout).count("DeprecationWarning: be careful") == 1  # of both ranks
     result.stdout.fnmatch_lines(["*async def functions are not natively supported*"])
     report = (pytester.path / "report.xml").read_text()
     assert report.count('name="size" value="2"') == 1

@@ -288,15 +288,17 @@ def test_all_learn_of_a_commit_that_fails(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("where", ["", "prepare", "commit"])
+@pytest.mark.parametrize("where", ["", "prepare", "commit", "abort"])
 def test_what_an_update_needed_goes_with_the_last_reference(comm: Communicator, where: str) -> None:
     """Without a close, and without the garbage collector: the exception holds nobody."""
 
     def fail(staged: Any) -> None:
+        if where == "abort":
+            comm.abort("it is over")
         raise KeyError(where)
 
     def update() -> None:
-        options = {where: fail} if where else {}
+        options = {where.replace("abort", "prepare"): fail} if where else {}
         endpoint(comm, weights_of(1), receiver=options).update()
 
     def groups() -> set[int]:

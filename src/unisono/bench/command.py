@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from unisono.environment import RankInfo
+from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, SWEEP_FACTOR
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
 
@@ -22,11 +22,6 @@ EXAMPLES = """\b
   unisono bench compare old.json run.json     exit code 1 if anything became slower
   torchrun --nproc-per-node 8 -m unisono bench all_reduce --backends nccl,gloo
 """
-DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
-DEFAULT_SWEEP = "8:256M"
-SWEEP_FACTOR = 4
-MEMORY_SHARE = 0.9
-"""The share of the free memory that a run may use."""
 
 
 class _Bench(click.Group):
@@ -96,6 +91,7 @@ def bench() -> None:
     "--mpi-spins", is_flag=True, help="Let MPI spin where it waits: faster on a quiet machine."
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
+@click.option("--fresh", is_flag=True, help="Neither use nor keep models of earlier runs.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
@@ -115,6 +111,7 @@ def measure(
     budget_s: float | None,
     mpi_spins: bool,
     no_floor: bool,
+    fresh: bool,
     json_path: Path | None,
     csv_path: Path | None,
     plot_path: Path | None,
@@ -127,47 +124,42 @@ def measure(
     gradients (a list of tensors); or all.
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
-    were wrong, what a model fitted to other sizes of the same run expected, and a verdict. The
-    exit code is 1 if any result was wrong. docs/bench.md says how to read it all.
+    were wrong, what a model expected that was fitted to other sizes, and a verdict. The model is
+    of the same run; for one or two sizes, of an earlier one. The exit code is 1 if any result was
+    wrong. docs/bench.md says how to read it all.
 
     Under torchrun, `unisono run` or mpirun their ranks are used, and rank 0 prints.
     """
-    from dataclasses import replace
-
     from rich.console import Console
 
-    from unisono.bench import start
-    from unisono.bench.collectives import DTYPES, MAIN
-    from unisono.bench.settings import BenchSettings
-    from unisono.bench.settings import budget_s as usual_budget_s
+    from unisono.bench import meeting, start
+    from unisono.bench.request import Request
     from unisono.bench.show import Show
     from unisono.bench.text import summary
 
-    launched = _launched_rank()
-    ranks = _ranks(ranks, launched)
-    settings = BenchSettings(
-        ranks=ranks,
-        collectives=_known_collectives(collectives or MAIN),
-        sizes_bytes=_sizes(sizes or (DEFAULT_SWEEP if collectives else DEFAULT_SIZES), factor),
-        backends=_known_backends(backends),
-        algorithms=_known_algorithms(algo),
-        dtype=_one_of("dtype", dtype, DTYPES),
-        op=_meaningful_op(op, dtype),
-        root=_checked_root(root, ranks),
-        placement=place,
-        over=over,
-        floor=not no_floor,
-        mpi_spins=mpi_spins,
-    )
-    cases = settings.cases()
-    if not cases:
-        where = "in place" if place == "in" else "out of place"
-        raise Misuse(f"no collective that was asked for works {where}")
-    seconds = budget_s if budget_s is not None else usual_budget_s(len(cases))
-    settings = replace(settings, budget_s=seconds)
+    try:
+        launched = meeting.launched_rank()
+        settings = Request(
+            collectives=collectives,
+            sizes=sizes,
+            ranks=ranks,
+            backends=backends,
+            algo=algo,
+            dtype=dtype,
+            op=op,
+            root=root,
+            place=place,
+            over=over,
+            budget_s=budget_s,
+            mpi_spins=mpi_spins,
+            floor=not no_floor,
+            fresh=fresh,
+            factor=factor,
+        ).settings(None if launched is None else launched.size)
+    except (UnisonoError, ValueError) as error:
+        raise Misuse(str(error)) from error
     is_first = launched is None or launched.rank == 0
     outputs = _outputs(json_path, csv_path, plot_path, html_path) if is_first else []
-    _check_memory(settings)
     console = Console(quiet=not is_first)
     show = Show(console)
     interrupted = False
@@ -226,110 +218,6 @@ def compare_command(old: Path, new: Path, threshold: float) -> None:
     for line in lines(comparison):
         click.echo(line)
     raise SystemExit(1 if comparison.is_regression else 0)
-
-
-# -- what was asked for ------------------------------------------------------------------------
-
-
-def _one_of(what: str, name: str, known: Sequence[str]) -> str:
-    if name not in known:
-        raise Misuse(f"there is no {what} {name}: choose from {', '.join(known)}")
-    return name
-
-
-def _names(what: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return tuple(dict.fromkeys(_one_of(what, name, known) for name in names))
-
-
-def _known_collectives(names: Sequence[str]) -> tuple[str, ...]:
-    from unisono.bench.collectives import COLLECTIVES
-
-    joined = ",".join(names)
-    return tuple(COLLECTIVES) if joined == "all" else _names("collective", joined, [*COLLECTIVES])
-
-
-def _known_backends(text: str | None) -> tuple[str, ...]:
-    from unisono.bench.backends.base import BACKENDS
-
-    names = _names("backend", text or "unisono,gloo", BACKENDS)
-    if not names:
-        raise Misuse(f"--backends names none: choose from {', '.join(BACKENDS)}")
-    return names
-
-
-def _known_algorithms(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    from unisono.bench.backends.ours import ENGINES_OWN
-    from unisono.plan.catalog import RENAMED, catalog
-
-    known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
-    if old := {name for _, name in RENAMED} & {*text.split(",")}:
-        known += sorted(old)
-    return _names("algorithm", text, [ENGINES_OWN, *known])
-
-
-def _meaningful_op(op: str, dtype: str) -> str:
-    from unisono.comm.base import has_meaning
-    from unisono.plan.expectations import REDUCTIONS
-
-    _one_of("reduction", op, [*REDUCTIONS])
-    if not has_meaning(op, dtype):
-        raise Misuse(f"{op} has no meaning for {dtype}")
-    return op
-
-
-def _sizes(text: str, factor: int) -> tuple[int, ...]:
-    from unisono.plan.sizes import parse_sizes
-
-    try:
-        sizes = parse_sizes(text, factor)
-    except ValueError as error:
-        raise Misuse(f"--sizes: {error}") from error
-    if min(sizes) < 1:
-        raise Misuse("--sizes: the smallest size is 1 byte")
-    return tuple(sorted(set(sizes)))
-
-
-def _launched_rank() -> RankInfo | None:
-    from unisono.bench import meeting
-
-    try:
-        return meeting.launched_rank()
-    except (UnisonoError, ValueError) as error:
-        raise Misuse(str(error)) from error
-
-
-def _ranks(asked: int | None, launched: RankInfo | None) -> int:
-    """As many as there are already, or were asked for, or cores."""
-    from unisono.launcher.share import core_count
-
-    if launched is None:
-        return asked or max(2, core_count())
-    if asked is not None and asked != launched.size:
-        raise Misuse(f"this process is one of {launched.size} ranks already: leave -n {asked} out")
-    return launched.size
-
-
-def _checked_root(root: int | None, ranks: int) -> int | None:
-    if root is not None and root >= ranks:
-        raise Misuse(f"--root {root} is not a rank: there are {ranks}")
-    return root
-
-
-def _check_memory(settings: Any) -> None:
-    """Say before anything runs that the largest row does not fit."""
-    from unisono.bench.machine import free_bytes
-    from unisono.plan.sizes import format_size
-
-    room = free_bytes()
-    need, what = settings.memory_bytes()
-    if room is not None and need > MEMORY_SHARE * room:
-        raise Misuse(
-            f"{what} on {settings.ranks} ranks needs about {format_size(need)}B of memory, and "
-            f"{format_size(MEMORY_SHARE * room)}B may be used: choose smaller sizes"
-        )
 
 
 # -- what becomes of it ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy
@@ -17,8 +18,6 @@ from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.solo import SoloCommunicator
 from unisono.errors import EngineUnavailable
 
 TIMEOUT = timedelta(minutes=5)
@@ -48,7 +47,7 @@ class Connected:
         for backend in self.backends:
             backend.close()
         self.control.comm.close()
-        for close in self.closers:
+        for close in reversed(self.closers):
             close()
 
 
@@ -65,14 +64,14 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     reason = f"the ranks are on {len(set(meeting.hosts()))} machines, and it works on one"
     if one_machine:
         try:
-            world = _communicator(meeting)
+            world = meeting.communicator()
         except EngineUnavailable as error:
             reason = str(error)
     channel = world
     if channel is None:
         from unisono.comm.over_torch.communicator import TorchCommunicator
 
-        channel = TorchCommunicator(_default_group(meeting, closers))
+        channel = TorchCommunicator(_gloo_group(meeting, closers))
     control = Control(channel, same_clock=one_machine)
     connected = Connected(control, [], [], closers)
     for name in settings.backends:
@@ -119,29 +118,37 @@ def _make(
     if name == "nccl":
         device = _check_nccl(meeting)
         _default_group(meeting, closers)
-        return [ThroughTorch(name, dist.new_group(backend="nccl", timeout=TIMEOUT), device)]
+        return [ThroughTorch(name, _new_group(name, closers), device)]
     if name == "unisono-torch":
         from unisono.torch_backend import autoload
 
         autoload.register()
         _default_group(meeting, closers)
-        return [ThroughTorch(name, dist.new_group(backend="unisono", timeout=TIMEOUT))]
+        return [ThroughTorch(name, _new_group("unisono", closers))]
     if not dist.is_gloo_available():
         raise Missing("this torch was built without gloo", "pip install torch")
-    return [ThroughTorch(name, _default_group(meeting, closers))]
+    return [ThroughTorch(name, _gloo_group(meeting, closers))]
 
 
-def _communicator(meeting: Meeting) -> Communicator:
-    """Our own channel, from which the measured group is split off."""
-    if meeting.size == 1:
-        return SoloCommunicator()
-    return SharedMemoryCommunicator.connect(
-        meeting.announcements("unisono"), meeting.rank, meeting.size
-    )
+def _gloo_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:
+    import torch.distributed as dist
+
+    world = _default_group(meeting, closers)
+    if dist.get_backend(world) == dist.Backend.GLOO:
+        return world
+    return _new_group("gloo", closers)
+
+
+def _new_group(backend: str, closers: list[Callable[[], object]]) -> Any:
+    import torch.distributed as dist
+
+    group = dist.new_group(backend=backend, timeout=TIMEOUT)
+    closers.append(partial(dist.destroy_process_group, group))
+    return group
 
 
 def _default_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:
-    """torch's default group, on gloo; made once."""
+    """torch's default group, on gloo where it is made here; made once."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from unisono.bench.collectives import COLLECTIVES
+from unisono.bench.kept_models import KeptModels
 from unisono.bench.results import Model, Row
 from unisono.plan.predict import CostModel, fit, mean_absolute_error, reduction_s_per_byte
 
@@ -20,8 +21,10 @@ REDUCTION_PAIRS = (("reduce_scatter", "all_to_all"), ("reduce", "broadcast"))
 class Forecast:
     """Learns from rows that calibrate, and says what the others should take."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptModels | None = None) -> None:
         self._times_s: defaultdict[_Series, dict[int, float]] = defaultdict(dict)
+        self._kept = kept
+        """What earlier runs measured, for series that are too short for a model of their own."""
 
     def learn(self, rows: Sequence[Row]) -> None:
         """Add rows of calibration sizes."""
@@ -46,9 +49,17 @@ class Forecast:
 
     def expect(self, row: Row, calibrates: bool) -> Row:
         """The row with what was expected of it. Only calibration rows were looked at for that."""
+        if calibrates:
+            kept = None if self._kept is None else self._kept.model(row)
+            row = dataclasses.replace(row, calibrates=True)
+            if kept is None:
+                return row
+            earlier, origin = kept
+            expected_us = earlier.predict_s(row.size_bytes) * 1e6
+            return dataclasses.replace(row, expected_us=expected_us, expected_from=origin)
         model = self.model(_series(row))
-        if calibrates or model is None:
-            return dataclasses.replace(row, calibrates=calibrates)
+        if model is None:
+            return row
         return dataclasses.replace(row, expected_us=model.predict_s(row.size_bytes) * 1e6)
 
     def models(self) -> list[Model]:
@@ -88,7 +99,7 @@ def held_out_error(rows: Sequence[Row]) -> dict[str, float]:
     """
     pairs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        if row.expected_us is not None and not row.disturbed:
+        if row.expected_us is not None and not row.disturbed and not row.calibrates:
             pairs[row.backend].append((row.expected_us, row.time_us.p50))
     errors = {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
     return {backend: error for backend, error in errors.items() if error is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -10,11 +11,14 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import (
     Announcements,
     FileAnnouncements,
     StoreAnnouncements,
 )
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, master_is_known, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id
@@ -31,6 +35,13 @@ class Meeting(ABC):
     @abstractmethod
     def announcements(self, name: str) -> Announcements:
         """Where the ranks of a Communicator announce themselves."""
+
+    def communicator(self) -> Communicator:
+        """A group of all ranks, which are on one machine."""
+        if self.size == 1:
+            return SoloCommunicator()
+        board = self.announcements("unisono")
+        return SharedMemoryCommunicator.connect(board, self.rank, self.size)
 
     @abstractmethod
     def store(self) -> Any:
@@ -84,6 +95,41 @@ class StoreMeeting(Meeting):
 
     def hosts(self) -> list[str]:
         return [self._store.get(f"host-{rank}").decode() for rank in range(self.size)]
+
+
+class WorldMeeting(Meeting):
+    """The ranks are a world of unisono's already."""
+
+    def __init__(self, world: Communicator) -> None:
+        self.rank, self.size, self._world = world.rank, world.size, world
+        self._closing = contextlib.ExitStack()
+
+    def announcements(self, name: str) -> Announcements:
+        raise AssertionError("a world is split")
+
+    def communicator(self) -> Communicator:
+        made = self._world.split(range(self.size), "bench")
+        assert made is not None
+        return made
+
+    def store(self) -> Any:
+        from unisono.comm.over_torch.store import store_of
+
+        return self._closing.enter_context(store_of(self._world))
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def meeting_of(world: Communicator, number: int) -> Meeting:
+    """The meeting of the ranks of a world, for its run of this number."""
+    if world.backend == "unisono":
+        return WorldMeeting(world)
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    own = dist.PrefixStore(f"unisono/bench/{number}", _get_default_store())  # type: ignore[attr-defined]
+    return StoreMeeting(world.rank, world.size, own)
 
 
 def launched_rank() -> RankInfo | None:

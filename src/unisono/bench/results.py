@@ -45,6 +45,12 @@ class Row:
     samples: int
     calls_per_sample: int
     disturbed_share: float
+    expected_from: str = ""
+    """Which earlier run the expected time comes from; "" where it is this one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, by the names that JSON files have (docs/bench.md)."""
+        return row_to_json(self)
 
     @property
     def key(self) -> tuple[str | int, ...]:

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from unisono.bench import machine
 from unisono.bench.connect import connect
 from unisono.bench.forecast import Forecast, held_out_error
-from unisono.bench.measure import Measurer
+from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
+from unisono.bench.measurer import Measurer
 from unisono.bench.meeting import FolderMeeting, Meeting
 from unisono.bench.results import Row, Run, Skipped, model_from_json, row_from_json, row_to_json
 from unisono.bench.settings import BenchSettings
@@ -26,11 +27,17 @@ MARK = "\x1eunisono-bench "
 """Begins the lines in which rank 0 tells the process that started it."""
 
 
-def run_rank(meeting: Meeting, settings: BenchSettings, listener: Listener | None) -> None:
-    """Take part in a run. `listener` gets the events, on rank 0 alone."""
+def run_rank(
+    meeting: Meeting,
+    settings: BenchSettings,
+    listener: Listener | None,
+    *,
+    everywhere: bool = False,
+) -> None:
+    """Take part in a run. `listener` gets the events, on rank 0 or `everywhere`."""
 
     def emit(kind: str, **values: Any) -> None:
-        if listener is not None and meeting.rank == 0:
+        if listener is not None and (everywhere or meeting.rank == 0):
             listener({"event": kind, **values})
 
     begin_s = time.perf_counter()
@@ -50,7 +57,9 @@ def run_rank(meeting: Meeting, settings: BenchSettings, listener: Listener | Non
         with_floor=settings.floor,
         crowded=settings.ranks > share.core_count(),
     )
-    forecast = Forecast()
+    kept = None if settings.fresh else KeptModels(settings)
+    is_short = len(settings.sizes_bytes) < ENOUGH_SIZES
+    forecast = Forecast(kept if is_short else None)
     everything: list[Row] = []
     cases = settings.cases(machine.caches_bytes()) if connected.backends else []
     for number, (case, calibrates) in enumerate(cases):
@@ -70,6 +79,8 @@ def run_rank(meeting: Meeting, settings: BenchSettings, listener: Listener | Non
             rows=[row_to_json(row) for row in rows],
             skipped=[dataclasses.asdict(backend) for backend in skipped],
         )
+    if kept is not None and meeting.rank == 0:
+        kept.keep(everything)
     emit(
         "end",
         models=[dataclasses.asdict(model) for model in forecast.models()],

@@ -20,7 +20,8 @@ LEAST_BUDGET_S = 0.15
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Everything that can be chosen. `budget_s` is for one row, all backends together."""
+    """Everything that can be chosen. `budget_s` is for one row, all backends together; `fresh`:
+    without models of earlier runs."""
 
     ranks: int
     collectives: tuple[str, ...]
@@ -34,6 +35,7 @@ class BenchSettings:
     over: str = "max"
     floor: bool = True
     mpi_spins: bool = False
+    fresh: bool = False
     budget_s: float = BUDGET_S
 
     def as_dict(self) -> dict[str, Any]:

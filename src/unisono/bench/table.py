@@ -45,6 +45,7 @@ def _flat(row: Row) -> dict[str, object]:
         "floor": row.floor_us,
         "expected": row.expected_us,
         "verdict": row.verdict,
+        "expected_from": row.expected_from,
         "samples": row.samples,
         "calls_per_sample": row.calls_per_sample,
         "disturbed_share": row.disturbed_share,

@@ -36,7 +36,11 @@ COLUMNS = (
     Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", MIDDLE),
     Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
     Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
-    Column("expected", "us by the model that was fitted to the rows marked calibrates", MIDDLE),
+    Column(
+        "expected",
+        "us by the model that was fitted to the rows marked calibrates, or an earlier run's",
+        MIDDLE,
+    ),
     Column("verdict", "the measured time against the expected one"),
     Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
     Column("x first", "times the first backend's time"),
@@ -138,10 +142,15 @@ def summary(run: Run) -> list[str]:
     lines = []
     if run.held_out_error:
         errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
-        held_out = sum(row.expected_us is not None and not row.disturbed for row in run.rows)
+        held_out = sum(
+            row.expected_us is not None and not row.disturbed and not row.calibrates
+            for row in run.rows
+        )
         lines.append(
             f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
         )
+    origins = dict.fromkeys(row.expected_from for row in run.rows if row.expected_from)
+    lines += [f"expected times by a model of an earlier run here: {origin}" for origin in origins]
     for name, cost in run.reduction_ns_per_byte.items():
         lines.append(f"{name}: combining costs {cost:.2f} ns per byte more than moving")
     slow = [row for row in run.rows if row.verdict.startswith("slow")]

@@ -36,6 +36,8 @@ from unisono.training.weights.endpoints import (
     WeightUpdate,
     weight_update,
 )
+from unisono.training.weights.loading import WeightUpdateExtension, WeightUpdateWorker
+from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
 
 __all__ = [
     "DispatchedTokens",
@@ -47,6 +49,9 @@ __all__ = [
     "WeightSender",
     "WeightShard",
     "WeightUpdate",
+    "WeightUpdateExtension",
+    "WeightUpdateGroup",
+    "WeightUpdateWorker",
     "agree",
     "all_ranks",
     "any_rank",
@@ -54,6 +59,7 @@ __all__ = [
     "combine_tokens",
     "dispatch_tokens",
     "gather_in_order",
+    "init_weight_update_group",
     "main_process_first",
     "mean_over_samples",
     "reduce_many",

@@ -212,6 +212,11 @@ def get_world() -> Communicator:
     return resolve(None)
 
 
+def is_begun() -> bool:
+    """Whether this process has a world: unisono's, or torch's."""
+    return _world is not None or _default_group() is not None
+
+
 def resolve(group: Group = None) -> Communicator:
     """What moves the data of `group`: a Communicator (itself), a torch process group, or None.
 

@@ -43,22 +43,26 @@ class TorchCommunicator(TorchMessages):
         if self.rank not in members:
             return None
         self._faults.check()
+        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
+        listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
+        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
+        try:
+            return self._make_group(members, name)
+        except UnisonoError:
+            raise
+        except RuntimeError as error:  # gloo connects the ranks at once: one may have ended
+            raise RendezvousError(f"group {name} could not be made: {error}") from error
+
+    def _make_group(self, members: Sequence[int], name: str) -> Communicator:
+        """A group of these members, of whom this rank is one."""
         if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
             raise UnisonoError(
                 "a group whose world is bound to a device (init_process_group(device_id=...)) "
                 "cannot be split by its members alone: call dist.new_group on all ranks"
             )
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
-        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
         parent = self._transport.group
         global_of = dist.get_process_group_ranks(parent)
-        try:
-            group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
-        except UnisonoError:
-            raise
-        except RuntimeError as error:  # gloo connects the ranks at once: one may have ended
-            raise RendezvousError(f"group {name} could not be made: {error}") from error
+        group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
         made = TorchCommunicator(group, owns=True)
         if dist.get_backend(group) == dist.Backend.GLOO:
             made.barrier()  # who closes it at once would break off those that still connect

@@ -20,8 +20,18 @@ _OPERATION_S = 1800.0
 """How long the store's own operations may take, once it is there: torch's default."""
 
 
-def store_at(address: str, port: str, rank: int, size: int, timeout_s: float) -> Any:
+def store_at(
+    address: str,
+    port: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    *,
+    group: str = "world",
+    hosts: bool | None = None,
+) -> Any:
     """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all call it.
+    `hosts` says of other ranks and stores whether this one does; `group` is for whom it is.
 
     As torch's own meeting by "env://", but rank 0 does not wait for the others here, and a rank
     that waits for rank 0 says so. Raises RendezvousError if nobody hosts it within `timeout_s`.
@@ -31,11 +41,13 @@ def store_at(address: str, port: str, rank: int, size: int, timeout_s: float) ->
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         raise RendezvousError(f"MASTER_PORT is {port!r}, which is not a port")
     deadline = Deadline(timeout_s)
-    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    waiting = Waiting(rank, size, "world", deadline)
+    named = "" if hosts is not None else " (MASTER_ADDR, MASTER_PORT)"
+    if hosts is None:
+        hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    waiting = Waiting(rank, size, group, deadline)
     while True:
         if not hosts:
-            _wait_for_host(address, int(port), waiting, deadline)
+            _wait_for_host(address, int(port), named, waiting, deadline)
         patience_s = max(min(deadline.left_s(), _ATTEMPT_S), 1.0)
         try:
             store = TCPStore(
@@ -55,12 +67,13 @@ def store_at(address: str, port: str, rank: int, size: int, timeout_s: float) ->
                 reason = str(error).partition("\n")[0]
                 does = "host" if hosts else "reach"
                 raise RendezvousError(
-                    f"rank {rank} cannot {does} torch's store at {address}:{port} (MASTER_ADDR, "
-                    f"MASTER_PORT): {reason}"
+                    f"rank {rank} cannot {does} torch's store at {address}:{port}{named}: {reason}"
                 ) from error
 
 
-def _wait_for_host(address: str, port: int, waiting: Waiting, deadline: Deadline) -> None:
+def _wait_for_host(
+    address: str, port: int, named: str, waiting: Waiting, deadline: Deadline
+) -> None:
     """Return once somebody listens there; so that an interrupt is heard, and silence broken."""
     pause_s = 0.001
     reason = "nobody listens there"
@@ -73,8 +86,8 @@ def _wait_for_host(address: str, port: int, waiting: Waiting, deadline: Deadline
                 reason = error.strerror or str(error)
         if not deadline.left_s():
             raise RendezvousError(
-                f"rank 0 did not come in time: there is no store at {address}:{port} (MASTER_ADDR, "
-                f"MASTER_PORT; {reason})"
+                f"rank 0 did not come in time: there is no store at {address}:{port}{named}: "
+                f"{reason}"
             )
         if waiting.is_long():
             waiting.say([0], where=f", who hosts the store at {address}:{port}")

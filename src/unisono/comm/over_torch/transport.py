@@ -50,6 +50,10 @@ class Transport:
             raise UnisonoError("torch.distributed has destroyed the process group")
         return group
 
+    def release(self) -> None:
+        """Let go of a process group that nobody else holds: its connections end with it."""
+        self._group = lambda: None
+
     def backend(self, device: torch.device) -> str:
         """The name of the backend that serves a device."""
         return self.backends.get(device.type, next(iter(self.backends.values())))

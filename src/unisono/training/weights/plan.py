@@ -210,7 +210,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     engines = {rank: everyone[rank] for rank in receivers}
     tensors = _compare(trainer, engines, options, differences)
     if differences:
-        raise WeightMismatch(_table(differences), differences=differences)
+        raise WeightMismatch(differences_table(differences), differences=differences)
     transfers = _plan_transfers(trainer, tensors, wanted, options.bucket_bytes, senders)
     return WeightPlan(options, senders, receivers, tensors, transfers)
 
@@ -228,8 +228,8 @@ def _trainer_tensors(
                 name, _TrainerTensor(entry.dtype, entry.whole, {}, entry.first)
             )
             if (entry.dtype, entry.whole) != (whole.dtype, whole.whole):
-                text = f"rank {rank}: {_text(entry.dtype, entry.whole)}, others: "
-                differences.append((name, text + _text(whole.dtype, whole.whole), "-"))
+                text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}, others: "
+                differences.append((name, text + tensor_text(whole.dtype, whole.whole), "-"))
                 continue
             if entry.first != whole.first:
                 whole.first = name  # not tied everywhere
@@ -240,7 +240,7 @@ def _trainer_tensors(
             whole.first = name
         wrong = _problem_of(whole)
         if wrong:
-            differences.append((name, f"{_text(whole.dtype, whole.whole)}: {wrong}", "-"))
+            differences.append((name, f"{tensor_text(whole.dtype, whole.whole)}: {wrong}", "-"))
     return found
 
 
@@ -283,10 +283,10 @@ def _compare(
                 dtypes[rank] = entry.dtype
                 wrong = _misfit(ours, entry, trainer, options.convert)
                 if wrong:
-                    text = _text(ours.dtype, ours.whole)
+                    text = tensor_text(ours.dtype, ours.whole)
                     differences.append((name, text, f"rank {rank}: {wrong}"))
             elif engine.weights is not None and not engine.partial:
-                differences.append((name, _text(ours.dtype, ours.whole), f"rank {rank}: -"))
+                differences.append((name, tensor_text(ours.dtype, ours.whole), f"rank {rank}: -"))
         if options.convert and len(set(dtypes.values())) > 1:
             texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
             differences.append((name, ours.dtype, f"engines differ: {texts}"))
@@ -295,7 +295,7 @@ def _compare(
     for rank, engine in engines.items():
         for name, entry in (engine.weights or {}).items():
             if name not in trainer:
-                text = f"rank {rank}: {_text(entry.dtype, entry.whole)}"
+                text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}"
                 differences.append((name, "-", text))
     return tensors
 
@@ -308,23 +308,25 @@ def _misfit(
 ) -> str:
     """How an engine's tensor differs from the trainer's; nothing where it fits."""
     if entry.whole != ours.whole:
-        return _text(entry.dtype, entry.whole)
+        return tensor_text(entry.dtype, entry.whole)
     if entry.dtype != ours.dtype:
         floats = all(torch_dtype(name).is_floating_point for name in (ours.dtype, entry.dtype))
         if not convert or not floats:
             remedy = " (convert=True on the sender converts)" if floats else ""
-            return _text(entry.dtype, entry.whole) + remedy
+            return tensor_text(entry.dtype, entry.whole) + remedy
     first = trainer.get(entry.first)
     if first is None or first.first != ours.first:
         return f"tied to {entry.first}, on the trainer not"
     return ""
 
 
-def _text(dtype: str, whole: Lengths) -> str:
+def tensor_text(dtype: str, whole: Sequence[int]) -> str:
+    """ "float32 (8, 4)": a tensor in a table of differences."""
     return f"{dtype} {tuple(whole)}"
 
 
-def _table(differences: Sequence[tuple[str, str, str]]) -> str:
+def differences_table(differences: Sequence[tuple[str, str, str]]) -> str:
+    """What does not fit, for people: lines of a name, what the trainer has, what an engine has."""
     rows = [("weight", "trainer", "engine"), *differences[:_MOST_ROWS]]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]

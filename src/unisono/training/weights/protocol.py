@@ -8,10 +8,9 @@ So all survivors decide alike, wherever in the last round somebody dies.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -50,37 +49,20 @@ class UpdateProtocol:
         """Give back what the updates needed; the group itself stays."""
         self.groups.close()
 
-    @contextlib.contextmanager
-    def update(self, timeout_s: float | None) -> Iterator[None]:
-        """Around an update: limits, and what its failures mean."""
-        usual_s = self.comm.timeout_s
-        self._plan, self._committed, self._moving = None, False, False
-        try:
-            if timeout_s is not None:
-                self.comm.timeout_s = timeout_s
-            yield
-        except WeightUpdateError:
-            raise
-        except (GroupError, RendezvousError) as error:
-            raise self._group_failure(error) from error
-        except BaseException as error:
-            self._abort(f"rank {self.comm.rank} failed: {error!r}")
-            raise
-        finally:
-            self._own_failure = None
-            if timeout_s is not None and self.comm.errored is None:
-                self.comm.timeout_s = usual_s
-            if self._verdict is not None:
-                self._verdict.close()
-                self._verdict = None
+    @property
+    def committed(self) -> bool:
+        """Whether all have decided for the new weights."""
+        return self._committed
 
-    @contextlib.contextmanager
-    def keep_failure(self) -> Iterator[None]:
-        """An exception in here is kept for the next round, in which all ranks learn of it."""
-        try:
-            yield
-        except Exception as error:
-            self._own_failure = error
+    def update(self, timeout_s: float | None, *, in_place: bool = False) -> _Update:
+        """Around an update: limits, and what its failures mean. `in_place`: a failure leaves
+        engines with parts of two versions."""
+        return _Update(self, timeout_s, in_place)
+
+    def keep_failure(self) -> _KeptFailure:
+        """Around something: its exception is kept for the next round, in which all ranks learn of
+        it."""
+        return _KeptFailure(self)
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -100,7 +82,7 @@ class UpdateProtocol:
             (problem, version, wanted, self.groups.names(), holds), self.comm
         )
         problems, versions, asked, group_names, descriptions = zip(*everyone, strict=True)
-        self._raise_problems({rank: text for rank, text in enumerate(problems) if text})
+        self.raise_problems({rank: text for rank, text in enumerate(problems) if text})
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
@@ -116,16 +98,20 @@ class UpdateProtocol:
 
     def begin(self, plan: WeightPlan) -> None:
         """Make the groups; go on where every rank is ready."""
-        self._raise_problems(self._gather_problems())
+        self.raise_problems(self._gather_problems())
         self.groups.open(plan)
         if plan.options.transactional:
-            self._verdict = self.comm.split(range(self.comm.size), "verdict")
+            self.open_vote()
         self._moving = not plan.options.transactional
+
+    def open_vote(self) -> None:
+        """Make what the decision is written to."""
+        self._verdict = self.comm.split(range(self.comm.size), "verdict")
 
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
         if self._verdict is None:  # weights went into place: there is nothing to decide
-            self._raise_problems(self._gather_problems())
+            self.raise_problems(self._gather_problems())
             return commit()
         try:
             problems = self._gather_problems()
@@ -133,10 +119,10 @@ class UpdateProtocol:
             self._settle(self._verdict, _KEEP, commit)
             raise
         self._settle(self._verdict, _KEEP if problems else _COMMIT, commit)
-        self._raise_problems(problems)
+        self.raise_problems(problems)
         if not self._committed:
             raise _ending_of(self._verdict)
-        self._raise_problems(self._gather_problems())
+        self.raise_problems(self._gather_problems())
         return None
 
     def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
@@ -148,17 +134,21 @@ class UpdateProtocol:
             with self.keep_failure():
                 commit()
 
+    @property
+    def failure(self) -> str:
+        """What went wrong on this rank; "" if nothing has."""
+        own = self._own_failure
+        if own is None or isinstance(own, WeightUpdateError):
+            return "" if own is None else _text_of(own)
+        return f"{type(own).__name__}: {_text_of(own)}"
+
     def _gather_problems(self) -> dict[int, str]:
         """What is wrong on which rank."""
-        text, own = "", self._own_failure
-        if own is not None:
-            text = _text_of(own)
-            if not isinstance(own, WeightUpdateError):
-                text = f"{type(own).__name__}: {text}"
-        everyone = all_gather_object(text, self.comm)
+        everyone = all_gather_object(self.failure, self.comm)
         return {rank: text for rank, text in enumerate(everyone) if text}
 
-    def _raise_problems(self, problems: dict[int, str]) -> None:
+    def raise_problems(self, problems: dict[int, str]) -> None:
+        """Raise WeightUpdateError, if anything is wrong on any rank."""
         if problems:
             raise self._failure(problems) from self._own_failure
 
@@ -189,9 +179,11 @@ class UpdateProtocol:
     def _error(self, why: str, failed: dict[int, str], ended: bool) -> WeightUpdateError:
         version = -1 if self._plan is None else self._plan.version
         if self._committed:
-            what = f"the other engines serve version {version}"
+            served = "the new weights" if version < 0 else f"version {version}"
+            what = f"the other engines serve {served}"
         elif self._moving:
-            what = f"version {version} was not completed: engines may hold parts of two versions"
+            moved = "the update" if version < 0 else f"version {version}"
+            what = f"{moved} was not completed: engines may hold parts of two versions"
         else:
             new = "" if version < 0 else f" to version {version}"
             what = f"the weights were not updated{new}: every engine keeps what it had"
@@ -208,6 +200,51 @@ class UpdateProtocol:
     def _abort(self, reason: str) -> None:
         self.groups.abort(reason)
         self.comm.abort(reason)
+
+
+# No generators: what passes one is held by frames of contextlib, which the exception holds in turn,
+# and this rank's weights and groups would stay with both until the garbage is collected.
+
+
+class _Update:
+    def __init__(self, protocol: UpdateProtocol, timeout_s: float | None, in_place: bool) -> None:
+        self._protocol, self._timeout_s, self._in_place = protocol, timeout_s, in_place
+
+    def __enter__(self) -> None:
+        protocol, comm = self._protocol, self._protocol.comm
+        protocol._plan, protocol._committed, protocol._moving = None, False, self._in_place
+        self._usual_s = comm.timeout_s
+        if self._timeout_s is not None:
+            comm.timeout_s = self._timeout_s
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        protocol, comm = self._protocol, self._protocol.comm
+        try:
+            if isinstance(error, (GroupError, RendezvousError)):
+                raise protocol._group_failure(error) from error
+            if error is not None and not isinstance(error, WeightUpdateError):
+                protocol._abort(f"rank {comm.rank} failed: {error!r}")
+        finally:
+            protocol._own_failure = None
+            if self._timeout_s is not None and comm.errored is None:
+                comm.timeout_s = self._usual_s
+            verdict, protocol._verdict = protocol._verdict, None
+            if verdict is not None:
+                verdict.close()
+
+
+class _KeptFailure:
+    def __init__(self, protocol: UpdateProtocol) -> None:
+        self._protocol = protocol
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, Exception):
+            self._protocol._own_failure = error
+            return True
+        return False
 
 
 def _ending_of(comm: Communicator) -> GroupError:

@@ -1,0 +1,133 @@
+"""Measuring from a program: `unisono.bench.measure`. The arguments are the command's."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from unisono.bench.request import Names, Request, Sizes
+
+if TYPE_CHECKING:
+    from unisono.bench.results import Row, Run
+    from unisono.comm.base import Communicator
+
+Progress = Callable[[int, int, str], Any]
+"""Called with the number of rows that are done, that of all, and what is measured next."""
+
+_log = logging.getLogger("unisono")
+_numbers = itertools.count()
+
+
+def measure(
+    *collectives: str,
+    sizes: Sizes = None,
+    ranks: int | None = None,
+    backends: Names = None,
+    algo: Names = None,
+    dtype: str = "float32",
+    op: str = "sum",
+    root: int | None = None,
+    place: str = "natural",
+    over: str = "max",
+    budget_s: float | None = None,
+    mpi_spins: bool = False,
+    floor: bool = True,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Measure collectives on every backend asked for, and return a row for each, size by size.
+
+        for row in unisono.bench.measure("all_reduce", sizes="8:64M"):
+            print(row.backend, row.size_bytes, row.time_us.p50, row.busbw, row.verdict)
+
+    In a program that runs alone, `ranks` processes are started for it and end with it. In a world
+    of several ranks every rank calls this with the same arguments, and every rank has the rows.
+
+    sizes     "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
+    backends  "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
+    algo      unisono by these algorithms: "ring,tree" or a list
+    budget_s  seconds for one row, all backends together
+    floor     whether to measure the local floor, too
+    fresh     neither use nor keep models of earlier runs
+    progress  called with rows done, rows in all, and what comes next (in a world: on rank 0)
+
+    and as in `unisono bench --help` ranks, dtype, op, root, place, over and mpi_spins. A `Row` has
+    `as_dict()`; docs/bench.md says what its fields mean.
+
+    Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
+    """
+    arguments = {name: value for name, value in locals().items() if name != "collectives"}
+    return measure_run(*collectives, **arguments).in_order
+
+
+def measure_run(*collectives: str, progress: Progress | None = None, **arguments: Any) -> Run:
+    """As `measure`, with everything that belongs to the rows: machine, versions, settings, what was
+    left out and why, models. `unisono.bench.results.to_json` makes the command's file of it."""
+    from unisono.bench import start
+    from unisono.bench.meeting import meeting_of
+    from unisono.bench.session import Event, apply_event, run_rank
+    from unisono.errors import UnisonoError
+    from unisono.requirements import require_torch
+
+    require_torch("unisono.bench.measure")
+    run: Run | None = None
+
+    def listen(event: Event) -> None:
+        nonlocal run
+        if event["event"] != "next":
+            run = apply_event(run, event)
+        elif progress is not None:
+            progress(event["done"], event["of"], event["what"])
+
+    with _world() as world:
+        request = Request(collectives=collectives, **arguments)
+        settings = request.settings(None if world is None else world.size)
+        if world is None:
+            start.start_ranks(settings, listen, lambda line: _log.info("unisono: %s", line))
+        else:
+            if world.rank > 0:
+                progress = None
+            with _as_it_was():
+                run_rank(meeting_of(world, next(_numbers)), settings, listen, everywhere=True)
+    if run is None:
+        raise UnisonoError("the ranks have measured nothing")
+    if progress is not None:
+        total = len(settings.cases())
+        progress(total, total, "")
+    return run
+
+
+@contextmanager
+def _world() -> Iterator[Communicator | None]:
+    """The world of several ranks that this process is in; None where it is alone."""
+    from unisono.bench.meeting import launched_rank
+    from unisono.world import world as worlds
+
+    if worlds.is_begun():
+        world = worlds.resolve()
+        yield world if world.size > 1 else None
+    elif launched_rank() is None:
+        yield None
+    else:  # launched as one of several: they meet for this
+        try:
+            yield worlds.init()
+        finally:
+            worlds.shutdown()
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """A run changes what it finds: threads of torch, gloo's interface."""
+    import torch
+
+    threads, interface = torch.get_num_threads(), os.environ.get("GLOO_SOCKET_IFNAME")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if interface is None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)

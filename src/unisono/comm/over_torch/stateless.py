@@ -1,0 +1,102 @@
+"""Groups outside torch's world: of processes that have a store in common, and nothing else.
+
+A trainer and the workers of an inference engine are each in a world of their own, and torch knows
+one world per process. Such a group is not in its lists, and does not ask for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from unisono.comm.base import Communicator
+from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.errors import RendezvousError, UnisonoError
+
+_c10d: Any = dist  # its stubs do not know all of these names
+
+
+class StatelessCommunicator(TorchCommunicator):
+    """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store.
+
+    All members call, with the same name, which no other group on this store may have had. They
+    have `join_timeout_s` to connect. Raises RendezvousError if they cannot, and UnisonoError where
+    this torch does not have the backend.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        store: Any,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        join_timeout_s: float,
+    ) -> None:
+        own = _c10d.PrefixStore(name, store)
+        try:
+            group = _connect(backend, own, rank, size, timedelta(seconds=join_timeout_s))
+            group._set_group_name(name)
+            super().__init__(group, owns=True)
+            self._store = store
+            self._join_timeout_s = join_timeout_s
+            self.timeout_s = join_timeout_s
+            # Who leaves at once would break off those that still connect.
+            self.all_gather(numpy.empty(size), numpy.zeros(1))
+        except UnisonoError as error:
+            raise RendezvousError(f"group {name} could not be made: {error}") from error
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise RendezvousError(f"group {name} could not be made: {reason}") from error
+        self.timeout_s = timeout_s
+
+    def _make_group(self, members: Sequence[int], name: str) -> Communicator:
+        return StatelessCommunicator(
+            self.backend,
+            self._store,
+            name,
+            members.index(self.rank),
+            len(members),
+            self.timeout_s,
+            min(self.timeout_s, self._join_timeout_s),
+        )
+
+    def _hang_up(self) -> None:
+        super()._hang_up()
+        if self.backend == "nccl":
+            self._transport.group._get_backend(torch.device("cuda")).abort()
+
+    def close(self) -> None:
+        super().close()
+        self._transport.release()
+
+
+def check_backend(backend: str) -> None:
+    """Raise UnisonoError where this torch does not have a backend."""
+    if backend not in ("gloo", "nccl"):
+        raise UnisonoError(f"there is no stateless group of {backend}: choose gloo or nccl")
+    if backend == "nccl" and not (_c10d.is_nccl_available() and torch.cuda.is_available()):
+        raise UnisonoError("nccl needs a torch with CUDA, and a GPU for every rank")
+
+
+def _connect(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    check_backend(backend)
+    kinds = _c10d.ProcessGroup.BackendType
+    group = _c10d.ProcessGroup(store, rank, size)
+    gloo = _c10d.ProcessGroupGloo(_c10d.PrefixStore("cpu", store), rank, size, timeout)
+    gloo._set_sequence_number_for_group()
+    group._set_default_backend(kinds.GLOO)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if backend == "nccl":
+        options = _c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        nccl = _c10d.ProcessGroupNCCL(_c10d.PrefixStore("cuda", store), rank, size, options)
+        nccl._set_sequence_number_for_group()
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    return group

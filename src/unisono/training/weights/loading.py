@@ -1,0 +1,243 @@
+"""Inference workers that take weights by `load_weights(pairs)`, as vLLM's models do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from unisono.errors import WeightUpdateError
+from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
+
+
+class LoadsWeights(Protocol):
+    """What is asked of a worker's model. It keeps what it needs of each tensor: all of it, or its
+    own part where the engine is cut over several workers."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], /) -> Any:
+        """Load tensors by name. Raises what it likes where one does not fit."""
+
+
+class WeightUpdateWorker:
+    """A worker's side of updates parameter by parameter, around a model with `load_weights`.
+
+    Its methods are what the trainer calls on every worker from outside, in the shape of vLLM's and
+    OpenRLHF's calls. `worker_rank` is the worker's number in its engine.
+
+    Without `begin_weight_update` a parameter is loaded as it comes. With it, parameters are kept
+    until `end_weight_update`, and then loaded in every engine or in none: a model that is a
+    torch.nn.Module loads them before the vote, and has its old weights back if that fails anywhere;
+    another one loads them after it.
+    """
+
+    def __init__(self, model: LoadsWeights, worker_rank: int = 0) -> None:
+        if not callable(getattr(model, "load_weights", None)):
+            raise TypeError(f"{type(model).__name__} has no load_weights(pairs)")
+        self._model, self._worker_rank = model, worker_rank
+        self._group: WeightUpdateGroup | None = None
+        self._staged: list[tuple[str, torch.Tensor]] | None = None
+        self.updates = 0
+        """How many updates of all or none were loaded."""
+
+    def init_weight_update_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = "weights",
+        backend: str = "auto",
+        **options: Any,
+    ) -> None:
+        """Join the group in which the trainer sends; as the function of this name."""
+        if self._group is not None:
+            raise WeightUpdateError(
+                "this worker is in a weight update group already: close_weight_update_group first"
+            )
+        self._group = init_weight_update_group(
+            master_address,
+            master_port,
+            rank_offset,
+            world_size,
+            group_name,
+            backend,
+            worker_rank=self._worker_rank,
+            **options,
+        )
+
+    def update_weight(
+        self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
+    ) -> None:
+        """Receive a parameter, which the trainer broadcasts at this time, and load it; between
+        `begin_weight_update` and `end_weight_update` keep it.
+
+        Raises WeightMismatch on every rank where the trainer broadcasts another type or shape, and
+        WeightUpdateError where a rank failed, died or fell behind, or this model cannot load it.
+        `empty_cache` gives unused memory of CUDA back afterwards.
+        """
+        group = self._joined()
+        try:
+            weight = group.receive(name, dtype, shape)
+        except BaseException:
+            self._staged = None
+            raise
+        if self._staged is not None:
+            self._staged.append((name, weight))
+            return
+        try:
+            self._model.load_weights([(name, weight)])
+        except Exception as error:
+            raise WeightUpdateError(
+                f"rank {group.rank} could not load {name!r}, and may hold parts of two versions: "
+                f"{type(error).__name__}: {error}",
+                failed={group.rank: str(error)},
+            ) from error
+        if empty_cache and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def begin_weight_update(self) -> None:
+        """Keep parameters from now on, for `end_weight_update`."""
+        self._joined().begin_weight_update()
+        self._staged = []
+
+    def end_weight_update(self) -> None:
+        """Load what has come, together with all other workers. The trainer calls its group's
+        `end_weight_update` at the same time.
+
+        Raises WeightUpdateError on every rank, and every engine keeps what it had, if a model could
+        not load, or a rank died before all had voted; `committed` says if that was later.
+        """
+        group, model = self._joined(), self._model
+        staged, self._staged = self._staged or [], None
+
+        def load() -> None:
+            model.load_weights(staged)
+
+        if isinstance(model, torch.nn.Module):
+            kept = _KeptWeights(model)
+            group.end_weight_update(partial(kept.keep, load), undo=kept.give_back)
+        else:
+            group.end_weight_update(commit=load)
+        self.updates += 1
+
+    def close_weight_update_group(self) -> None:
+        """Leave the group; another may be joined."""
+        group, self._group, self._staged = self._group, None, None
+        if group is not None:
+            group.close()
+
+    def _joined(self) -> WeightUpdateGroup:
+        if self._group is None:
+            raise WeightUpdateError("call init_weight_update_group first")
+        return self._group
+
+
+class _KeptWeights:
+    """A copy of a module's tensors, for the case that it has to have them back."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._tensors: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def keep(self, then: Callable[[], None]) -> None:
+        """Copy everything, note where it lies, and do `then`, which may change it."""
+        for module in self._model.modules():
+            for owner in (module._parameters, module._buffers):
+                for name, tensor in owner.items():
+                    if tensor is not None:
+                        if id(tensor) not in self._copies:
+                            self._copies[id(tensor)] = (tensor.data, tensor.data.clone())
+                        self._tensors.append((owner, name, tensor))
+        then()
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Put everything back: the tensors, their memory, and what was in it."""
+        for owner, name, tensor in self._tensors:
+            data, copy = self._copies[id(tensor)]
+            data.copy_(copy)
+            tensor.data = data
+            owner[name] = tensor
+
+
+class WeightUpdateExtension:
+    """vLLM's workers as `WeightUpdateWorker`s:
+    `LLM(..., worker_extension_cls="unisono.training.WeightUpdateExtension")`.
+
+    vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker.
+    """
+
+    _weight_update_worker: WeightUpdateWorker | None = None
+
+    def init_weight_update_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = "weights",
+        backend: str = "auto",
+        **options: Any,
+    ) -> None:
+        """As `WeightUpdateWorker.init_weight_update_group`."""
+        if self._weight_update_worker is None:
+            worker: Any = self
+            self._weight_update_worker = WeightUpdateWorker(
+                worker.model_runner.model, _rank_in_engine(worker)
+            )
+        self._weight_update_worker.init_weight_update_group(
+            master_address, master_port, rank_offset, world_size, group_name, backend, **options
+        )
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "auto",
+        use_ray: bool = False,
+    ) -> None:
+        """The same by OpenRLHF's name for it. Ray's own collectives are not used: `use_ray` raises
+        ValueError."""
+        if use_ray:
+            raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
+        self.init_weight_update_group(
+            master_address, master_port, rank_offset, world_size, group_name, backend
+        )
+
+    def update_weight(
+        self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
+    ) -> None:
+        """As `WeightUpdateWorker.update_weight`."""
+        self._joined_worker().update_weight(name, dtype, shape, empty_cache)
+
+    def begin_weight_update(self) -> None:
+        """As `WeightUpdateWorker.begin_weight_update`."""
+        self._joined_worker().begin_weight_update()
+
+    def end_weight_update(self) -> None:
+        """As `WeightUpdateWorker.end_weight_update`."""
+        self._joined_worker().end_weight_update()
+
+    def close_weight_update_group(self) -> None:
+        """As `WeightUpdateWorker.close_weight_update_group`."""
+        self._joined_worker().close_weight_update_group()
+
+    def _joined_worker(self) -> WeightUpdateWorker:
+        if self._weight_update_worker is None:
+            raise WeightUpdateError("call init_weight_update_group first")
+        return self._weight_update_worker
+
+
+def _rank_in_engine(worker: Any) -> int:
+    """A worker's number in its engine, whose world torch.distributed knows."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(getattr(worker, "rank", 0))

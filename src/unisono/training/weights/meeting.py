@@ -1,0 +1,196 @@
+"""How a trainer and the workers of inference engines meet at an address and a port.
+
+Rank 0, the trainer, hosts a store there. Every rank writes down what it was told and compares it
+with what the others were told, before anything is connected: workers hear of their rank and of the
+group's size by calls from outside, and where these contradict each other, all ranks say so at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.over_torch.master_store import store_at
+from unisono.comm.over_torch.stateless import StatelessCommunicator, check_backend
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
+from unisono.errors import RendezvousError, UnisonoError
+from unisono.processes import boot_id
+from unisono.wording import name_ranks
+
+BACKENDS = ("auto", "unisono", "gloo", "nccl")
+_FAREWELL_S = 1.0
+"""How long the host of the store stays after a failure, for the others to read of it."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What a rank was told, and where it runs."""
+
+    size: int
+    backend: str
+    machine: str
+    boot: str
+    pid: int
+
+
+def meet_at(
+    address: str,
+    port: int | str,
+    rank: int,
+    size: int,
+    name: str,
+    backend: str,
+    timeout_s: float | None,
+    join_timeout_s: float | None,
+) -> tuple[Communicator, Any]:
+    """The group of all ranks, and, on rank 0, the store that it hosts there until it lets go of it.
+
+    Raises RendezvousError on every rank that has come if ranks were told different things, if one
+    does not come in time, or if the port is taken; UnisonoError if the backend cannot be had.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"{backend!r} does not carry weights: choose from {', '.join(BACKENDS)}")
+    if not isinstance(address, str) or not address:
+        raise ValueError(f"{address!r} is not an address to meet at")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{name!r} is not the name of a group")
+    deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
+    reach = partial(store_at, address, str(port), rank, size, group=name)
+    # The group has a connection of its own: the port is free again once the store itself is let go,
+    # whatever still holds the group, an exception's frames perhaps.
+    hosted = reach(deadline.timeout_s, hosts=True) if rank == 0 else None
+    try:
+        store = reach(deadline.left_s(), hosts=False)
+        where = f"the weight update group {name!r} at {address}:{port}"
+        members = _Meeting(store, name, rank, size, where).gather(backend, deadline)
+        limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        left_s = max(deadline.left_s(), 1.0)
+        if backend == "auto":
+            one_machine = len({member.boot for member in members}) == 1
+            backend = "unisono" if one_machine else "gloo"
+        if backend != "unisono":
+            return StatelessCommunicator(backend, store, name, rank, size, limit_s, left_s), hosted
+        comm = Communicator.join(name, rank, size, store, timeout_s=limit_s, join_timeout_s=left_s)
+        return comm, hosted
+    except BaseException:
+        del hosted
+        raise
+
+
+class _Meeting:
+    """One rank's side of comparing what all were told, through the store."""
+
+    def __init__(self, store: Any, name: str, rank: int, size: int, where: str) -> None:
+        self._store, self._keys = store, f"unisono/weights/{name}"
+        self._rank, self._size, self._name, self._where = rank, size, name, where
+        self._members: dict[int, _Member] = {}
+
+    def gather(self, backend: str, deadline: Deadline) -> list[_Member]:
+        """What every rank says of itself. Raises RendezvousError, the same on all who have come, if
+        it does not fit together."""
+        try:
+            self._announce(backend)
+            self._wait_for_others(deadline)
+        except RendezvousError as error:
+            self._tell(str(error))
+            raise
+        except UnisonoError as error:
+            self._tell(f"rank {self._rank}: {error}")
+            raise
+        except RuntimeError as error:  # of the store
+            raise RendezvousError(
+                f"rank 0, who hosts {self._where}, has left while the others came"
+            ) from error
+        return [self._members[rank] for rank in range(self._size)]
+
+    def _announce(self, backend: str) -> None:
+        if self._size < 2:
+            raise self._failure(
+                f"rank {self._rank} was told of {self._size} ranks: there are two at least, the "
+                "trainer and a worker"
+            )
+        if not 0 <= self._rank < self._size:
+            raise self._failure(
+                f"rank {self._rank} does not lie among {self._size} ranks: a worker's rank is "
+                "rank_offset and its number in its engine; world_size counts all workers and the "
+                "trainer"
+            )
+        if backend not in ("auto", "unisono"):
+            check_backend(backend)
+        mine = _Member(self._size, backend, socket.gethostname(), _boot(), os.getpid())
+        text = json.dumps(asdict(mine))
+        found = self._store.compare_set(f"{self._keys}/{self._rank}", "", text).decode()
+        if found != text:
+            other = json.loads(found)
+            raise self._failure(
+                f"rank {self._rank} is process {other['pid']} on {other['machine']} already, and "
+                f"process {mine.pid} on {mine.machine} came as the same: is rank_offset right, and "
+                "has the group of an earlier run been closed?"
+            )
+        self._members[self._rank] = mine
+
+    def _wait_for_others(self, deadline: Deadline) -> None:
+        waiting = Waiting(self._rank, self._size, self._name, deadline)
+        pause_s = 0.001
+        while True:
+            missing = [rank for rank in range(self._size) if not self._look_up(rank)]
+            if self._store.check([f"{self._keys}/failure"]):
+                raise RendezvousError(self._store.get(f"{self._keys}/failure").decode())
+            if not missing:
+                return
+            if not deadline.left_s():
+                raise self._failure(
+                    f"{name_ranks(missing)} did not come within {in_seconds(deadline.timeout_s)}"
+                )
+            if waiting.is_long():
+                waiting.say(missing, self._size - len(missing))
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+
+    def _look_up(self, rank: int) -> bool:
+        """Whether a rank has come. Raises RendezvousError if it was told something else."""
+        if rank in self._members:
+            return True
+        if not self._store.check([f"{self._keys}/{rank}"]):
+            return False
+        theirs = _Member(**json.loads(self._store.get(f"{self._keys}/{rank}")))
+        mine = self._members[self._rank]
+        self._members[rank] = theirs
+        if theirs.size != mine.size:
+            raise self._failure(
+                f"rank {self._rank} was told of {mine.size} ranks, rank {rank} of {theirs.size}: "
+                "world_size must be the same for all, the trainer and all workers together"
+            )
+        if theirs.backend != mine.backend:
+            raise self._failure(
+                f"rank {self._rank} was told to use {mine.backend}, rank {rank} {theirs.backend}"
+            )
+        return True
+
+    def _failure(self, why: str) -> RendezvousError:
+        return RendezvousError(f"{self._where} could not be made: {why}")
+
+    def _tell(self, text: str) -> None:
+        """Leave the first failure for the others; their store stays until they have read it."""
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set(f"{self._keys}/failure", "", text)
+            left = self._store.add(f"{self._keys}/left", 1)
+            farewell = Deadline(_FAREWELL_S if self._rank == 0 else 0)
+            while left < self._size and farewell.left_s():
+                time.sleep(0.01)
+                left = self._store.add(f"{self._keys}/left", 0)
+
+
+def _boot() -> str:
+    try:
+        return boot_id()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,234 @@
+"""Weight updates parameter by parameter, in the shape of vLLM's and OpenRLHF's calls.
+
+The trainer calls `init_weight_update_group`, and so does every worker, which was told to by a call
+from outside. Then for each parameter the trainer announces name, type and shape by such calls, the
+workers receive, and the trainer broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+
+from unisono.collectives.encoding import torch_dtype
+from unisono.collectives.objects import all_gather_object
+from unisono.comm.base import Communicator, dtype_name
+from unisono.errors import WeightMismatch, WeightUpdateError
+from unisono.training.deferral import defer_signals
+from unisono.training.weights.meeting import meet_at
+from unisono.training.weights.plan import differences_table, tensor_text
+from unisono.training.weights.protocol import UpdateProtocol
+
+TRAINER = 0
+"""The rank that sends."""
+
+_Announced = tuple[str, bool, str, str, Sequence[int]]
+"""What is wrong here, whether all or none is wanted, name, dtype and shape."""
+
+
+def init_weight_update_group(
+    master_address: str,
+    master_port: int | str,
+    rank_offset: int,
+    world_size: int,
+    group_name: str = "weights",
+    backend: str = "auto",
+    *,
+    worker_rank: int = 0,
+    timeout_s: float | None = None,
+    join_timeout_s: float | None = None,
+) -> WeightUpdateGroup:
+    """Meet the trainer and all workers of all engines, and make a group of them.
+
+    The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
+    until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
+    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
+    different names.
+
+    `backend` is "unisono" (shared memory), "gloo", "nccl" (CUDA tensors, a GPU for each rank), or
+    "auto": unisono where all ranks are on one machine, else gloo. The group is outside
+    torch.distributed's world, and needs none.
+
+    `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
+    how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
+
+    Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
+    if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
+    """
+    for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
+        if not isinstance(number, int) or number < 0:
+            raise ValueError(f"{what} is a whole number from 0, not {number!r}")
+    if not isinstance(world_size, int):
+        raise ValueError(f"world_size is a whole number, not {world_size!r}")
+    comm, store = meet_at(
+        master_address,
+        master_port,
+        rank_offset + worker_rank,
+        world_size,
+        group_name,
+        backend,
+        timeout_s,
+        join_timeout_s,
+    )
+    return WeightUpdateGroup(comm, store)
+
+
+class WeightUpdateGroup:
+    """The trainer and all workers, for updates parameter by parameter.
+
+    Each parameter is at once what the worker makes of it, and a failure leaves engines with parts
+    of two versions. Between `begin_weight_update` and `end_weight_update`, on every rank, an update
+    is done by all engines or by none.
+    """
+
+    def __init__(self, comm: Communicator, store: Any = None) -> None:
+        self.comm = comm
+        """The group; a `WeightSender` and `WeightReceiver`s work over it as well."""
+        self._store = store
+        self._protocol = UpdateProtocol(comm)
+        self._all_or_none = False
+
+    @property
+    def rank(self) -> int:
+        """0 for the trainer."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """The trainer and all workers."""
+        return self.comm.size
+
+    def begin_weight_update(self) -> None:
+        """From here to `end_weight_update` all or none. Every rank calls it; nothing is sent."""
+        if self._all_or_none:
+            raise WeightUpdateError("begin_weight_update was called twice: end the first update")
+        self._all_or_none = True
+
+    def broadcast(self, tensor: torch.Tensor, src: int = TRAINER, stream: Any = None) -> None:
+        """Send a parameter to all workers, who `receive` it at this time. The trainer's side.
+
+        `src` must be 0, and `stream` is there for programs that pass one to vLLM's groups: work is
+        done in the order of torch's current stream.
+
+        Raises WeightMismatch on every rank where a worker was told another type or shape, and
+        WeightUpdateError where a worker failed, died or fell behind. Between `begin_weight_update`
+        and `end_weight_update` that ends the update: every engine keeps what it had.
+        """
+        if src != TRAINER or self.rank != TRAINER:
+            raise ValueError(
+                f"rank {self.rank} cannot send from rank {src}: the trainer, rank {TRAINER}, "
+                "sends, and workers receive by update_weight"
+            )
+
+        def prepare() -> torch.Tensor:
+            if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
+                raise TypeError(f"{type(tensor).__name__} is not a whole tensor: gather it first")
+            return tensor.detach().to(self._device).contiguous()
+
+        self._move("", prepare)
+
+    def receive(self, name: str, dtype: torch.dtype | str, shape: Iterable[int]) -> torch.Tensor:
+        """The parameter that the trainer broadcasts at this time. A worker's side. Raises as
+        `broadcast`."""
+        if self.rank == TRAINER:
+            raise ValueError("the trainer, rank 0, does not receive: it calls broadcast")
+
+        def prepare() -> torch.Tensor:
+            known = torch_dtype(str(dtype).removeprefix("torch."))
+            return torch.empty(tuple(shape), dtype=known, device=self._device)
+
+        return self._move(str(name), prepare)
+
+    def end_weight_update(
+        self,
+        prepare: Callable[[], None] = lambda: None,
+        commit: Callable[[], None] = lambda: None,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Vote on the update that `begin_weight_update` began. Every rank calls it.
+
+        `prepare` may fail. Where it does not on any rank, every rank calls `commit`; otherwise, and
+        where a rank dies before the decision, every rank calls `undo` and raises WeightUpdateError,
+        whose `committed` is then False.
+        """
+        protocol = self._protocol
+        began, self._all_or_none = self._all_or_none, False
+        with protocol.update(None):
+            protocol.open_vote()
+            try:
+                with protocol.keep_failure():
+                    if not began:
+                        raise ValueError("end_weight_update without begin_weight_update")
+                    prepare()
+                protocol.decide(commit)
+            finally:
+                if not protocol.committed:
+                    with defer_signals():
+                        undo()
+
+    def close(self) -> None:
+        """Leave the group, and give back the port."""
+        self._protocol.close()
+        self.comm.close()
+        self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _device(self) -> torch.device:
+        """Where parameters travel."""
+        if self.comm.backend == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def _move(self, name: str, prepare: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Broadcast one parameter, once all ranks have prepared a tensor that fits. A failure ends
+        an update of all or none."""
+        tensor = torch.empty(0)
+        try:
+            with torch.no_grad(), self._protocol.update(None, in_place=not self._all_or_none):
+                with self._protocol.keep_failure():
+                    tensor = prepare()
+                self._agree(name, tensor)
+                self.comm.broadcast(tensor, TRAINER)
+        except BaseException:
+            self._all_or_none = False
+            raise
+        return tensor
+
+    def _agree(self, name: str, tensor: torch.Tensor) -> None:
+        """Hear what all ranks have in mind, and raise on all of them where it does not fit."""
+        problem, shape = self._protocol.failure, list(tensor.shape)
+        mine: _Announced = (problem, self._all_or_none, name, dtype_name(tensor), shape)
+        everyone: list[_Announced] = all_gather_object(mine, self.comm)
+        self._protocol.raise_problems(_problems(everyone))
+        trainer = tensor_text(*everyone[TRAINER][3:])
+        differences = [
+            (told, trainer, f"rank {rank}: {tensor_text(dtype, shape)}")
+            for rank, (_, _, told, dtype, shape) in enumerate(everyone)
+            if rank != TRAINER and tensor_text(dtype, shape) != trainer
+        ]
+        if differences:
+            raise WeightMismatch(differences_table(differences), differences=differences)
+
+
+def _problems(everyone: Sequence[_Announced]) -> dict[int, str]:
+    """What is wrong on which rank."""
+    found = {rank: entry[0] for rank, entry in enumerate(everyone) if entry[0]}
+    if found:
+        return found
+    first = everyone[TRAINER + 1][2]
+    for rank, (_, here, name, *_) in enumerate(everyone):
+        if here != everyone[TRAINER][1]:
+            found[rank] = (
+                f"begin_weight_update was {'' if here else 'not '}called, unlike on rank 0"
+            )
+        elif rank != TRAINER and name != first:
+            found[rank] = f"it was told to receive {name!r}, and rank {TRAINER + 1} {first!r}"
+    return found
