@@ -106,7 +106,7 @@ def _algorithms(names: Names) -> tuple[str, ...]:
     if names is None:
         return ()
     from unisono.bench.backends.ours import ENGINES_OWN
-    from unisono.plan import catalog
+    from unisono.plan.catalog import RENAMED, catalog
 
     known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
     asked = _split(names)
