@@ -9,6 +9,7 @@ cables and mounts, whatever has happened. Needs root, ip, tc and unshare.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 COMMAND_S = 30.0
@@ -70,8 +71,8 @@ class Host:
     ipv6: str
     pid: int
     port: str
-    _holder: subprocess.Popen[str] = field(repr=False)
-    _switch_pid: int = field(repr=False)
+    holder_pid: int
+    switch_pid: int
 
     def command(self, *command: str, folder: str | Path = "/") -> list[str]:
         """What runs a command on this host."""
@@ -81,6 +82,15 @@ class Host:
     def run(self, *command: str) -> str:
         """Run a short command here, and return what it prints."""
         return _run(self.command(*command))
+
+    def enter(self) -> None:
+        """Move this process, which has one thread, to the host: to its network, IPC and name. Its
+        number and parent stay, and with them its life: `kill` does not end it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        for kind in ("net", "ipc", "uts"):
+            with open(f"/proc/{self.pid}/ns/{kind}") as namespace:
+                if libc.setns(namespace.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"setns to the {kind} of {self.name}")
 
     def interface_bytes(self) -> tuple[int, int]:
         """How many bytes eth0 has sent and received, with the packets' headers."""
@@ -93,15 +103,15 @@ class Host:
 
     def cut(self) -> None:
         """Nothing passes any more, and nobody is told: as where a switch fails."""
-        _in_network(self._switch_pid, "ip", f"link set {self.port} nomaster\n")
+        _in_network(self.switch_pid, "ip", f"link set {self.port} nomaster\n")
 
     def unplug(self) -> None:
         """As if somebody pulled the cable: the interface knows that it has no carrier."""
-        _in_network(self._switch_pid, "ip", f"link set {self.port} down\n")
+        _in_network(self.switch_pid, "ip", f"link set {self.port} down\n")
 
     def mend(self) -> None:
         """After `cut` or `unplug`."""
-        _in_network(self._switch_pid, "ip", f"link set {self.port} master switch up\n")
+        _in_network(self.switch_pid, "ip", f"link set {self.port} master switch up\n")
 
     def send_signal(self, pid: int, number: int = signal.SIGKILL) -> None:
         """To a process of this host, by the number that it has there."""
@@ -111,8 +121,7 @@ class Host:
         """End every process of this host at once, with its network, as where power fails. Its
         cable goes, too, so that nobody hears of it by a packet."""
         self.cut()
-        self._holder.kill()  # its child, the host's first process, goes with it
-        self._holder.wait(COMMAND_S)
+        os.kill(self.holder_pid, signal.SIGKILL)  # its child, the host's first, goes with it
 
     def kill_processes(self) -> None:
         """End every process but the first; the network stays, and tells the others."""
@@ -138,7 +147,7 @@ def network(
     """
     link = link or Link()
     with contextlib.ExitStack() as stack:
-        switch = stack.enter_context(_first_process(["--net"], "echo here && exec cat"))[1]
+        _, switch = stack.enter_context(_first_process(["--net"], "echo here && exec cat"))
         hosts = []
         separate = ["--net", "--ipc", "--uts", "--pid", "--mount-proc"]
         for number in range(count):
@@ -168,10 +177,9 @@ MakeNetwork = Callable[..., AbstractContextManager[Network]]
 
 
 @contextlib.contextmanager
-def _first_process(
-    separate: Sequence[str], script: str
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process with namespaces of its own, by its parent and its number."""
+def _first_process(separate: Sequence[str], script: str) -> Iterator[tuple[int, int]]:
+    """A process with namespaces of its own: the number of its parent, which it does not survive,
+    and its own."""
     holder = subprocess.Popen(
         ["unshare", *separate, "--fork", "--kill-child", "sh", "-c", script],
         stdin=subprocess.PIPE,
@@ -186,7 +194,7 @@ def _first_process(
             if holder.stdout.readline() != "here\n":
                 raise RuntimeError(f"cannot make a namespace: {holder.stderr.read()}")
             children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text()
-            yield holder, int(children)
+            yield holder.pid, int(children)
         finally:
             holder.kill()
 
