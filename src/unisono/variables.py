@@ -102,6 +102,12 @@ def _name(text: str) -> str:
     return text.strip().lower()
 
 
+def _label(text: str) -> str:
+    if not text.strip().isprintable() or not text.strip() or len(text) > 100:
+        raise ValueError("must be a name of at most 100 letters")
+    return text.strip()
+
+
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -153,6 +159,11 @@ RENDEZVOUS = Variable(
 )
 BACKEND = Variable(
     "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named", _name
+)
+HOSTID = Variable(
+    "UNISONO_HOSTID",
+    "this rank's host: ranks with the same text share memory; instead of what the system tells",
+    _label,
 )
 ALGO = Variable(
     "UNISONO_ALGO",

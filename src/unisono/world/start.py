@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,11 +21,11 @@ from unisono.comm.over_torch.store import store_of
 from unisono.comm.rendezvous.announcements import (
     FileAnnouncements,
     StoreAnnouncements,
-    store_answers,
 )
 from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
+from unisono.comm.rendezvous.store_exchange import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
+from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, master_is_known
@@ -216,27 +215,9 @@ def _connect(
 def _gather_through_store(
     store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
-    """What all ranks tell of themselves, through a store, in which each start of a world has a
-    number."""
-    waiting = Waiting(info.rank, info.size, "world", deadline)
-    with store_answers():
-        serial = store.add(f"unisono/starts/{info.rank}", 1)
-        keys = [f"unisono/ranks/{serial}/{rank}" for rank in range(info.size)]
-        store.set(keys[info.rank], json.dumps(vars(mine)))
-        pause_s = 0.001
-        while not store.check(keys):
-            is_late = not deadline.left_s()
-            if is_late or waiting.is_long():
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                if is_late and missing:
-                    raise RendezvousError(
-                        f"{name_ranks(missing)} of {info.size} did not come within "
-                        f"{in_seconds(deadline.timeout_s)}"
-                    )
-                waiting.say(missing, info.size - len(missing))
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.05)
-        return [RankDescription(**json.loads(store.get(key))) for key in keys]
+    """What all ranks tell of themselves, through a store."""
+    texts = exchange(store, "ranks", info.rank, info.size, json.dumps(vars(mine)), deadline)
+    return [RankDescription(**json.loads(text)) for text in texts]
 
 
 # -- torch.distributed ---------------------------------------------------------------------------
