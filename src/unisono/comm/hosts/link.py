@@ -30,7 +30,7 @@ import torch
 FRAME_BYTES = 512 * 1024
 """The most that one frame carries."""
 
-_HEADER = struct.Struct("<8sBqqI")
+_HEADER = struct.Struct("<8sBqqI35x")  # payloads begin where any dtype may
 _DEPTH = 4
 """How many receives are posted, and how many sends may be under way."""
 
@@ -40,6 +40,11 @@ _DATA_TAG, _NOBODYS_TAG = 1, 2
 _SLICE_S = 0.05
 _GOODBYE_S = 1.0
 _KEEPALIVES = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 3500}
+
+
+def memory_of(row: torch.Tensor) -> memoryview:
+    """The memory of a row of bytes, for structs."""
+    return memoryview(row.numpy())  # type: ignore[arg-type]
 
 
 class Kind(IntEnum):
@@ -115,13 +120,16 @@ class Link:
         tag: int = 0,
         extra: int = 0,
         payload: torch.Tensor | None = None,
-        check: Check = lambda: None,
+        check: Check | None = lambda: None,
     ) -> None:
         """Send a frame; its payload, bytes in one piece, is free again when this returns. Frames
-        arrive in the order in which they are sent. On a link that is over it does nothing."""
+        arrive in the order in which they are sent. On a link that is over it does nothing.
+
+        It waits until earlier ones are on their way; without a `check`, for small frames from a
+        link's own thread, it does not."""
         length = 0 if payload is None else payload.numel()
         with self._room:
-            while len(self._under_way) >= _DEPTH and not self._is_over:
+            while check and len(self._under_way) >= _DEPTH and not self._is_over:
                 self._room.wait(_SLICE_S)
                 check()
             if self._is_over:
@@ -129,7 +137,7 @@ class Link:
             size = _HEADER.size + length
             buffer = self._buffer() if size > _SMALL_BYTES else torch.empty(size, dtype=torch.uint8)
             frame = buffer[:size]
-            _HEADER.pack_into(frame.numpy(), 0, group, kind, tag, extra, length)
+            _HEADER.pack_into(memory_of(frame), 0, group, kind, tag, extra, length)
             if payload is not None:
                 frame[_HEADER.size :].copy_(payload)
             try:
@@ -185,7 +193,7 @@ class Link:
 
     def _deliver(self, buffer: torch.Tensor) -> torch.Tensor:
         """Pass a frame on; the memory for the next one."""
-        group, kind, tag, extra, length = _HEADER.unpack_from(buffer.numpy(), 0)
+        group, kind, tag, extra, length = _HEADER.unpack_from(memory_of(buffer), 0)
         payload = buffer[_HEADER.size : _HEADER.size + length]
         if kind == Kind.GOODBYE:
             self._said_goodbye = True

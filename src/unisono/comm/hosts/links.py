@@ -10,14 +10,14 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Kind, Link, sockets_kept_alive
 from unisono.comm.hosts.network import make_gloo
-from unisono.errors import GroupError, RendezvousError
+from unisono.errors import RendezvousError
 
 _DAY = timedelta(days=1)
 
@@ -169,9 +169,7 @@ class Links:
             if is_late:
                 link.close()
         except Exception as error:
-            self._problems[peer] = (
-                f"no connection to {self.hosts.name_rank(peer)}: {error}"
-            )
+            self._problems[peer] = f"no connection to {self.hosts.name_rank(peer)}: {error}"
         event.set()
 
     # -- the door --------------------------------------------------------------------------------
@@ -182,8 +180,10 @@ class Links:
             if self._door is not None:
                 return
             self._door = threading.Thread(
-                target=_wait_at_door, args=(weakref.ref(self), self._store.clone(), self.me),
-                name="unisono door", daemon=True,
+                target=_wait_at_door,
+                args=(weakref.ref(self), self._store.clone(), self.me),
+                name="unisono door",
+                daemon=True,
             )
         self._door.start()
 
