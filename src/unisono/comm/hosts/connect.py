@@ -53,12 +53,10 @@ def connect(
     links = Links(store, hosts, rank)
     placement = place(range(size), hosts, rank)
     try:
-        made = _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
+        return _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
     except BaseException:
         links.close_all()
         raise
-    links.open_door()
-    return made
 
 
 def connect_beside(

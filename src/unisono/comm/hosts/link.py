@@ -65,6 +65,8 @@ class Kind(IntEnum):
     WHERE = 8
     """Where are you? Asked by a rank that waits in vain."""
     ANSWER = 9
+    KNOCK = 10
+    """A rank of the receiver's host, in the tag, shall connect to the sender."""
 
 
 class Frame(NamedTuple):

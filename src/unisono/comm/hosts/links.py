@@ -1,25 +1,24 @@
 """All connections of this process to processes of other hosts, made when they are first needed.
 
 Two processes that both know that they need each other connect by the store in which the world met.
-Where only one knows, it knocks: a thread of every process waits at its own door in the store.
+Where only one knows, it knocks at the other's door.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any, Protocol
 
+from unisono.comm.hosts.door import Door, knock
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Kind, Link, sockets_kept_alive
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
-_DAY = timedelta(days=1)
+_ANSWER_S = 60.0
 
 
 class Party(Protocol):
@@ -48,8 +47,7 @@ class Links:
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
         self._holders = 0
         self._is_closed = False
-        self._knocks = 0
-        self._door: threading.Thread | None = None
+        self._door = Door(hosts.secret, me, self._on_knock)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def share(self) -> Links:
@@ -73,9 +71,7 @@ class Links:
                 return
             self._is_closed = True
             links = [link for link in self._links.values() if isinstance(link, Link)]
-        if self._door is not None:
-            with contextlib.suppress(Exception):  # the store's host may be gone
-                self._knock(self.me)
+        self._door.close()
         for link in links:
             link.close()
 
@@ -99,6 +95,9 @@ class Links:
             self._early.pop(party.key, None)
 
     def _on_frame(self, peer: int, frame: Frame) -> None:
+        if frame.kind == Kind.KNOCK:
+            knock(self.hosts.secret, frame.tag, peer)
+            return
         with self._lock:
             reference = self._parties.get(frame.group)
             if reference is None and frame.kind not in (Kind.CLOSED, Kind.ENDING):
@@ -155,7 +154,7 @@ class Links:
         low, high = sorted((self.me, peer))
         try:
             if knocks:
-                self._knock(peer)
+                self._ask_to_connect(peer)
             store = self._store.clone()  # its own connection: a store answers one at a time
             with sockets_kept_alive():
                 name = f"unisono/link/{low}-{high}"
@@ -174,44 +173,17 @@ class Links:
 
     # -- the door --------------------------------------------------------------------------------
 
-    def open_door(self) -> None:
-        """Connect to whoever knocks, from now on."""
-        with self._lock:
-            if self._door is not None:
+    def _ask_to_connect(self, peer: int) -> None:
+        """Have a process of the peer's host tell it."""
+        for member in self.hosts.members[self.hosts.host_of(peer)]:
+            link = self.peer(member)
+            if link is not None:
+                link.send(Kind.KNOCK, b"", tag=peer, check=None)
                 return
-            self._door = threading.Thread(
-                target=_wait_at_door,
-                args=(weakref.ref(self), self._store.clone(), self.me),
-                name="unisono door",
-                daemon=True,
-            )
-        self._door.start()
 
-    def _knock(self, peer: int) -> None:
-        store = self._store.clone()
-        number = store.add(f"unisono/knocks/{peer}", 1)
-        store.set(f"unisono/knock/{peer}/{number}", str(self.me))
-
-
-def _wait_at_door(reference: weakref.ref[Links], store: Any, me: int) -> None:
-    number = 0
-    while True:
-        key = f"unisono/knock/{me}/{number + 1}"
-        try:
-            store.wait([key], _DAY)
-        except Exception as error:
-            if "imeout" in str(error) or "imed out" in str(error):
-                continue
-            return  # the store is gone, and with it whoever could knock
-        number += 1
-        links = reference()
-        if links is None or links._is_closed:
-            return
-        with contextlib.suppress(Exception):
-            peer = int(store.get(key))
-            if peer != me:
-                links._begin(peer, 60.0, False)
-        del links
+    def _on_knock(self, who: int) -> None:
+        if not self._is_closed:
+            self._begin(who, _ANSWER_S, knocks=False)
 
 
 def _close_at_exit(reference: weakref.ref[Links]) -> None:
