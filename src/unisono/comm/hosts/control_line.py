@@ -1,16 +1,16 @@
-"""A line from each host to each other one: for what must not wait behind data, and for silence.
+"""Lines between processes of different hosts: for what must not wait behind data, and for silence.
 
-The leader of a host, its lowest rank, holds a TCP connection to every other host's leader; of two
-hosts the later one calls. Messages are authenticated (frames.py). The kernels ask each other every
-second whether they are still there, so that a host that is down, or a cut cable, shows within 4 s,
-however busy or silent the processes are.
+Beside each connection that carries data between two processes there is a line, which carries next
+to nothing. Messages on it are authenticated (frames.py). A process that ends hangs up. The kernels
+ask each other every second whether they are still there, so that a host that is down, or a cut
+cable, shows within 4 s, however busy the processes are. A connection that carries data cannot tell
+that: the kernel would also give up on a peer that is stopped, and does not read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import select
@@ -19,13 +19,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.comm.hosts.frames import Session, Stranger
-from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import socket_family
-from unisono.comm.rendezvous.store_exchange import exchange
-from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed
+from unisono.comm.rendezvous.unix_socket import descriptors_needed
 from unisono.comm.rendezvous.waiting import in_seconds
 from unisono.errors import RendezvousError
 
@@ -42,6 +41,9 @@ _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 _ENDED = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
 
 _log = logging.getLogger("unisono")
+
+Where = tuple[str, int]
+"""An address and a port."""
 
 
 class _Line:
@@ -60,6 +62,16 @@ class _Line:
                 del self.unsent[: self.connection.send(self.unsent)]
 
 
+@dataclass
+class _Wanted:
+    """A line that somebody waits for."""
+
+    where: Where
+    problem: str = "it has not called"
+    again: float = 0.0
+    is_there: threading.Event = field(default_factory=threading.Event)
+
+
 _all_lines: weakref.WeakSet[ControlLines] = weakref.WeakSet()
 
 
@@ -74,64 +86,74 @@ if hasattr(os, "register_at_fork"):
 
 
 class ControlLines:
-    """This host's lines to all others; made by the leader of each host, and connected then.
+    """The lines of this process, which is global rank `me` and listens at `address`; `where` is
+    what others need to call it. Whoever knows the `secret` may.
 
-    `on_message(host, message)` is called with what another host's leader has sent, in order;
-    `on_lost(host, why)` once for a host whose line breaks without a goodbye: its leader has ended,
-    or it does not answer any more. Both run in the lines' own thread, and must not wait.
-
-    Raises RendezvousError if a host cannot be reached within `timeout_s`.
+    `on_message(peer, message)` is called with what another rank has sent, in order;
+    `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
+    name in a sentence: "has ended", or "does not answer any more ...". Both run in the lines' own
+    thread, and must not wait.
     """
 
     def __init__(
         self,
-        store: Any,
-        hosts: Hosts,
+        address: str,
+        me: int,
+        secret: bytes,
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
-        timeout_s: float = 60.0,
     ) -> None:
-        self._hosts = hosts
+        self._me, self._secret = me, secret
         self._on_message, self._on_lost = on_message, on_lost
-        self._lock = threading.Lock()  # of _lines, and of what is sent on them
+        self._lock = threading.Lock()  # of _lines, of what is sent on them, and of _wanted
         self._lines: dict[int, _Line] = {}
+        self._wanted: dict[int, _Wanted] = {}
         self._strangers: list[_Line] = []
-        self._missing = set(range(hosts.count)) - {hosts.mine}
-        self._problems: dict[int, str] = {}
-        self._connected = threading.Event()
         self._is_closing = False
-        self._again = 0.0
         self._pid = os.getpid()
-        deadline = Deadline(timeout_s)
         with contextlib.ExitStack() as stack:
             with descriptors_needed():
-                family = socket_family(hosts.address)
-                self._listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                self._listener = socket.socket(socket_family(address), socket.SOCK_STREAM)
+                stack.callback(self._listener.close)
                 self._wake, self._awake = socket.socketpair()
-                stack.callback(self.close_sockets)
-            self._listener.bind((hosts.address, 0))
+            self._listener.bind((address, 0))
             self._listener.listen(1024)
-            for mine in (self._listener, self._wake, self._awake):
-                mine.setblocking(False)
-            leaders = [hosts.leader(host) for host in range(hosts.count)]
-            where = json.dumps(self._listener.getsockname()[:2])
-            texts = exchange(store, "lines", leaders[hosts.mine], leaders, where, deadline)
-            self._addresses = [tuple(json.loads(text)) for text in texts]
-            _all_lines.add(self)
-            self._thread = threading.Thread(target=self._serve, name="unisono lines", daemon=True)
-            self._thread.start()
-            stack.callback(self.close)
-            if not self._connected.wait(deadline.left_s()):
-                raise RendezvousError(self._describe_missing(timeout_s))
             stack.pop_all()
+        for mine in (self._listener, self._wake, self._awake):
+            mine.setblocking(False)
+        self.where: Where = (address, int(self._listener.getsockname()[1]))
+        _all_lines.add(self)
+        self._thread = threading.Thread(target=self._serve, name="unisono lines", daemon=True)
+        self._thread.start()
 
-    def send(self, host: int, message: dict[str, Any]) -> None:
-        """Send a message to a host; nothing happens if that is lost, or has said goodbye.
+    def connect(self, peer: int, where: Where, timeout_s: float) -> None:
+        """Have a line to another rank, which does the same; the higher one calls the other.
+
+        Raises RendezvousError if there is none within `timeout_s`.
+        """
+        with self._lock:
+            if peer in self._lines:
+                return
+            wanted = self._wanted.setdefault(peer, _Wanted(where))
+        self._rouse()
+        if wanted.is_there.wait(timeout_s):
+            return
+        with self._lock:
+            self._wanted.pop(peer, None)
+        address, port = where
+        raise RendezvousError(
+            f"no line to {address} port {port} within {in_seconds(timeout_s)} ({wanted.problem}): "
+            "may the hosts reach each other on all ports? If they have several interfaces, set "
+            "GLOO_SOCKET_IFNAME"
+        )
+
+    def send(self, peer: int, message: dict[str, Any]) -> None:
+        """Send a message to a rank; nothing happens if that is lost, or has said goodbye.
 
         Raises ValueError if the message is too long.
         """
         with self._lock:
-            line = self._lines.get(host)
+            line = self._lines.get(peer)
             if line is None or self._is_closing:
                 return
             line.unsent += line.session.encode(message)
@@ -142,12 +164,14 @@ class ControlLines:
         self._rouse()
 
     def send_all(self, message: dict[str, Any]) -> None:
-        """Send a message to every other host."""
-        for host in range(self._hosts.count):
-            self.send(host, message)
+        """Send a message to every rank that there is a line to."""
+        with self._lock:
+            peers = list(self._lines)
+        for peer in peers:
+            self.send(peer, message)
 
     def close(self) -> None:
-        """Say goodbye to all hosts, and hang up."""
+        """Say goodbye to everybody, and hang up."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -168,13 +192,13 @@ class ControlLines:
     def _serve(self) -> None:
         try:
             while not self._is_closing:
-                self._call_missing()
-                self._wait_and_handle(0.05 if self._missing or self._strangers else None)
+                must_look_again = self._call_wanted() or bool(self._strangers)
+                self._wait_and_handle(0.05 if must_look_again else None)
                 self._drop_slow_strangers()
             self._say_goodbye()
         finally:
-            self._missing.clear()
             with self._lock:
+                self._is_closing = True
                 self.close_sockets()
                 self._lines.clear()
 
@@ -219,58 +243,64 @@ class ControlLines:
         with self._lock:
             line.unsent += answer
             line.flush()
-        if line.session.is_proved and not was_proved:
-            self._admit(line)
+        if line.session.is_proved and not was_proved and not self._admit(line):
+            return
         for message in messages:
             self._tell(self._on_message, line.session.peer, message)
         if line.session.has_left:
             self._forget(line)
 
-    def _tell(self, listener: Callable[..., None], host: int, what: Any) -> None:
+    def _tell(self, listener: Callable[[int, Any], None], peer: int, what: Any) -> None:
         try:
-            listener(host, what)
+            listener(peer, what)
         except Exception:
-            _log.exception("unisono: what came from host %s was not understood: %s", host, what)
+            _log.exception("unisono: what came from rank %d was not understood: %s", peer, what)
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _call_missing(self) -> None:
-        """Call the hosts before this one that there is no line to, now and then."""
-        if time.monotonic() < self._again:
-            return
-        self._again = time.monotonic() + _AGAIN_S
+    def _call_wanted(self) -> bool:
+        """Call those before this rank that a line is wanted to, now and then; whether there are
+        any."""
+        with self._lock:
+            to_call = {peer: want for peer, want in self._wanted.items() if peer < self._me}
         called = {line.session.peer for line in self._strangers}
-        for host in self._missing - called:
-            if host < self._hosts.mine:
-                connection = socket.socket(self._listener.family, socket.SOCK_STREAM)
-                connection.setblocking(False)
-                session = Session(self._hosts.secret, self._hosts.mine, host)
-                self._strangers.append(_Line(connection, session))
-                reason = connection.connect_ex(self._addresses[host])
-                if reason not in (0, errno.EINPROGRESS):
-                    self._lose(self._strangers[-1], OSError(reason, os.strerror(reason)))
+        for peer, wanted in to_call.items():
+            if peer in called or time.monotonic() < wanted.again:
+                continue
+            wanted.again = time.monotonic() + _AGAIN_S
+            try:
+                connection = socket.socket(socket_family(wanted.where[0]), socket.SOCK_STREAM)
+            except OSError as error:
+                wanted.problem = error.strerror or str(error)
+                continue
+            connection.setblocking(False)
+            line = _Line(connection, Session(self._secret, self._me, peer))
+            self._strangers.append(line)
+            reason = connection.connect_ex(wanted.where)
+            if reason not in (0, errno.EINPROGRESS):
+                self._lose(line, OSError(reason, os.strerror(reason)))
+        return bool(to_call)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            session = Session(self._hosts.secret, self._hosts.mine)
-            self._strangers.append(_Line(connection, session))
+            self._strangers.append(_Line(connection, Session(self._secret, self._me)))
 
-    def _admit(self, line: _Line) -> None:
-        """The other side has proved that it belongs to the job."""
-        host = line.session.peer
+    def _admit(self, line: _Line) -> bool:
+        """The other side has proved that it belongs to the job; whether it needs this line."""
         self._strangers.remove(line)
-        if host not in self._missing:
-            line.connection.close()
-            return
-        _keep_asking(line.connection)
+        peer = line.session.peer
         with self._lock:
-            self._lines[host] = line
-        self._missing.discard(host)
-        if not self._missing:
-            self._listener.close()
-            self._connected.set()
+            if peer in self._lines:
+                line.connection.close()
+                return False
+            _keep_asking(line.connection)
+            self._lines[peer] = line
+            wanted = self._wanted.pop(peer, None)
+        if wanted is not None:
+            wanted.is_there.set()
+        return True
 
     def _drop_slow_strangers(self) -> None:
         end = time.monotonic() - _STRANGER_S
@@ -278,47 +308,23 @@ class ControlLines:
         for line in late or self._strangers[:-_MOST_STRANGERS]:
             self._lose(line, TimeoutError(errno.ETIMEDOUT, "it does not answer"))
 
-    def _describe_missing(self, timeout_s: float) -> str:
-        lacking = sorted(self._missing)
-        texts = []
-        for host in lacking:
-            address, port = self._addresses[host]
-            why = self._problems.get(host, "it has not called" if host > self._hosts.mine else "")
-            texts.append(f"{self._hosts.name_host(host)} at {address} port {port}: {why}")
-        return (
-            f"{self._hosts.names[self._hosts.mine]} has no line to {len(lacking)} of "
-            f"{self._hosts.count - 1} other hosts after {in_seconds(timeout_s)}; may the hosts "
-            "reach each other on all ports? If they have several interfaces, set "
-            "GLOO_SOCKET_IFNAME\n" + "\n".join(texts)
-        )
-
     # -- ending --------------------------------------------------------------------------------
 
     def _lose(self, line: _Line, error: Exception) -> None:
-        host = line.session.peer
+        peer = line.session.peer
         line.connection.close()
         if line in self._strangers:
             self._strangers.remove(line)
-            if host in self._missing and host < self._hosts.mine:
-                self._problems[host] = getattr(error, "strerror", None) or str(error)
+            with self._lock:
+                if peer in self._wanted and peer < self._me:
+                    self._wanted[peer].problem = getattr(error, "strerror", None) or str(error)
             return
         with self._lock:
-            if self._lines.get(host) is not line:
+            if self._lines.get(peer) is not line:
                 return
-            del self._lines[host]
+            del self._lines[peer]
         if not self._is_closing:
-            self._tell(self._on_lost, host, self._describe_loss(host, error))
-
-    def _describe_loss(self, host: int, error: Exception) -> str:
-        leader = self._hosts.name_rank(self._hosts.leader(host))
-        if isinstance(error, OSError) and error.errno in _ENDED:
-            return f"{leader} has ended"
-        if isinstance(error, OSError):
-            return (
-                f"{self._hosts.name_host(host)} does not answer any more ({error.strerror}): it is "
-                "down, or the network to it is"
-            )
-        return f"what came from {leader} makes no sense: {error}"
+            self._tell(self._on_lost, peer, _describe_loss(error))
 
     def _forget(self, line: _Line) -> None:
         """The other side has said goodbye."""
@@ -340,6 +346,15 @@ class ControlLines:
     def _rouse(self) -> None:
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
+
+
+def _describe_loss(error: Exception) -> str:
+    """What follows a rank's name."""
+    if not isinstance(error, OSError):
+        return f"has sent what makes no sense: {error}"
+    if error.errno in _ENDED:
+        return "has ended"
+    return f"does not answer any more ({error.strerror}): its host is down, or the network to it"
 
 
 def _keep_asking(connection: socket.socket) -> None:

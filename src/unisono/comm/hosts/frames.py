@@ -3,7 +3,7 @@
 Each side first proves that it knows the secret, by a keyed hash (HMAC, RFC 2104) of two random
 numbers, one of which the other has just made up:
 
-    caller   magic, the number of its host, of the host it calls, a random number
+    caller   magic, its rank, the rank that it calls, a random number
     called   a random number, proof
     caller   proof
 
@@ -34,7 +34,7 @@ class Stranger(ValueError):
 class Session:
     """One side of a line: bytes that came in, messages and bytes to send out; no socket.
 
-    `me` and `peer` are numbers of hosts; the called side learns the peer's, -1 at first, from the
+    `me` and `peer` are global ranks; the called side learns the peer's, -1 at first, from the
     caller.
     `is_proved` says that the other side knows the secret; messages may be sent and come from
     then on. `has_left` says that it has ended the conversation.
@@ -47,7 +47,7 @@ class Session:
         self._secret, self._me = secret, me
         self._is_caller = peer >= 0
         self._nonce = secrets.token_bytes(32)
-        self._told = b""  # both hosts and both random numbers, once they are known
+        self._told = b""  # both ranks and both random numbers, once they are known
         self._unread = bytearray()
         self._counts = {True: 0, False: 0}  # of messages from the caller, and to it
 
@@ -103,7 +103,7 @@ class Session:
                 return b""
             _, peer, called, _ = _HELLO.unpack(hello)
             if called != self._me:
-                raise Stranger("it calls another host")
+                raise Stranger("it calls another rank")
             self.peer = int(peer)
             self._told = hello + self._nonce
             answer = self._nonce + self._proof(by_caller=False)
