@@ -12,7 +12,11 @@ From the bottom up, as the imports go (pyproject.toml):
     compiled_schedules    what one rank has to do in a schedule
     workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
     solo                  one rank, alone
+    rows, row_group, row_collectives   collectives in terms of rows in one piece
+    announced_calls       what ranks are about to do, told and compared before a byte moves
+    executors             threads that carry out calls, and their works
     shared_memory/        ranks of one machine
     over_torch/           process groups of torch
+    hosts/                ranks of several hosts: shared memory inside, gloo between
     join                  groups of processes that were started separately
 """

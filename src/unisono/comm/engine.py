@@ -112,6 +112,7 @@ class Group(Protocol):
     def irecv(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
+    def probe(self, tag: int) -> int: ...
     def unmatched(self, source: int) -> tuple[int, int]: ...
     def progress(self, rank: int) -> int: ...
     def pair_bytes(self, rank: int, call: int) -> list[int]: ...
@@ -192,6 +193,16 @@ def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | Non
     the first `written`."""
     pair: tuple[int, int] | None = _module().which_overlap(tensors, written)
     return pair
+
+
+SUM_DIVIDED = 10
+"""As a reduction of `combine`: the sum divided by the factor; csrc/unisono.h's UN_REDUCTIONS."""
+
+
+def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
+    """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
+    in this process alone. `to` may be one of them."""
+    _module().combine([to, *sources], reduction, factor)
 
 
 # -- records and sites -------------------------------------------------------------------------
