@@ -2,20 +2,25 @@
 
 Two processes that both know that they need each other connect by the store in which the world met.
 Where only one knows, it knocks: a thread of every process waits at its own door in the store.
+
+Each connection is a link, which carries data (link.py), and a line beside it, which carries the end
+of groups and tells when the other process or its host is gone (control_line.py).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import threading
 import weakref
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
+from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.link import Frame, Kind, Link, sockets_kept_alive
+from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
@@ -29,8 +34,12 @@ class Party(Protocol):
 
     def on_frame(self, peer: int, frame: Frame) -> None: ...
 
+    def on_ending(self, text: str) -> None:
+        """Another host's member has ended the group, and says why."""
+
     def on_lost(self, peer: int, why: str) -> None:
-        """The process of a global rank is gone; `why` is "" where it has ended in order."""
+        """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
+        is "" where it has ended in order."""
 
 
 class Links:
@@ -46,10 +55,13 @@ class Links:
         self._lost: dict[int, str] = {}
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
+        self._early_endings: dict[bytes, str] = {}
         self._holders = 0
         self._is_closed = False
         self._knocks = 0
         self._door: threading.Thread | None = None
+        self._lines = ControlLines(hosts.address, me, hosts.secret, self._on_line, self._on_lost)
+        store.set(_where_key(me), json.dumps(self._lines.where))
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def share(self) -> Links:
@@ -78,6 +90,7 @@ class Links:
                 self._knock(self.me)
         for link in links:
             link.close()
+        self._lines.close()
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -86,9 +99,12 @@ class Links:
         with self._lock:
             self._parties[party.key] = weakref.ref(party)
             early = self._early.pop(party.key, [])
+            ending = self._early_endings.pop(party.key, None)
             lost = dict(self._lost)
         for peer, frame in early:
             party.on_frame(peer, frame)
+        if ending is not None:
+            party.on_ending(ending)
         for peer, why in lost.items():
             party.on_lost(peer, why)
 
@@ -101,11 +117,31 @@ class Links:
     def _on_frame(self, peer: int, frame: Frame) -> None:
         with self._lock:
             reference = self._parties.get(frame.group)
-            if reference is None and frame.kind not in (Kind.CLOSED, Kind.ENDING):
+            if reference is None and frame.kind != Kind.CLOSED:
                 self._early.setdefault(frame.group, []).append((peer, frame))
         party = reference() if reference is not None else None
         if party is not None:
             party.on_frame(peer, frame)
+
+    def tell_ending(self, peer: int, key: bytes, text: str) -> None:
+        """Tell the process of a global rank, ahead of all data, why a group has ended."""
+        self._lines.send(peer, {"group": key.hex(), "ending": text})
+
+    def _on_line(self, peer: int, message: dict[str, Any]) -> None:
+        key, text = bytes.fromhex(message["group"]), str(message["ending"])
+        with self._lock:
+            reference = self._parties.get(key)
+            if reference is None:
+                self._early_endings[key] = text
+        party = reference() if reference is not None else None
+        if party is not None:
+            party.on_ending(text)
+
+    def _on_lost(self, peer: int, why: str) -> None:
+        self._on_end(peer, why)
+        link = self.peer(peer)
+        if link is not None:
+            link.hang_up()
 
     def _on_end(self, peer: int, why: str) -> None:
         with self._lock:
@@ -157,11 +193,10 @@ class Links:
             if knocks:
                 self._knock(peer)
             store = self._store.clone()  # its own connection: a store answers one at a time
-            with sockets_kept_alive():
-                name = f"unisono/link/{low}-{high}"
-                gloo = make_gloo(
-                    store, name, int(self.me == high), 2, self.hosts.address, timeout_s
-                )
+            address, port = json.loads(store.get(_where_key(peer)))
+            self._lines.connect(peer, (address, port), timeout_s)
+            name = f"unisono/link/{low}-{high}"
+            gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
                 self._links[peer] = link
@@ -191,6 +226,11 @@ class Links:
         store = self._store.clone()
         number = store.add(f"unisono/knocks/{peer}", 1)
         store.set(f"unisono/knock/{peer}/{number}", str(self.me))
+
+
+def _where_key(rank: int) -> str:
+    """Under which the store has where a rank's lines are to be called."""
+    return f"unisono/line/{rank}"
 
 
 def _wait_at_door(reference: weakref.ref[Links], store: Any, me: int) -> None:
