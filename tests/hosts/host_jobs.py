@@ -17,7 +17,7 @@ from namespaces import Host, Network
 from unisono.torch_backend import autoload
 from user_programs import eventually
 
-PORT = "29400"
+PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ def places(made: Network, of_rank: Sequence[int], family: str = "ipv4") -> Place
 
 
 @contextlib.contextmanager
-def world(rank: int, where: Places, timeout_s: float = 60.0) -> Iterator[Any]:
-    """torch's default group over unisono, on this rank's host; what moves its data."""
+def world(rank: int, where: Places, timeout_s: float = 60.0, serial: int = 0) -> Iterator[Any]:
+    """torch's default group over unisono, on this rank's host; what moves its data. Worlds that
+    come one after the other have a serial number each, for rank 0 may still host the store of the
+    one before."""
     where.host(rank).enter()
     os.environ |= {
         "RANK": str(rank),
@@ -55,7 +57,7 @@ def world(rank: int, where: Places, timeout_s: float = 60.0) -> Iterator[Any]:
         "LOCAL_RANK": str(where.beside(rank).index(rank)),
         "LOCAL_WORLD_SIZE": str(len(where.beside(rank))),
         "MASTER_ADDR": getattr(where.host(0), where.family),
-        "MASTER_PORT": PORT,
+        "MASTER_PORT": str(PORT + serial),
     }
     autoload.register()
     dist.init_process_group("unisono", timeout=timedelta(seconds=timeout_s))

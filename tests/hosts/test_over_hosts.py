@@ -277,8 +277,8 @@ def test_many_groups_share_few_connections(fresh_pool: RankPool, make_network: M
 
 def come_and_go(rank: int, size: int, _: str, where: Places) -> None:
     held = []
-    for _round in range(4):
-        with world(rank, where):
+    for serial in range(4):
+        with world(rank, where, serial=serial):
             dist.all_reduce(torch.ones(100_000))
         gc.collect()
         held.append(held_resources())

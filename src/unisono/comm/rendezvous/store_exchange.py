@@ -29,7 +29,7 @@ def exchange(
     Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
     """
     size = len(ranks)
-    waiting = Waiting(rank, size, name, deadline)
+    waiting = Waiting(rank, size, "world", deadline)
     with store_answers():
         serial = store.add(f"unisono/{name}/count/{rank}", 1)
         keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
