@@ -73,6 +73,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
                 timeout_s=timeout_s,
                 join_timeout_s=timeout_s,
                 check=check,
+                on_one_host=world is not None,
             )
     except GroupError:
         raise

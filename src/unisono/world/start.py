@@ -18,10 +18,7 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
-from unisono.comm.rendezvous.announcements import (
-    FileAnnouncements,
-    StoreAnnouncements,
-)
+from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
 from unisono.comm.rendezvous.store_exchange import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline
@@ -62,9 +59,9 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
-    hosts = sorted({rank.host for rank in everyone if rank.boot != everyone[0].boot})
-    if hosts:
-        return "gloo", f"{lack}, and they are on several machines"
+    hosts = {rank.boot for rank in everyone}
+    if len(hosts) > 1:
+        return "unisono", f"{lack}: shared memory inside {len(hosts)} machines, gloo between them"
     return "unisono", f"{lack}, and all are on one machine"
 
 
@@ -80,11 +77,14 @@ def start(
             require_torch("the backend nccl")
             importlib.import_module("torch")  # a rank without it would tell the others of no GPU
         mine = describe_this_rank(info)
-        comm: SharedMemoryCommunicator | SoloCommunicator | None = None
+        comm: Communicator | None = None
         everyone = [mine]
         if info.size > 1 and (store is None or backend == "unisono"):
             comm = _connect(where, store, info, timeout_s, deadline, mine)
-            everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+            if isinstance(comm, SharedMemoryCommunicator):
+                everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+            else:
+                everyone = _gather_through_store(store, mine, info, deadline)
         elif info.size > 1:
             everyone = _gather_through_store(store, mine, info, deadline)
     reason = "it was asked for"
@@ -200,16 +200,16 @@ def _connect(
     timeout_s: float,
     deadline: Deadline,
     mine: RankDescription,
-) -> SharedMemoryCommunicator:
-    announcements = FileAnnouncements(where) if store is None else StoreAnnouncements(store)
-    return SharedMemoryCommunicator.connect(
-        announcements,
-        info.rank,
-        info.size,
-        timeout_s=timeout_s,
-        deadline=deadline,
-        payload=json.dumps(vars(mine)),
-    )
+) -> Communicator:
+    """By shared memory; where the ranks meet in a store, perhaps on several hosts."""
+    how: dict[str, Any] = {"timeout_s": timeout_s, "deadline": deadline}
+    how["payload"] = json.dumps(vars(mine))
+    if store is None:
+        announcements = FileAnnouncements(where)
+        return SharedMemoryCommunicator.connect(announcements, info.rank, info.size, **how)
+    from unisono.comm.hosts.connect import connect  # needs torch, which has made the store
+
+    return connect(store, info.rank, info.size, **how)
 
 
 def _gather_through_store(

@@ -30,14 +30,15 @@ def connect(
     deadline: Deadline | None = None,
     payload: str = "",
     check: Callable[[], None] = lambda: None,
+    on_one_host: bool = False,
 ) -> Communicator:
     """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host. Arguments are those of
+    memory alone where all are on one host, or known to be. Arguments are those of
     `SharedMemoryCommunicator.connect`."""
     deadline = deadline or Deadline(join_timeout_s)
-    hosts = find_hosts(store, rank, size, deadline, check)
     global_ranks = global_ranks or tuple(range(size))
-    if hosts.count == 1:
+    hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check)
+    if hosts is None or hosts.count == 1:
         return SharedMemoryCommunicator.connect(
             StoreAnnouncements(store),
             rank,
