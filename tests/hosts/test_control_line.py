@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,28 +30,42 @@ class Talker:
     """A process with a line to all others, and what these have told it."""
 
     def __init__(
-        self, rank: int, size: int, path: str, addresses: Sequence[str], secret: bytes = b"s" * 32
+        self,
+        rank: int,
+        size: int,
+        path: str,
+        addresses: Sequence[str],
+        secret: bytes = b"s" * 32,
+        on_called: Callable[[int], None] = lambda peer: None,
     ) -> None:
         self.rank, self.size = rank, size
         self.store = dist.FileStore(path, size)
         self.messages: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self.losses: queue.Queue[tuple[int, str, float]] = queue.Queue()
-        self._address, self._secret = addresses[rank], secret
+        self._address, self._secret, self._on_called = addresses[rank], secret, on_called
 
-    def connect(self, timeout_s: float = SOON_S) -> ControlLines:
+    def make(self) -> ControlLines:
         lines = ControlLines(
             self._address,
             self.rank,
             self._secret,
             lambda peer, message: self.messages.put((peer, message)),
             lambda peer, why: self.losses.put((peer, why, time.monotonic())),
+            self._on_called,
         )
+        self.store.set(f"where/{self.rank}", json.dumps(lines.where))
+        return lines
+
+    def where_is(self, peer: int) -> tuple[str, int]:
+        address, port = json.loads(self.store.get(f"where/{peer}"))
+        return address, port
+
+    def connect(self, timeout_s: float = SOON_S) -> ControlLines:
+        lines = self.make()
         try:
-            self.store.set(f"where/{self.rank}", json.dumps(lines.where))
             for peer in range(self.size):
                 if peer != self.rank:
-                    address, port = json.loads(self.store.get(f"where/{peer}"))
-                    lines.connect(peer, (address, port), timeout_s)
+                    lines.connect(peer, self.where_is(peer), timeout_s)
         except BaseException:
             lines.close()
             raise
@@ -99,6 +113,29 @@ def test_ipv6(fresh_pool: RankPool, two_hosts: Network) -> None:
     addresses = [host.ipv6 for host in two_hosts.hosts]
     results = fresh_pool.run(talk, 2, addresses, two_hosts.hosts, connected=False)
     assert [len(numbers) for _, numbers in results] == [100, 100]
+
+
+def summon(rank: int, size: int, path: str, caller: int) -> Any:
+    called: queue.Queue[int] = queue.Queue()
+    talker = Talker(rank, size, path, LOCAL, on_called=called.put)
+    lines = talker.make()
+    where = [talker.where_is(peer) for peer in range(size)]
+    other = 1 - rank
+    if rank == caller:
+        lines.connect(other, where[other], SOON_S, summons=True)
+        assert called.empty()
+    else:
+        assert called.get(timeout=SOON_S) == other
+        lines.connect(other, where[other], SOON_S)
+    lines.send(other, {"from": rank})
+    assert talker.receive() == (other, {"from": other})
+    lines.close()
+    assert talker.losses.empty()
+
+
+@pytest.mark.parametrize("caller", [0, 1])
+def test_a_rank_that_knows_of_nothing_is_summoned(pool: RankPool, caller: int) -> None:
+    pool.run(summon, 2, caller, connected=False)
 
 
 # -- losses --------------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ def connect(
     except BaseException:
         links.close_all()
         raise
-    links.open_door()
     return made
 
 

@@ -64,9 +64,11 @@ class _Line:
 
 @dataclass
 class _Wanted:
-    """A line that somebody waits for."""
+    """A line that somebody waits for; `summons`: the other side does not know, and must be told to
+    call."""
 
     where: Where
+    summons: bool
     problem: str = "it has not called"
     again: float = 0.0
     is_there: threading.Event = field(default_factory=threading.Event)
@@ -91,8 +93,9 @@ class ControlLines:
 
     `on_message(peer, message)` is called with what another rank has sent, in order;
     `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
-    name in a sentence: "has ended", or "does not answer any more ...". Both run in the lines' own
-    thread, and must not wait.
+    name in a sentence: "has ended", or "does not answer any more ..."; `on_called(peer)` when a
+    rank wants a line that this one has not asked for. All run in the lines' own thread, and must
+    not wait.
     """
 
     def __init__(
@@ -102,9 +105,10 @@ class ControlLines:
         secret: bytes,
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
+        on_called: Callable[[int], None] = lambda peer: None,
     ) -> None:
         self._me, self._secret = me, secret
-        self._on_message, self._on_lost = on_message, on_lost
+        self._on_message, self._on_lost, self._on_called = on_message, on_lost, on_called
         self._lock = threading.Lock()  # of _lines, of what is sent on them, and of _wanted
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
@@ -126,15 +130,16 @@ class ControlLines:
         self._thread = threading.Thread(target=self._serve, name="unisono lines", daemon=True)
         self._thread.start()
 
-    def connect(self, peer: int, where: Where, timeout_s: float) -> None:
-        """Have a line to another rank, which does the same; the higher one calls the other.
+    def connect(self, peer: int, where: Where, timeout_s: float, *, summons: bool = False) -> None:
+        """Have a line to another rank, which does the same, or hears that it shall by a `summons`.
+        The higher rank calls the other.
 
         Raises RendezvousError if there is none within `timeout_s`.
         """
         with self._lock:
             if peer in self._lines:
                 return
-            wanted = self._wanted.setdefault(peer, _Wanted(where))
+            wanted = self._wanted.setdefault(peer, _Wanted(where, summons))
         self._rouse()
         if wanted.is_there.wait(timeout_s):
             return
@@ -259,10 +264,14 @@ class ControlLines:
     # -- beginning -----------------------------------------------------------------------------
 
     def _call_wanted(self) -> bool:
-        """Call those before this rank that a line is wanted to, now and then; whether there are
-        any."""
+        """Call those that a line is wanted to and that are before this rank, or do not know of it,
+        now and then; whether there are any."""
         with self._lock:
-            to_call = {peer: want for peer, want in self._wanted.items() if peer < self._me}
+            to_call = {
+                peer: wanted
+                for peer, wanted in self._wanted.items()
+                if peer < self._me or wanted.summons
+            }
         called = {line.session.peer for line in self._strangers}
         for peer, wanted in to_call.items():
             if peer in called or time.monotonic() < wanted.again:
@@ -274,7 +283,8 @@ class ControlLines:
                 wanted.problem = error.strerror or str(error)
                 continue
             connection.setblocking(False)
-            line = _Line(connection, Session(self._secret, self._me, peer))
+            session = Session(self._secret, self._me, peer, is_summons=peer > self._me)
+            line = _Line(connection, session)
             self._strangers.append(line)
             reason = connection.connect_ex(wanted.where)
             if reason not in (0, errno.EINPROGRESS):
@@ -288,19 +298,25 @@ class ControlLines:
             self._strangers.append(_Line(connection, Session(self._secret, self._me)))
 
     def _admit(self, line: _Line) -> bool:
-        """The other side has proved that it belongs to the job; whether it needs this line."""
+        """The other side has proved that it belongs to the job; whether this is a line to it."""
         self._strangers.remove(line)
         peer = line.session.peer
         with self._lock:
-            if peer in self._lines:
+            is_line = peer not in self._lines and not line.session.is_summons
+            wanted = self._wanted.get(peer)
+            if is_line:
+                _keep_asking(line.connection)
+                self._lines[peer] = line
+                self._wanted.pop(peer, None)
+            else:
                 line.connection.close()
-                return False
-            _keep_asking(line.connection)
-            self._lines[peer] = line
-            wanted = self._wanted.pop(peer, None)
-        if wanted is not None:
+                if wanted is not None:
+                    wanted.summons = False  # it knows now
+        if wanted is None and not line.session.is_caller:
+            self._tell(lambda peer, _: self._on_called(peer), peer, None)
+        if is_line and wanted is not None:
             wanted.is_there.set()
-        return True
+        return is_line
 
     def _drop_slow_strangers(self) -> None:
         end = time.monotonic() - _STRANGER_S
@@ -316,7 +332,7 @@ class ControlLines:
         if line in self._strangers:
             self._strangers.remove(line)
             with self._lock:
-                if peer in self._wanted and peer < self._me:
+                if peer in self._wanted and line.session.is_caller:
                     self._wanted[peer].problem = getattr(error, "strerror", None) or str(error)
             return
         with self._lock:

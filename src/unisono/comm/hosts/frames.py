@@ -3,7 +3,7 @@
 Each side first proves that it knows the secret, by a keyed hash (HMAC, RFC 2104) of two random
 numbers, one of which the other has just made up:
 
-    caller   magic, its rank, the rank that it calls, a random number
+    caller   magic, its rank, the rank that it calls, what for, a random number
     called   a random number, proof
     caller   proof
 
@@ -22,7 +22,7 @@ from typing import Any
 
 LONGEST_MESSAGE_BYTES = 1 << 22
 _MAGIC = b"unisono1"
-_HELLO = struct.Struct("<8sII32s")
+_HELLO = struct.Struct("<8sII?32s")
 _HEAD = struct.Struct("<I32s")
 _PROOF_BYTES = 32
 
@@ -35,17 +35,18 @@ class Session:
     """One side of a line: bytes that came in, messages and bytes to send out; no socket.
 
     `me` and `peer` are global ranks; the called side learns the peer's, -1 at first, from the
-    caller.
+    caller. A summons has no messages: by it the caller asks to be called.
     `is_proved` says that the other side knows the secret; messages may be sent and come from
     then on. `has_left` says that it has ended the conversation.
     """
 
-    def __init__(self, secret: bytes, me: int, peer: int = -1) -> None:
+    def __init__(self, secret: bytes, me: int, peer: int = -1, *, is_summons: bool = False) -> None:
         self.peer = peer
+        self.is_summons = is_summons
         self.is_proved = False
         self.has_left = False
         self._secret, self._me = secret, me
-        self._is_caller = peer >= 0
+        self.is_caller = peer >= 0
         self._nonce = secrets.token_bytes(32)
         self._told = b""  # both ranks and both random numbers, once they are known
         self._unread = bytearray()
@@ -53,9 +54,9 @@ class Session:
 
     def first_bytes(self) -> bytes:
         """What this side says unasked."""
-        if not self._is_caller:
+        if not self.is_caller:
             return b""
-        return _HELLO.pack(_MAGIC, self._me, self.peer, self._nonce)
+        return _HELLO.pack(_MAGIC, self._me, self.peer, self.is_summons, self._nonce)
 
     def receive(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
         """What there is to answer, and the messages that are complete. Raises Stranger."""
@@ -86,7 +87,7 @@ class Session:
         return self._frame(b"")
 
     def _shake_hands(self) -> bytes:
-        if self._is_caller:
+        if self.is_caller:
             given = self._take(len(self._nonce) + _PROOF_BYTES)
             if given is None:
                 return b""
@@ -101,7 +102,7 @@ class Session:
             hello = self._take(_HELLO.size)
             if hello is None:
                 return b""
-            _, peer, called, _ = _HELLO.unpack(hello)
+            _, peer, called, self.is_summons, _ = _HELLO.unpack(hello)
             if called != self._me:
                 raise Stranger("it calls another rank")
             self.peer = int(peer)
@@ -121,7 +122,7 @@ class Session:
         self.is_proved = True
 
     def _frame(self, content: bytes) -> bytes:
-        return _HEAD.pack(len(content), self._seal(content, from_caller=self._is_caller)) + content
+        return _HEAD.pack(len(content), self._seal(content, from_caller=self.is_caller)) + content
 
     def _next_content(self) -> bytes | None:
         if len(self._unread) < _HEAD.size:
@@ -133,7 +134,7 @@ class Session:
         if frame is None:
             return None
         content = frame[_HEAD.size :]
-        if not hmac.compare_digest(seal, self._seal(content, from_caller=not self._is_caller)):
+        if not hmac.compare_digest(seal, self._seal(content, from_caller=not self.is_caller)):
             raise Stranger("a message that does not come from the other side")
         return content
 

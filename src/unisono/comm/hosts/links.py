@@ -1,21 +1,17 @@
 """All connections of this process to processes of other hosts, made when they are first needed.
 
-Two processes that both know that they need each other connect by the store in which the world met.
-Where only one knows, it knocks: a thread of every process waits at its own door in the store.
-
 Each connection is a link, which carries data (link.py), and a line beside it, which carries the end
-of groups and tells when the other process or its host is gone (control_line.py).
+of groups and tells when the other process or its host is gone (control_line.py). Where only one of
+two processes knows that they need each other, the line comes first, and tells the other.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import threading
 import weakref
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any, Protocol
 
 from unisono.comm.hosts.control_line import ControlLines
@@ -24,7 +20,8 @@ from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
-_DAY = timedelta(days=1)
+_CALLED_S = 60.0
+"""How long a connection that another process has asked for may take."""
 
 
 class Party(Protocol):
@@ -58,9 +55,9 @@ class Links:
         self._early_endings: dict[bytes, str] = {}
         self._holders = 0
         self._is_closed = False
-        self._knocks = 0
-        self._door: threading.Thread | None = None
-        self._lines = ControlLines(hosts.address, me, hosts.secret, self._on_line, self._on_lost)
+        self._lines = ControlLines(
+            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_called
+        )
         store.set(_where_key(me), json.dumps(self._lines.where))
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -85,9 +82,6 @@ class Links:
                 return
             self._is_closed = True
             links = [link for link in self._links.values() if isinstance(link, Link)]
-        if self._door is not None:
-            with contextlib.suppress(Exception):  # the store's host may be gone
-                self._knock(self.me)
         for link in links:
             link.close()
         self._lines.close()
@@ -137,6 +131,9 @@ class Links:
         if party is not None:
             party.on_ending(text)
 
+    def _on_called(self, peer: int) -> None:
+        self._begin(peer, _CALLED_S, False)
+
     def _on_lost(self, peer: int, why: str) -> None:
         self._on_end(peer, why)
         link = self.peer(peer)
@@ -160,17 +157,17 @@ class Links:
         link = self._links.get(peer)
         return link if isinstance(link, Link) else None
 
-    def connect(self, peers: Iterable[int], timeout_s: float, *, knocks: bool = False) -> None:
+    def connect(self, peers: Iterable[int], timeout_s: float, *, summons: bool = False) -> None:
         """Have connections to these global ranks, which either connect to this one by themselves
-        or, with `knocks`, are told to. Raises RendezvousError if that fails."""
-        waiting = [(peer, self._begin(peer, timeout_s, knocks)) for peer in peers]
+        or, by a `summons`, are told to. Raises RendezvousError if that fails."""
+        waiting = [(peer, self._begin(peer, timeout_s, summons)) for peer in peers]
         for peer, event in waiting:
             if event is not None and not event.wait(timeout_s + 5.0):
                 raise RendezvousError(f"no connection to {self.hosts.name_rank(peer)}")
             if peer in self._problems:
                 raise RendezvousError(self._problems[peer])
 
-    def _begin(self, peer: int, timeout_s: float, knocks: bool) -> threading.Event | None:
+    def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
         with self._lock:
             known = self._links.get(peer)
             if isinstance(known, Link):
@@ -181,20 +178,18 @@ class Links:
         # beside each other: processes have their peers in different orders
         threading.Thread(
             target=self._make,
-            args=(peer, event, timeout_s, knocks),
+            args=(peer, event, timeout_s, summons),
             name=f"unisono connects to rank {peer}",
             daemon=True,
         ).start()
         return event
 
-    def _make(self, peer: int, event: threading.Event, timeout_s: float, knocks: bool) -> None:
+    def _make(self, peer: int, event: threading.Event, timeout_s: float, summons: bool) -> None:
         low, high = sorted((self.me, peer))
         try:
-            if knocks:
-                self._knock(peer)
             store = self._store.clone()  # its own connection: a store answers one at a time
             address, port = json.loads(store.get(_where_key(peer)))
-            self._lines.connect(peer, (address, port), timeout_s)
+            self._lines.connect(peer, (address, port), timeout_s, summons=summons)
             name = f"unisono/link/{low}-{high}"
             gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
@@ -207,51 +202,10 @@ class Links:
             self._problems[peer] = f"no connection to {self.hosts.name_rank(peer)}: {error}"
         event.set()
 
-    # -- the door --------------------------------------------------------------------------------
-
-    def open_door(self) -> None:
-        """Connect to whoever knocks, from now on."""
-        with self._lock:
-            if self._door is not None:
-                return
-            self._door = threading.Thread(
-                target=_wait_at_door,
-                args=(weakref.ref(self), self._store.clone(), self.me),
-                name="unisono door",
-                daemon=True,
-            )
-        self._door.start()
-
-    def _knock(self, peer: int) -> None:
-        store = self._store.clone()
-        number = store.add(f"unisono/knocks/{peer}", 1)
-        store.set(f"unisono/knock/{peer}/{number}", str(self.me))
-
 
 def _where_key(rank: int) -> str:
     """Under which the store has where a rank's lines are to be called."""
     return f"unisono/line/{rank}"
-
-
-def _wait_at_door(reference: weakref.ref[Links], store: Any, me: int) -> None:
-    number = 0
-    while True:
-        key = f"unisono/knock/{me}/{number + 1}"
-        try:
-            store.wait([key], _DAY)
-        except Exception as error:
-            if "imeout" in str(error) or "imed out" in str(error):
-                continue
-            return  # the store is gone, and with it whoever could knock
-        number += 1
-        links = reference()
-        if links is None or links._is_closed:
-            return
-        with contextlib.suppress(Exception):
-            peer = int(store.get(key))
-            if peer != me:
-                links._begin(peer, 60.0, False)
-        del links
 
 
 def _close_at_exit(reference: weakref.ref[Links]) -> None:
