@@ -16,6 +16,7 @@ BAD = {
     "UNISONO_SIZE": "0",
     "UNISONO_RENDEZVOUS": "fd:x",
     "UNISONO_BACKEND": "gloo,nccl",
+    "UNISONO_HOSTID": "a\nb",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",

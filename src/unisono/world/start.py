@@ -216,7 +216,7 @@ def _gather_through_store(
     store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
     """What all ranks tell of themselves, through a store."""
-    texts = exchange(store, "ranks", info.rank, info.size, json.dumps(vars(mine)), deadline)
+    texts = exchange(store, "ranks", info.rank, range(info.size), json.dumps(vars(mine)), deadline)
     return [RankDescription(**json.loads(text)) for text in texts]
 
 

@@ -53,10 +53,11 @@ def connect(
     links = Links(store, hosts, rank)
     placement = place(range(size), hosts, rank)
     try:
-        return _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
+        made = _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
     except BaseException:
         links.close_all()
         raise
+    return made
 
 
 def connect_beside(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from sys import _getframe as _caller
 from typing import Any, NoReturn
 
-import numpy
 import torch
 
 from unisono.comm.announced_calls import AnnouncedCall
@@ -115,12 +114,12 @@ class HostsGroup(RowCollectives):
         if len(self.placement.here) > 1:
             self.local.abort(cause.note())
         if tell:
-            self._tell(Kind.ENDING, cause.encode())
+            for peer in self.placement.neighbours():
+                self.links.tell_ending(peer, self.key, cause.encode())
         return copy.copy(self._cause)
 
-    def _tell(self, kind: Kind, text: str = "") -> None:
-        """Tell our neighbours on other hosts, as far as they can still hear it."""
-        data = numpy.frombuffer(bytearray(text.encode()), numpy.uint8)
+    def _tell_closed(self) -> None:
+        """Tell our neighbours on other hosts, behind all data that is on its way to them."""
         end = time.monotonic() + _TELL_S
 
         def check() -> None:
@@ -131,7 +130,7 @@ class HostsGroup(RowCollectives):
             link = self.links.peer(peer)
             if link is not None:
                 try:
-                    link.send(kind, self.key, payload=torch.from_numpy(data), check=check)
+                    link.send(Kind.CLOSED, self.key, check=check)
                 except TimeoutError:
                     continue
 
@@ -150,7 +149,7 @@ class HostsGroup(RowCollectives):
         if os.getpid() != self._pid:
             return
         if before is None:
-            self._tell(Kind.CLOSED)
+            self._tell_closed()
         self.mailbox.wake()
         self.local.close()
         self._thread.close()
@@ -164,12 +163,14 @@ class HostsGroup(RowCollectives):
         """A frame has arrived from the process of a global rank."""
         if frame.kind == Kind.DATA:
             self.mailbox.put(peer, frame)
-        elif frame.kind == Kind.ENDING:
-            cause = decode_cause(frame.payload.numpy().tobytes().decode(errors="replace"))
-            if cause is not None:
-                self.end(cause, tell=False)  # its sender has told all hosts
         elif frame.kind == Kind.CLOSED:
             self._has_left(peer)
+
+    def on_ending(self, text: str) -> None:
+        """A rank of another host has ended the group, and told all hosts why."""
+        cause = decode_cause(text)
+        if cause is not None:
+            self.end(cause, tell=False)
 
     def on_lost(self, peer: int, why: str) -> None:
         """The process of a global rank has ended, or cannot be reached any more."""
@@ -179,7 +180,7 @@ class HostsGroup(RowCollectives):
             self._has_left(peer)
             return
         rank = self.placement.members.index(peer)
-        text = f"{self.name_rank(rank)} {_describe_loss(why)}"
+        text = f"{self.name_rank(rank)} {why}"
         self.end(Cause("PeerLost", text, peer=rank), tell=False)  # every host sees it by itself
 
     def _has_left(self, peer: int) -> None:
@@ -337,9 +338,3 @@ class HostsGroup(RowCollectives):
 
 def _key_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
-
-
-def _describe_loss(why: str) -> str:
-    if "timed out" in why.lower() or "no route" in why.lower() or "unreachable" in why.lower():
-        return f"cannot be reached any more: its host or the network is gone ({why})"
-    return "has ended"

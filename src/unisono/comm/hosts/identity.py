@@ -97,7 +97,7 @@ def find_hosts(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
         mine = _claim(door)
-        texts = exchange(store, "hosts", rank, size, json.dumps(vars(mine)), deadline, check)
+        texts = exchange(store, "hosts", rank, range(size), json.dumps(vars(mine)), deadline, check)
         claims = [Claim(**json.loads(text)) for text in texts]
         hosts = group_claims(claims, rank)
         if hosts.count == 1:  # whose ranks prove it when they come to share a segment
@@ -110,7 +110,7 @@ def find_hosts(
         except RendezvousError as error:  # which all ranks shall hear
             problem = str(error)
         finding = {"problem": problem, "addresses": addresses}
-        texts = exchange(store, "proofs", rank, size, json.dumps(finding), deadline, check)
+        texts = exchange(store, "proofs", rank, range(size), json.dumps(finding), deadline, check)
     findings = [json.loads(text) for text in texts]
     problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
     if problems:

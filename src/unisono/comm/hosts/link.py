@@ -7,20 +7,17 @@ whoever waits for a frame waits in Python, with a limit of its own. So a failure
 leaves the connection, and all other groups on it, as they are.
 
 A process that ends in order says goodbye first. A connection that ends without is a process that
-died, or a network that is gone: keepalives on gloo's sockets find that within four seconds.
+died. A network that is gone does not show here, but on the line beside it (control_line.py).
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
-import socket
-import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -39,7 +36,6 @@ _FOREVER = timedelta(days=3650)
 _DATA_TAG, _NOBODYS_TAG = 1, 2
 _SLICE_S = 0.05
 _GOODBYE_S = 1.0
-_KEEPALIVES = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 3500}
 
 
 def memory_of(row: torch.Tensor) -> memoryview:
@@ -51,8 +47,6 @@ class Kind(IntEnum):
     """What a frame is."""
 
     DATA = 1
-    ENDING = 2
-    """The group has ended; the payload says why."""
     CLOSED = 3
     """The sender has closed the group."""
     GOODBYE = 4
@@ -62,11 +56,6 @@ class Kind(IntEnum):
     MATCHED = 6
     """A message has found its receive; of a large one the rest may come."""
     REST = 7
-    WHERE = 8
-    """Where are you? Asked by a rank that waits in vain."""
-    ANSWER = 9
-    KNOCK = 10
-    """A rank of the receiver's host, in the tag, shall connect to the sender."""
 
 
 class Frame(NamedTuple):
@@ -86,8 +75,8 @@ Check = Callable[[], None]
 
 class Link:
     """A connection to the process of global rank `peer`. `on_frame` is called with what arrives,
-    `on_end` once when nothing can arrive any more, with the reason or "" after a goodbye; both in
-    a thread of the link's own."""
+    `on_end` once when nothing can arrive any more, with what follows the rank's name in a sentence,
+    or "" after a goodbye; both in a thread of the link's own."""
 
     def __init__(
         self,
@@ -188,7 +177,7 @@ class Link:
         with self._room:
             self._is_over = True
             self._room.notify_all()
-        self._on_end(self.peer, "" if self._said_goodbye else why)
+        self._on_end(self.peer, "" if self._said_goodbye else _describe_end(why))
 
     def _post(self, buffer: torch.Tensor) -> tuple[Any, torch.Tensor]:
         return self._gloo.recv([buffer], self._other, _DATA_TAG), buffer
@@ -242,19 +231,8 @@ class Link:
             work.wait(timedelta(milliseconds=1))
 
 
-@contextlib.contextmanager
-def sockets_kept_alive() -> Iterator[None]:
-    """Have the TCP connections that are made meanwhile fail within four seconds of silence: gloo
-    itself would wait for its own time limit, and has no option for it."""
-    before = set(os.listdir("/proc/self/fd"))
-    yield
-    for name in set(os.listdir("/proc/self/fd")) - before:
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                connection.getpeername()
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in _KEEPALIVES.items():
-                    number = getattr(socket, option)
-                    connection.setsockopt(socket.IPPROTO_TCP, number, value)
+def _describe_end(reason: str) -> str:
+    """What follows a rank's name, by what gloo says."""
+    if any(sign in reason.lower() for sign in ("closed by peer", "reset by peer", "broken pipe")):
+        return "has ended"
+    return f"cannot be reached any more ({reason})"

@@ -1,24 +1,27 @@
 """All connections of this process to processes of other hosts, made when they are first needed.
 
-Two processes that both know that they need each other connect by the store in which the world met.
-Where only one knows, it knocks at the other's door.
+Each connection is a link, which carries data (link.py), and a line beside it, which carries the end
+of groups and tells when the other process or its host is gone (control_line.py). Where only one of
+two processes knows that they need each other, the line comes first, and tells the other.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from unisono.comm.hosts.door import Door, knock
+from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.link import Frame, Kind, Link, sockets_kept_alive
+from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
-_ANSWER_S = 60.0
+_CALLED_S = 60.0
+"""How long a connection that another process has asked for may take."""
 
 
 class Party(Protocol):
@@ -28,8 +31,12 @@ class Party(Protocol):
 
     def on_frame(self, peer: int, frame: Frame) -> None: ...
 
+    def on_ending(self, text: str) -> None:
+        """Another host's member has ended the group, and says why."""
+
     def on_lost(self, peer: int, why: str) -> None:
-        """The process of a global rank is gone; `why` is "" where it has ended in order."""
+        """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
+        is "" where it has ended in order."""
 
 
 class Links:
@@ -45,9 +52,13 @@ class Links:
         self._lost: dict[int, str] = {}
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
+        self._early_endings: dict[bytes, str] = {}
         self._holders = 0
         self._is_closed = False
-        self._door = Door(hosts.secret, me, self._on_knock)
+        self._lines = ControlLines(
+            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_called
+        )
+        store.set(_where_key(me), json.dumps(self._lines.where))
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def share(self) -> Links:
@@ -71,9 +82,9 @@ class Links:
                 return
             self._is_closed = True
             links = [link for link in self._links.values() if isinstance(link, Link)]
-        self._door.close()
         for link in links:
             link.close()
+        self._lines.close()
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -82,9 +93,12 @@ class Links:
         with self._lock:
             self._parties[party.key] = weakref.ref(party)
             early = self._early.pop(party.key, [])
+            ending = self._early_endings.pop(party.key, None)
             lost = dict(self._lost)
         for peer, frame in early:
             party.on_frame(peer, frame)
+        if ending is not None:
+            party.on_ending(ending)
         for peer, why in lost.items():
             party.on_lost(peer, why)
 
@@ -95,16 +109,36 @@ class Links:
             self._early.pop(party.key, None)
 
     def _on_frame(self, peer: int, frame: Frame) -> None:
-        if frame.kind == Kind.KNOCK:
-            knock(self.hosts.secret, frame.tag, peer)
-            return
         with self._lock:
             reference = self._parties.get(frame.group)
-            if reference is None and frame.kind not in (Kind.CLOSED, Kind.ENDING):
+            if reference is None and frame.kind != Kind.CLOSED:
                 self._early.setdefault(frame.group, []).append((peer, frame))
         party = reference() if reference is not None else None
         if party is not None:
             party.on_frame(peer, frame)
+
+    def tell_ending(self, peer: int, key: bytes, text: str) -> None:
+        """Tell the process of a global rank, ahead of all data, why a group has ended."""
+        self._lines.send(peer, {"group": key.hex(), "ending": text})
+
+    def _on_line(self, peer: int, message: dict[str, Any]) -> None:
+        key, text = bytes.fromhex(message["group"]), str(message["ending"])
+        with self._lock:
+            reference = self._parties.get(key)
+            if reference is None:
+                self._early_endings[key] = text
+        party = reference() if reference is not None else None
+        if party is not None:
+            party.on_ending(text)
+
+    def _on_called(self, peer: int) -> None:
+        self._begin(peer, _CALLED_S, False)
+
+    def _on_lost(self, peer: int, why: str) -> None:
+        self._on_end(peer, why)
+        link = self.peer(peer)
+        if link is not None:
+            link.hang_up()
 
     def _on_end(self, peer: int, why: str) -> None:
         with self._lock:
@@ -123,17 +157,17 @@ class Links:
         link = self._links.get(peer)
         return link if isinstance(link, Link) else None
 
-    def connect(self, peers: Iterable[int], timeout_s: float, *, knocks: bool = False) -> None:
+    def connect(self, peers: Iterable[int], timeout_s: float, *, summons: bool = False) -> None:
         """Have connections to these global ranks, which either connect to this one by themselves
-        or, with `knocks`, are told to. Raises RendezvousError if that fails."""
-        waiting = [(peer, self._begin(peer, timeout_s, knocks)) for peer in peers]
+        or, by a `summons`, are told to. Raises RendezvousError if that fails."""
+        waiting = [(peer, self._begin(peer, timeout_s, summons)) for peer in peers]
         for peer, event in waiting:
             if event is not None and not event.wait(timeout_s + 5.0):
                 raise RendezvousError(f"no connection to {self.hosts.name_rank(peer)}")
             if peer in self._problems:
                 raise RendezvousError(self._problems[peer])
 
-    def _begin(self, peer: int, timeout_s: float, knocks: bool) -> threading.Event | None:
+    def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
         with self._lock:
             known = self._links.get(peer)
             if isinstance(known, Link):
@@ -144,23 +178,20 @@ class Links:
         # beside each other: processes have their peers in different orders
         threading.Thread(
             target=self._make,
-            args=(peer, event, timeout_s, knocks),
+            args=(peer, event, timeout_s, summons),
             name=f"unisono connects to rank {peer}",
             daemon=True,
         ).start()
         return event
 
-    def _make(self, peer: int, event: threading.Event, timeout_s: float, knocks: bool) -> None:
+    def _make(self, peer: int, event: threading.Event, timeout_s: float, summons: bool) -> None:
         low, high = sorted((self.me, peer))
         try:
-            if knocks:
-                self._ask_to_connect(peer)
             store = self._store.clone()  # its own connection: a store answers one at a time
-            with sockets_kept_alive():
-                name = f"unisono/link/{low}-{high}"
-                gloo = make_gloo(
-                    store, name, int(self.me == high), 2, self.hosts.address, timeout_s
-                )
+            address, port = json.loads(store.get(_where_key(peer)))
+            self._lines.connect(peer, (address, port), timeout_s, summons=summons)
+            name = f"unisono/link/{low}-{high}"
+            gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
                 self._links[peer] = link
@@ -171,19 +202,10 @@ class Links:
             self._problems[peer] = f"no connection to {self.hosts.name_rank(peer)}: {error}"
         event.set()
 
-    # -- the door --------------------------------------------------------------------------------
 
-    def _ask_to_connect(self, peer: int) -> None:
-        """Have a process of the peer's host tell it."""
-        for member in self.hosts.members[self.hosts.host_of(peer)]:
-            link = self.peer(member)
-            if link is not None:
-                link.send(Kind.KNOCK, b"", tag=peer, check=None)
-                return
-
-    def _on_knock(self, who: int) -> None:
-        if not self._is_closed:
-            self._begin(who, _ANSWER_S, knocks=False)
+def _where_key(rank: int) -> str:
+    """Under which the store has where a rank's lines are to be called."""
+    return f"unisono/line/{rank}"
 
 
 def _close_at_exit(reference: weakref.ref[Links]) -> None:

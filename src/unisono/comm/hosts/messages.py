@@ -114,7 +114,7 @@ class HostsMessages(HostsGroup):
 
     def _send_away(self, tensor: Any, dst: int, tag: int) -> LinkMessage:
         peer = self.placement.members[dst]
-        self.links.connect([peer], self.timeout_s, knocks=True)
+        self.links.connect([peer], self.timeout_s, summons=True)
         row = bytes_of(row_of(tensor))
         serial = next(self._serials)
         in_line = row.numel() <= _IN_LINE_BYTES

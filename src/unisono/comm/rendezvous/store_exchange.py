@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.comm.rendezvous.announcements import store_answers
@@ -17,26 +17,28 @@ def exchange(
     store: Any,
     name: str,
     rank: int,
-    size: int,
+    ranks: Sequence[int],
     text: str,
     deadline: Deadline,
     check: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """The texts of all ranks, in their order; each has it once all have come.
+    """The texts of these ranks, in their order; each of them calls this, and has it once all have
+    come.
 
     Exchanges under one name are numbered, so that a store may serve several, one after the other.
     Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
     """
-    waiting = Waiting(rank, size, name, deadline)
+    size = len(ranks)
+    waiting = Waiting(rank, size, "world", deadline)
     with store_answers():
         serial = store.add(f"unisono/{name}/count/{rank}", 1)
-        keys = [f"unisono/{name}/{serial}/{member}" for member in range(size)]
+        keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
         store.set(keys[rank], text)
         pause_s = 0.001
-        while not store.check(keys):
+        while not store.check(list(keys.values())):
             is_late = not deadline.left_s()
             if is_late or waiting.is_long():
-                missing = [member for member, key in enumerate(keys) if not store.check([key])]
+                missing = [member for member, key in keys.items() if not store.check([key])]
                 if is_late and missing:
                     raise RendezvousError(
                         f"{name_ranks(missing)} of {size} did not come within "
@@ -46,4 +48,4 @@ def exchange(
             check()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
-        return [text.decode() for text in store.multi_get(keys)]
+        return [text.decode() for text in store.multi_get(list(keys.values()))]
