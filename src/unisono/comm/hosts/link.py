@@ -136,7 +136,8 @@ class Link:
             except RuntimeError:
                 return  # the receiving thread learns why
             self._under_way.append((work, buffer))
-            self._room.notify_all()
+            if size > _SMALL_BYTES or len(self._under_way) > _DEPTH // 2:
+                self._room.notify_all()  # of a few small ones nobody needs to know yet
 
     def send_row(
         self, group: bytes, tag: int, row: torch.Tensor, check: Check, kind: Kind = Kind.DATA
