@@ -56,9 +56,6 @@ class Kind(IntEnum):
     MATCHED = 6
     """A message has found its receive; of a large one the rest may come."""
     REST = 7
-    WHERE = 8
-    """Where are you? Asked by a rank that waits in vain."""
-    ANSWER = 9
 
 
 class Frame(NamedTuple):
