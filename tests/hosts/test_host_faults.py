@@ -146,7 +146,7 @@ def be_late(rank: int, size: int, _: str, where: Places, late: int) -> Any:
         return kind, text, came - began
 
 
-@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_time_out_names_who_is_missing_where(
     fresh_pool: RankPool, make_network: MakeNetwork, late: int
 ) -> None:
@@ -182,6 +182,18 @@ def be_stopped(rank: int, size: int, path: str, where: Places, stopped: int) -> 
         return story
 
 
+def test_a_time_out_of_hosts_with_one_rank(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(3) as made:
+        where = places(made, (0, 1, 2))
+        results = fresh_pool.run(be_late, 3, where, 1, connected=False)
+    for rank in (0, 2):
+        kind, text, _ = results[rank]
+        assert kind == "CollectiveTimeout", text
+        first, second = text.splitlines()
+        assert re.search(r"rank 1 \(pid \d+ on host1\) did not come$", first)
+        assert re.match(r"  rank 1 is at \S*test_host_faults.py:\d+ in be_late$", second)
+
+
 @pytest.mark.slow
 def test_a_stopped_rank(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
     with make_network(2) as made:
@@ -202,15 +214,16 @@ def differ(rank: int, size: int, _: str, where: Places, mistake: str) -> Any:
         dist.barrier()
         tensor = torch.full((300_000,), float(rank))
         odd = rank == size - 1
-        if mistake == "operation" and odd:
-            error = attempt(dist.broadcast, tensor, 0)
-        elif mistake == "size" and odd:
-            error = attempt(dist.all_reduce, tensor[:-1])
-        elif mistake == "dtype" and odd:
-            error = attempt(dist.all_reduce, tensor.int())
-        else:
-            error = attempt(dist.all_reduce, tensor)
-        assert isinstance(error, CollectiveMismatch), error
+        wrong = {"size": tensor[:-1], "dtype": tensor.int(), "operation": tensor}[mistake]
+        error: Exception | None = None
+        try:
+            if odd and mistake == "operation":
+                dist.broadcast(wrong, 0)
+            else:
+                dist.all_reduce(wrong if odd else tensor)
+        except CollectiveMismatch as caught:
+            error = caught
+        assert isinstance(error, CollectiveMismatch)
         assert tensor.eq(rank).all()
         assert error.culprits == (size - 1,), error.culprits
         return str(error)

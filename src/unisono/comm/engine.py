@@ -267,7 +267,7 @@ def site_of(frame: FrameType) -> str | None:
     return site
 
 
-def _where() -> str:
+def where_is_program() -> str:
     """Where the program is: asked by a peer that waits for us in vain."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return (frame is not None and site_of(frame)) or "an unknown line"
@@ -279,7 +279,7 @@ _hidden = [str(Path(__file__).parents[1])]
 def hide_files(folder: str) -> None:
     """Let no site lie in files of this folder: they are not the user's program."""
     _hidden.append(folder)
-    _prepare_sites(_where)
+    _prepare_sites(where_is_program)
 
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
@@ -287,6 +287,6 @@ def _prepare_sites(where: Callable[[], str] | None) -> None:
         _native.prepare_sites(tuple(folder + os.sep for folder in _hidden), where)
 
 
-_prepare_sites(_where)
+_prepare_sites(where_is_program)
 compare_shapes(by_default=False)
 atexit.register(_prepare_sites, None)

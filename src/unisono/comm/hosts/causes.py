@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from unisono.errors import (
@@ -24,7 +25,8 @@ _NOTE_BYTES = 240
 
 @dataclass(frozen=True)
 class Cause:
-    """`kind` is the exception's name, `text` what all members say of it; ranks are the group's."""
+    """`kind` is the exception's name, `text` what all members say of it; where `missing` ranks did
+    not come to a call, which each member says by itself, where these are. Ranks are the group's."""
 
     kind: str
     text: str
@@ -48,10 +50,11 @@ class Cause:
         """As a note for the ranks of the same host."""
         return self.encode(_NOTE_BYTES)
 
-    def error(self, rank: int, group: str, doing: str) -> GroupError:
-        """What a member raises; `doing` is what it was about."""
+    def error(self, rank: int, group: str, doing: str, title: str = "") -> GroupError:
+        """What a member raises; `doing` is what it was about, `title` what it says first."""
         kind = _KINDS.get(self.kind, GroupError)
-        first, *details = self.text.split("\n")
+        text = "\n".join(filter(None, (title, self.text)))
+        first, *details = text.split("\n")
         if kind is PeerLost and doing:
             first += f"; this rank was in {doing} of group {group}"
         error = kind("\n".join([first, *details]), rank=rank, group=group, call=self.call)
@@ -64,11 +67,16 @@ class Cause:
         return error
 
 
+def late_cause(missing: Sequence[int], where: str, call: int) -> Cause:
+    """These ranks have not come to a call by its deadline."""
+    return Cause("CollectiveTimeout", where, call=call, missing=tuple(missing))
+
+
 def decode_cause(text: str) -> Cause | None:
     """The reverse of `encode`; None for what is no cause."""
     try:
         fields = json.loads(text)
-        fields["missing"] = tuple(fields.get("missing", ()))
+        fields = {"text": ""} | fields | {"missing": tuple(fields.get("missing", ()))}
         return Cause(**fields)
     except (ValueError, TypeError, AttributeError):
         return None

@@ -17,7 +17,7 @@ from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
 from unisono.comm.engine import site_of
 from unisono.comm.executors import ThreadExecutor
-from unisono.comm.hosts.causes import Cause, decode_cause
+from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.local_failures import cause_of
@@ -31,6 +31,8 @@ _GRACE_S = 1.0
 """How much longer a rank waits for those of its own host: who waits for another host misses
 exactly the rank that has not come."""
 _TELL_S = 1.0
+_ANSWER_S = 0.5
+"""How long a rank that did not come may take to say where it is."""
 
 
 class HostsGroup(RowCollectives):
@@ -109,7 +111,8 @@ class HostsGroup(RowCollectives):
         with self._lock:
             if self._cause is not None:
                 return copy.copy(self._cause)
-            self._cause = cause.error(self.rank, self.name, self.doing)
+            title = self._describe_lateness(cause) if cause.missing and cause.call else ""
+            self._cause = cause.error(self.rank, self.name, self.doing, title)
         self.mailbox.wake()
         if len(self.placement.here) > 1:
             self.local.abort(cause.note())
@@ -235,12 +238,22 @@ class HostsGroup(RowCollectives):
 
     def _raise_late(self, peer: int) -> NoReturn:
         rank = self.placement.members.index(peer)
-        there = next(ranks for ranks in self.placement.hosts if rank in ranks)
-        text = (
-            f"{self.doing} (call #{self.calls}) on group {self.name} did not end by its deadline "
-            f"of {self.limit_s:g} s: nothing came from {self.name_rank(rank)}"
+        where = self.links.ask_where(peer, _ANSWER_S)
+        self.check()  # meanwhile we may have heard more
+        line = f"  rank {rank} is at {where}" if where else f"  rank {rank} did not answer"
+        raise self.end(late_cause([rank], line, self.calls))
+
+    def _describe_lateness(self, cause: Cause) -> str:
+        """What a member says first if others did not come to a call."""
+        late = [self.name_rank(rank) for rank in cause.missing]
+        who = (
+            f"{', '.join(late[:3])} and {len(late) - 3} more" if len(late) > 4 else ", ".join(late)
         )
-        raise self.end(Cause("CollectiveTimeout", text, call=self.calls, missing=there))
+        doing = self.doing or "a call"
+        return (
+            f"{doing} (call #{cause.call}) on group {self.name} did not end by its deadline of "
+            f"{self.limit_s:g} s: {who} did not come"
+        )
 
     # -- calls -----------------------------------------------------------------------------------
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import atexit
 import json
+import queue
+import secrets
 import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Kind, Link
@@ -53,6 +56,7 @@ class Links:
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
         self._early_endings: dict[bytes, str] = {}
+        self._questions: dict[str, queue.SimpleQueue[str]] = {}
         self._holders = 0
         self._is_closed = False
         self._lines = ControlLines(
@@ -121,7 +125,31 @@ class Links:
         """Tell the process of a global rank, ahead of all data, why a group has ended."""
         self._lines.send(peer, {"group": key.hex(), "ending": text})
 
+    def ask_where(self, peer: int, timeout_s: float) -> str:
+        """The line at which the program of a global rank is; "" if it does not answer in time."""
+        question = secrets.token_hex(8)
+        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._questions[question] = answer
+        try:
+            self._lines.send(peer, {"where": question})
+            return answer.get(timeout=timeout_s)
+        except queue.Empty:
+            return ""
+        finally:
+            del self._questions[question]
+
     def _on_line(self, peer: int, message: dict[str, Any]) -> None:
+        if "where" in message:
+            answer = {"question": message["where"], "at": where_is_program()}
+            self._lines.send(peer, answer)
+        elif "at" in message:
+            waiting = self._questions.get(message["question"])
+            if waiting is not None:
+                waiting.put(str(message["at"]))
+        else:
+            self._on_ending(message)
+
+    def _on_ending(self, message: dict[str, Any]) -> None:
         key, text = bytes.fromhex(message["group"]), str(message["ending"])
         with self._lock:
             reference = self._parties.get(key)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import Status
-from unisono.comm.hosts.causes import Cause, decode_cause
+from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost
@@ -48,11 +48,6 @@ def _how(group: HostsGroup) -> str:
 def _timeout(error: CollectiveTimeout, group: HostsGroup) -> Cause:
     here = group.placement.here
     late = [here[rank] for rank in (*error.missing, *error.stalled) if rank < len(here)]
-    who = ", ".join(group.name_rank(rank) for rank in late) or "somebody"
     where = re.findall(r"(?:is at|did not answer|is stopped).*", str(error))
-    text = (
-        f"{group.doing} (call #{group.calls}) on group {group.name} did not end by its deadline of "
-        f"{group.limit_s:g} s: {who} did not come"
-    )
     lines = [f"  {name_ranks([rank])} {line}" for rank, line in zip(late, where, strict=False)]
-    return Cause("CollectiveTimeout", "\n".join([text, *lines]), -1, "", group.calls, tuple(late))
+    return late_cause(late, "\n".join(lines), group.calls)
