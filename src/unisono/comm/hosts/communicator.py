@@ -45,7 +45,7 @@ class HostsCommunicator(HostsMessages):
             return reduce_large(self, row, reduction, root, keep)
         if root not in (None, self.rank):
             return row
-        rows = [payload.clone().view(row.dtype) for payload in payloads]
+        rows = [payload.view(row.dtype) for payload in payloads]
         return self._combine(rows, reduction)
 
     def _take_all(self, call: AnnouncedCall, payload: torch.Tensor | None) -> Rows | None:
@@ -68,7 +68,7 @@ class HostsCommunicator(HostsMessages):
             return reduce_scatter_large(self, by_rank, reduction)
         begin = sum(row.numel() for row in by_rank[: self.rank])
         end = begin + by_rank[self.rank].numel()
-        rows = [payload.clone().view(by_rank[0].dtype)[begin:end].clone() for payload in payloads]
+        rows = [payload.view(by_rank[0].dtype)[begin:end] for payload in payloads]
         return self._combine(rows, reduction)
 
     def _broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -23,7 +23,6 @@ from unisono.comm.announced_calls import (
     encode_call,
     find_mismatch,
 )
-from unisono.comm.hosts.link import memory_of
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch
 
@@ -32,10 +31,11 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 4096
 _ALL_BYTES = 64 * 1024
-_HEAD = struct.Struct("<BBxxI16s")
+_HEAD = struct.Struct("<BBxxI16s8x")  # as long as keeps what follows aligned
 _CALLS, _PAIRS, _TEXTS = 0, 3, 4  # stages
 
 Sizes = list[list[int]]
+Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ class Meeting:
         self._group = group
         place = group.placement
         self._size = len(place.members)
-        self.most_bytes = min(_SMALL_BYTES, _ALL_BYTES // self._size)
+        self.most_bytes = min(_SMALL_BYTES, _ALL_BYTES // self._size) // 16 * 16
         self._pair_bytes = 16 * self._size
         self._has_room_for_pairs = 2 * self._pair_bytes <= self.most_bytes
         self._origins = [place.origins(index) for index in range(len(place.here))]
-        self._blocks: dict[int, list[torch.Tensor]] = {}
+        self._row_bytes = _HEAD.size + self.most_bytes
+        self._memory: dict[int, _Memory] = {}
 
     def hold(self, call: AnnouncedCall, payload: torch.Tensor | None) -> Findings:
         """Meet; raises CollectiveMismatch on every rank if they do not mean the same call."""
         pairs = self._encode_pairs(call)
         body = pairs if pairs is not None and self._has_room_for_pairs else None
-        rows = self._share(self._encode(call, body, payload), _HEAD.size + self.most_bytes, _CALLS)
-        heads = [_HEAD.unpack_from(memory_of(row), 0) for row in rows]
-        said = {(refused, digest) for refused, _, _, digest in heads}
-        if len(said) > 1:
+        rows = self._share(self._encode(call, body, payload), self._row_bytes, _CALLS)
+        heads = [_HEAD.unpack_from(row, 0) for row in rows]  # type: ignore[arg-type]
+        if any(head[0] != heads[0][0] or head[3] != heads[0][3] for head in heads):
             raise self._mismatch(call)
         at = _HEAD.size
         sends: Sizes = []
@@ -80,33 +80,34 @@ class Meeting:
             sends = self._check_pairs(call, tables)
         if not all(is_whole for _, is_whole, _, _ in heads):
             return Findings(None, sends)
-        lengths = [length for _, _, length, _ in heads]
-        payloads = [row[at : at + size] for row, size in zip(rows, lengths, strict=True)]
+        payloads = [
+            torch.from_numpy(row[at : at + length])
+            for row, (_, _, length, _) in zip(rows, heads, strict=True)
+        ]
         return Findings(payloads, sends)
 
     def _encode(
-        self, call: AnnouncedCall, body: torch.Tensor | None, payload: torch.Tensor | None
-    ) -> torch.Tensor:
-        before = 0 if body is None else body.numel()
+        self, call: AnnouncedCall, body: Bytes | None, payload: torch.Tensor | None
+    ) -> Bytes:
+        before = 0 if body is None else body.size
         length = 0 if payload is None else payload.numel()
         is_whole = payload is not None and before + length <= self.most_bytes
-        row = torch.empty(_HEAD.size + before + (length if is_whole else 0), dtype=torch.uint8)
+        row: Bytes = numpy.empty(_HEAD.size + before + length * is_whole, numpy.uint8)
         digest = hashlib.blake2b(call.text.encode(), digest_size=16).digest()
-        _HEAD.pack_into(memory_of(row), 0, call.refused, is_whole, length, digest)
+        _HEAD.pack_into(row, 0, call.refused, is_whole, length, digest)  # type: ignore[arg-type]
         if body is not None:
             row[_HEAD.size : _HEAD.size + before] = body
         if is_whole and payload is not None and length:
-            row[_HEAD.size + before :] = payload
+            row[_HEAD.size + before :] = payload.numpy()
         return row
 
-    def _encode_pairs(self, call: AnnouncedCall) -> torch.Tensor | None:
+    def _encode_pairs(self, call: AnnouncedCall) -> Bytes | None:
         if not call.sends:
             return None
-        pairs = numpy.array([*call.sends, *call.takes], numpy.int64)
-        return torch.from_numpy(pairs).view(torch.uint8)
+        return numpy.array([*call.sends, *call.takes], numpy.int64).view(numpy.uint8)
 
-    def _check_pairs(self, call: AnnouncedCall, tables: list[torch.Tensor]) -> Sizes:
-        pairs = [table.clone().view(torch.int64).tolist() for table in tables]
+    def _check_pairs(self, call: AnnouncedCall, tables: list[Bytes]) -> Sizes:
+        pairs = [table.view(numpy.int64).tolist() for table in tables]
         sends = [of_rank[: self._size] for of_rank in pairs]
         if PairwiseSizes(sends, [of_rank[self._size :] for of_rank in pairs]).unequal_pairs():
             raise self._mismatch(call)
@@ -115,35 +116,48 @@ class Meeting:
     def _mismatch(self, call: AnnouncedCall) -> CollectiveMismatch:
         """All ranks have seen that there is one: let them say what they meant, and where."""
         mine = encode_call(call, self._size)
-        rows = self._share(mine, mine.numel(), _TEXTS)
+        rows = self._share(mine.numpy(), mine.numel(), _TEXTS)
         group = self._group
-        calls = [decode_call(row, self._size) for row in rows]
+        calls = [decode_call(torch.from_numpy(row), self._size) for row in rows]
         error = find_mismatch(calls, group.rank, group.name, group.calls)
         assert error is not None
         return error
 
-    def _share(self, row: torch.Tensor, width: int, stage: int) -> list[torch.Tensor]:
-        """Everybody's row, by rank, of at most so many bytes; what is behind its own is noise."""
+    def _share(self, row: Bytes, width: int, stage: int) -> list[Bytes]:
+        """Everybody's row, by rank, of at most so many bytes; what is behind its own is noise. The
+        rows are those of the next meeting, too."""
         group, place = self._group, self._group.placement
-        blocks = self._blocks.get(width)
-        if blocks is None:
-            blocks = self._blocks[width] = [
-                torch.zeros(len(ranks), width, dtype=torch.uint8) for ranks in self._origins
-            ]
+        origins = self._origins[place.index]
+        memory = self._memory.get(width)
+        if memory is None:
+            memory = self._memory[width] = _Memory(width, self._origins, place.index)
+        sent = torch.from_numpy(row)
         for host in place.others():
-            group.send_row(place.mate(host), stage, row)
-        own = torch.zeros(len(self._origins[place.index]), width, dtype=torch.uint8)
-        own[0, : row.numel()] = row
-        for at, rank in enumerate(self._origins[place.index][1:], 1):
+            group.send_row(place.mate(host), stage, sent)
+        own = memory.own_array
+        own[0, : row.size] = row
+        for at, rank in enumerate(origins[1:], 1):
             frame = group.take_frame(place.members[rank], stage)
-            own[at, : frame.payload.numel()] = frame.payload
+            own[at, : frame.payload.numel()] = frame.payload.numpy()
             frame.release()
         if len(place.here) > 1:
-            group.local.all_gather(blocks, own)
-        else:
-            blocks = [own]
-        rows: list[torch.Tensor] = [row] * self._size
-        for ranks, block in zip(self._origins, blocks, strict=True):
-            for rank, found in zip(ranks, block, strict=True):
-                rows[rank] = found
-        return rows
+            group.local.all_gather(memory.blocks, memory.own)
+        return memory.rows
+
+
+class _Memory:
+    """Where a host gathers rows of a width: what each of its ranks brings, and all by rank."""
+
+    def __init__(self, width: int, origins: list[list[int]], index: int) -> None:
+        self.blocks = [torch.zeros(len(ranks), width, dtype=torch.uint8) for ranks in origins]
+        self.own = torch.zeros(len(origins[index]), width, dtype=torch.uint8)
+        self.own_array = self.own.numpy()
+        arrays = [block.numpy() for block in self.blocks]
+        if len(origins) == 1:
+            arrays = [self.own_array]
+        by_rank = {
+            rank: row
+            for ranks, array in zip(origins, arrays, strict=True)
+            for rank, row in zip(ranks, array, strict=True)
+        }
+        self.rows: list[Bytes] = [by_rank[rank] for rank in range(len(by_rank))]
