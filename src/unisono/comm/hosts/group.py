@@ -270,7 +270,7 @@ class HostsGroup(RowCollectives):
     ) -> AnnouncedCall:
         self._raise_if_ended()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        site = site_of(_caller(1)) or ""
+        site = site_of(_caller(1)) or ""  # the innermost line that is not ours
         return AnnouncedCall(text, sends, takes, timeout_s=limit_s, site=site)
 
     def _run(
