@@ -152,6 +152,11 @@ class ControlLines:
             "GLOO_SOCKET_IFNAME"
         )
 
+    def reaches(self, peer: int) -> bool:
+        """Whether there is a line to a rank."""
+        with self._lock:
+            return peer in self._lines
+
     def send(self, peer: int, message: dict[str, Any]) -> None:
         """Send a message to a rank; nothing happens if that is lost, or has said goodbye.
 
