@@ -24,7 +24,7 @@ from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
-_CALLED_S = 60.0
+_ASKED_S = 60.0
 """How long a connection that another process has asked for may take."""
 
 
@@ -65,7 +65,7 @@ class Links:
         self._holders = 0
         self._is_closed = False
         self._lines = ControlLines(
-            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_called
+            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
         )
         store.set(_where_key(me), json.dumps(self._lines.where))
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -162,6 +162,8 @@ class Links:
             waiting = self._questions.get(message["question"])
             if waiting is not None:
                 waiting.put(str(message["at"]))
+        elif "link" in message:
+            self._begin(peer, _ASKED_S, False)
         else:
             self._on_group_message(bytes.fromhex(message["group"]), message)
 
@@ -176,11 +178,8 @@ class Links:
         elif party is not None:
             party.on_probe(message["probe"])
 
-    def _on_called(self, peer: int) -> None:
-        if self.hosts.host_of(peer) == self.hosts.mine:
-            self._draw_line(peer, summons=False)
-        else:
-            self._begin(peer, _CALLED_S, False)
+    def _on_summons(self, peer: int) -> None:
+        self._draw_line(peer, summons=False)
 
     def _draw_line(self, peer: int, summons: bool) -> None:
         """Have a line to a rank, and nothing else, soon."""
@@ -188,7 +187,7 @@ class Links:
         def draw() -> None:
             with contextlib.suppress(Exception):  # then there is no probe: nobody depends on it
                 address, port = json.loads(self._store.clone().get(_where_key(peer)))
-                self._lines.connect(peer, (address, port), _CALLED_S, summons=summons)
+                self._lines.connect(peer, (address, port), _ASKED_S, summons=summons)
             self._drawn.discard(peer)
 
         with self._lock:
@@ -253,6 +252,8 @@ class Links:
             store = self._store.clone()  # its own connection: a store answers one at a time
             address, port = json.loads(store.get(_where_key(peer)))
             self._lines.connect(peer, (address, port), timeout_s, summons=summons)
+            if summons:
+                self._lines.send(peer, {"link": "please"})
             name = f"unisono/link/{low}-{high}"
             gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
