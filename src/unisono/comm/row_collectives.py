@@ -74,9 +74,11 @@ class RowCollectives(RowGroup):
         input: torch.Tensor,
         from_each: Sequence[int],
         to_each: Sequence[int],
+        width: int,
         call: AnnouncedCall,
     ) -> None:
-        """Send so many bytes of `input` to each rank, and receive so many from each."""
+        """Send so many bytes of `input` to each rank, and receive so many from each. An element
+        has `width` of them."""
 
     @abstractmethod
     def _barrier_rows(self, call: AnnouncedCall) -> None:
@@ -272,6 +274,7 @@ class RowCollectives(RowGroup):
                 message,
                 [taken * width for taken in takes],
                 [sent * width for sent in sends],
+                width,
                 call,
             )
             if to:

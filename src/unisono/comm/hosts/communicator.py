@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.comm.announced_calls import AnnouncedCall, decode_call
+from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import Communicator, Op
 from unisono.comm.hosts.large_calls import (
     all_gather_large,
@@ -40,13 +40,17 @@ class HostsCommunicator(HostsMessages):
         self, row: torch.Tensor, op: Op, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
         reduction = Reduction(op, row.dtype, self.size)
-        payloads = self._meet(call, bytes_of(row))
+        payloads = self._take_all(call, bytes_of(row))
         if payloads is None:
             return reduce_large(self, row, reduction, root, keep)
         if root not in (None, self.rank):
             return row
-        rows = [payload.clone().view(row.dtype) for payload in payloads]
+        rows = [payload.view(row.dtype) for payload in payloads]
         return self._combine(rows, reduction)
+
+    def _take_all(self, call: AnnouncedCall, payload: torch.Tensor | None) -> Rows | None:
+        """Everybody's bytes, by rank, where all are few."""
+        return self._meet(call, payload).payloads
 
     def _combine(self, rows: Sequence[torch.Tensor], reduction: Reduction) -> torch.Tensor:
         """The reduction of all ranks' rows, in the order of the large ones."""
@@ -59,17 +63,17 @@ class HostsCommunicator(HostsMessages):
     def _scattered(self, by_rank: Rows, op: Op, call: AnnouncedCall) -> torch.Tensor:
         reduction = Reduction(op, by_rank[0].dtype, self.size)
         small = sum(row.nbytes for row in by_rank) <= self._meeting.most_bytes
-        payloads = self._meet(call, bytes_of(torch.cat(by_rank)) if small else None)
+        payloads = self._take_all(call, bytes_of(torch.cat(by_rank)) if small else None)
         if payloads is None:
             return reduce_scatter_large(self, by_rank, reduction)
         begin = sum(row.numel() for row in by_rank[: self.rank])
         end = begin + by_rank[self.rank].numel()
-        rows = [payload.clone().view(by_rank[0].dtype)[begin:end].clone() for payload in payloads]
+        rows = [payload.view(by_rank[0].dtype)[begin:end] for payload in payloads]
         return self._combine(rows, reduction)
 
     def _broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
         small = row if self.rank == root or row.numel() > self._meeting.most_bytes else row[:0]
-        payloads = self._meet(call, small)
+        payloads = self._take_all(call, small)
         if payloads is None:
             broadcast_large(self, row, root)
         elif self.rank != root:
@@ -77,7 +81,7 @@ class HostsCommunicator(HostsMessages):
 
     def _all_gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         longest = max(target.numel() for target in targets)
-        payloads = self._meet(call, row if longest <= self._meeting.most_bytes else None)
+        payloads = self._take_all(call, row if longest <= self._meeting.most_bytes else None)
         if payloads is None:
             all_gather_large(self, targets, row)
             return
@@ -90,18 +94,18 @@ class HostsCommunicator(HostsMessages):
         input: torch.Tensor,
         from_each: Sequence[int],
         to_each: Sequence[int],
+        width: int,
         call: AnnouncedCall,
     ) -> None:
-        payloads = self._meet(call, input)
-        if payloads is None:
-            exchange_large(self, output, input, from_each, to_each)
+        findings = self._meet(call, input)
+        sizes = [[count * width for count in of_rank] for of_rank in findings.sends]
+        if findings.payloads is None:
+            exchange_large(self, output, input, from_each, sizes)
             return
         begin = 0
         for rank, length in enumerate(from_each):
-            if length:
-                sends = decode_call(self._meeting.heads[rank], self.size).sends  # in elements
-                first = sum(sends[: self.rank]) * (length // sends[self.rank])
-                output[begin : begin + length].copy_(payloads[rank][first : first + length])
+            first = sum(sizes[rank][: self.rank])
+            output[begin : begin + length].copy_(findings.payloads[rank][first : first + length])
             begin += length
 
     def _barrier_rows(self, call: AnnouncedCall) -> None:

@@ -22,14 +22,14 @@ from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
-from unisono.comm.hosts.meeting import Meeting
+from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
 from unisono.comm.row_collectives import RowCollectives
-from unisono.errors import GroupClosed, GroupError
+from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
 
 _GRACE_S = 1.0
-"""How much longer a rank waits for another host than for its own, so that it hears whom that host
-misses."""
+"""How much longer a rank waits for those of its own host: who waits for another host misses
+exactly the rank that has not come."""
 _TELL_S = 1.0
 _ANSWER_S = 0.5
 """How long a rank that did not come may take to say where it is."""
@@ -214,9 +214,8 @@ class HostsGroup(RowCollectives):
 
     def take_frame(self, peer: int, stage: int) -> Frame:
         """The next frame of a global rank in a stage of this call."""
-        end = self._end + _GRACE_S
         late = lambda: self._raise_late(peer)  # noqa: E731
-        return self.mailbox.take(peer, self._tag(stage), end, self.check_peer, late)
+        return self.mailbox.take(peer, self._tag(stage), self._end, self.check_peer, late)
 
     def take_row(self, peer: int, stage: int, row: torch.Tensor) -> None:
         """Fill a row of bytes with what a global rank sends in a stage of this call."""
@@ -306,7 +305,7 @@ class HostsGroup(RowCollectives):
             self.doing = call.operation
             self.limit_s = call.timeout_s
             self._end = time.monotonic() + call.timeout_s
-            self.local.timeout_s = call.timeout_s
+            self.local.timeout_s = call.timeout_s + _GRACE_S
             self._has_met = False
             try:
                 job()
@@ -334,17 +333,15 @@ class HostsGroup(RowCollectives):
                 raise
             raise self._translate(error) from None
 
-    def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Any:
-        """Compare with what the others are about to do; everybody's bytes, by rank, where all are
-        few, else None."""
+    def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Findings:
+        """Compare with what the others are about to do."""
         self._has_met = True
-        error, payloads = self._meeting.hold(call, payload)
-        if error is not None:
+        try:
+            return self._meeting.hold(call, payload)
+        except CollectiveMismatch as error:  # which all see
             with self._lock:
-                self._cause = self._cause or error  # all see it
-            raise copy.copy(self._cause)
-        self.local.timeout_s = call.timeout_s + 2 * _GRACE_S
-        return payloads
+                self._cause = self._cause or error
+            raise
 
     def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
         if self._cause is None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup
 
 _OUT, _BACK = 1, 2
-_LEAST_CHUNK = 32 * 1024
-_WANTED_CHUNKS = 8
+_LEAST_CHUNK = 256 * 1024
+_WANTED_CHUNKS = 4
 Span = tuple[int, int]
 
 
@@ -288,18 +288,28 @@ def all_gather_large(group: HostsGroup, targets: Rows, row: torch.Tensor) -> Non
     place = lane.place
     rows = [[targets[rank] for rank in ranks] for ranks in place.hosts]
     slices = [lane.split(0, sum(len(target) for target in of_host)) for of_host in rows]
-    lane.share_inside(rows[place.host], row)
+    is_own = all(  # then a lane can begin before its host has met
+        len(place.here) == lane.count and end - begin == len(target)
+        for (begin, end), target in zip(slices[place.host], rows[place.host], strict=True)
+    )
+    sources = rows[place.host]
+    if is_own:
+        sources = [row if at == place.index else part for at, part in enumerate(sources)]
+    else:
+        lane.share_inside(rows[place.host], row)
     longest = max(end - begin for spans in slices for begin, end in spans)
     chunks = count_chunks(longest)
 
     def send(chunk: int) -> None:
         if lane.number is not None:
             begin, end = span_of(*slices[place.host][place.index], chunks, chunk)
-            part = slice_of(rows[place.host], begin, end)
+            part = slice_of(sources, begin, end)
             for host in place.others():
                 lane.send(host, _OUT, part)
 
     def share(chunk: int) -> None:
+        if chunk == 0 and is_own:
+            lane.share_inside(rows[place.host], row)
         for host in place.others():
             spans = [span_of(begin, end, chunks, chunk) for begin, end in slices[host]]
             parts = [slice_of(rows[host], *span) for span in spans]
@@ -350,48 +360,52 @@ def exchange_large(
     output: torch.Tensor,
     input: torch.Tensor,
     from_each: Sequence[int],
-    to_each: Sequence[int],
+    sizes: Sequence[Sequence[int]],
 ) -> None:
-    """What is for another host goes to a mate there, with the sizes of its parts; the ranks of a
-    host then exchange what they have of their own and what they got for each other."""
+    """`sizes` says how many bytes each rank has for each. What is for another host goes to a mate
+    there; the ranks of a host exchange what they have of their own and what they got for others."""
     place, local = group.placement, group.local
-    parts = list(torch.split(input, list(to_each)))
-    for host in place.others():
-        there = [parts[rank] for rank in place.hosts[host]]
-        sizes = torch.tensor([len(part) for part in there])
-        group.send_row(place.mate(host), _OUT, bytes_of(sizes))
-        group.send_row(place.mate(host), _BACK, torch.cat(there))
-    brought: dict[int, list[torch.Tensor]] = {}
-    for host in sorted(place.others()):
-        for rank in place.mates_of(host):
-            peer = place.members[rank]
-            sizes = torch.empty(len(place.here), dtype=torch.int64)
-            group.take_row(peer, _OUT, bytes_of(sizes))
-            whole = torch.empty(int(sizes.sum()), dtype=torch.uint8)
-            group.take_row(peer, _BACK, whole)
-            brought[rank] = list(torch.split(whole, sizes.tolist()))
-    given = [
-        torch.cat([parts[rank], *(brought[other][at] for other in brought)])
-        for at, rank in enumerate(place.here)
-    ]
-    origins = [_origins(group, at) for at in range(len(place.here))]
-    sizes_of = [[from_each[rank] for rank in ranks] for ranks in origins]
-    taken = [torch.empty(sum(lengths), dtype=torch.uint8) for lengths in sizes_of]
-    if local.size > 1:
-        local.all_to_all(taken, given)
-    else:
-        taken = given
+    parts = torch.split(input, list(sizes[group.rank]))
     targets = torch.split(output, list(from_each))
-    for ranks, lengths, whole in zip(origins, sizes_of, taken, strict=True):
-        for rank, part in zip(ranks, torch.split(whole, lengths), strict=True):
-            targets[rank].copy_(part)
+    origins = [place.origins(index) for index in range(len(place.here))]
+    chunks = count_chunks(
+        max(
+            sum(sizes[giver][taker] for taker in ranks)
+            for host, ranks in enumerate(place.hosts)
+            for giver in range(group.size)
+            if giver not in ranks
+        )
+    )
 
+    def length(giver: int, taker: int, chunk: int) -> int:
+        begin, end = span_of(0, sizes[giver][taker], chunks, chunk)
+        return end - begin
 
-def _origins(group: HostsGroup, index: int) -> list[int]:
-    """Whose parts the index-th rank of this host hands over to the others, in which order."""
-    place = group.placement
-    here = len(place.here)
-    found = [place.here[index]]
-    for host in sorted(place.others()):
-        found += [rank for at, rank in enumerate(place.hosts[host]) if at % here == index]
-    return found
+    def part_of(row: torch.Tensor, chunk: int) -> torch.Tensor:
+        begin, end = span_of(0, len(row), chunks, chunk)
+        return row[begin:end]
+
+    def send(chunk: int) -> None:
+        for host in place.others():
+            there = [part_of(parts[rank], chunk) for rank in place.hosts[host]]
+            group.send_row(place.mate(host), _OUT, torch.cat(there))
+
+    def exchange_inside(chunk: int) -> None:
+        for_each: list[Rows] = [[part_of(parts[rank], chunk)] for rank in place.here]
+        for rank in origins[place.index][1:]:
+            lengths = [length(rank, taker, chunk) for taker in place.here]
+            brought = torch.empty(sum(lengths), dtype=torch.uint8)
+            group.take_row(place.members[rank], _OUT, brought)
+            for found, part in zip(for_each, torch.split(brought, lengths), strict=True):
+                found.append(part)
+        given = [torch.cat(rows) for rows in for_each]
+        lengths_of = [[length(rank, group.rank, chunk) for rank in ranks] for ranks in origins]
+        taken = given
+        if len(place.here) > 1:
+            taken = [torch.empty(sum(lengths), dtype=torch.uint8) for lengths in lengths_of]
+            local.all_to_all(taken, given)
+        for ranks, lengths, whole in zip(origins, lengths_of, taken, strict=True):
+            for rank, part in zip(ranks, torch.split(whole, lengths), strict=True):
+                part_of(targets[rank], chunk).copy_(part)
+
+    run_pipeline(chunks, send, exchange_inside)

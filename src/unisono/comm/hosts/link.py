@@ -22,6 +22,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 FRAME_BYTES = 512 * 1024
@@ -61,7 +62,7 @@ class Kind(IntEnum):
 class Frame(NamedTuple):
     """What has arrived; `release` gives its memory back once `payload` has been read."""
 
-    kind: Kind
+    kind: int
     group: bytes
     tag: int
     extra: int
@@ -71,6 +72,22 @@ class Frame(NamedTuple):
 
 Check = Callable[[], None]
 """Raises when whoever waits should do so no longer."""
+
+
+class _Buffer(NamedTuple):
+    """Memory for a frame, as a tensor and, for what is short, as an array."""
+
+    tensor: torch.Tensor
+    array: Any
+
+    @classmethod
+    def of(cls, size_bytes: int) -> _Buffer:
+        array = numpy.empty(size_bytes, numpy.uint8)
+        return cls(torch.from_numpy(array), array)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Link:
@@ -91,8 +108,8 @@ class Link:
         self._on_frame = on_frame
         self._on_end = on_end
         self._room = threading.Condition()
-        self._under_way: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
-        self._idle_buffers: list[torch.Tensor] = []
+        self._under_way: collections.deque[tuple[Any, _Buffer]] = collections.deque()
+        self._idle_buffers: list[_Buffer] = []
         self._is_over = False
         self._said_goodbye = False
         self._threads = [
@@ -126,17 +143,21 @@ class Link:
             if self._is_over:
                 return
             size = _HEADER.size + length
-            buffer = self._buffer() if size > _SMALL_BYTES else torch.empty(size, dtype=torch.uint8)
-            frame = buffer[:size]
-            _HEADER.pack_into(memory_of(frame), 0, group, kind, tag, extra, length)
+            buffer = self._buffer() if size > _SMALL_BYTES else _Buffer.of(size)
+            _HEADER.pack_into(buffer.array, 0, group, kind, tag, extra, length)
             if payload is not None:
-                frame[_HEADER.size :].copy_(payload)
+                if size > _SMALL_BYTES:
+                    buffer.tensor[_HEADER.size : size].copy_(payload)
+                else:
+                    buffer.array[_HEADER.size :] = payload.numpy()
+            frame = buffer.tensor if size <= _SMALL_BYTES else buffer.tensor[:size]
             try:
                 work = self._gloo.send([frame], self._other, _DATA_TAG)
             except RuntimeError:
                 return  # the receiving thread learns why
             self._under_way.append((work, buffer))
-            self._room.notify_all()
+            if size > _SMALL_BYTES or len(self._under_way) > _DEPTH // 2:
+                self._room.notify_all()  # of a few small ones nobody needs to know yet
 
     def send_row(
         self, group: bytes, tag: int, row: torch.Tensor, check: Check, kind: Kind = Kind.DATA
@@ -158,7 +179,7 @@ class Link:
                 work.wait(_FOREVER)
             with self._room:
                 self._under_way.popleft()
-                if buffer.numel() > _SMALL_BYTES:
+                if buffer.array.size > _SMALL_BYTES:
                     self._idle_buffers.append(buffer)
                 self._room.notify_all()
 
@@ -179,31 +200,32 @@ class Link:
             self._room.notify_all()
         self._on_end(self.peer, "" if self._said_goodbye else _describe_end(why))
 
-    def _post(self, buffer: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        return self._gloo.recv([buffer], self._other, _DATA_TAG), buffer
+    def _post(self, buffer: _Buffer) -> tuple[Any, _Buffer]:
+        return self._gloo.recv([buffer.tensor], self._other, _DATA_TAG), buffer
 
-    def _deliver(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _deliver(self, buffer: _Buffer) -> _Buffer:
         """Pass a frame on; the memory for the next one."""
-        group, kind, tag, extra, length = _HEADER.unpack_from(memory_of(buffer), 0)
-        payload = buffer[_HEADER.size : _HEADER.size + length]
+        group, kind, tag, extra, length = _HEADER.unpack_from(buffer.array, 0)
+        end = _HEADER.size + length
         if kind == Kind.GOODBYE:
             self._said_goodbye = True
             return buffer
         if length <= _SMALL_BYTES:
-            frame = Frame(Kind(kind), group, tag, extra, payload.clone(), lambda: None)
-            self._on_frame(self.peer, frame)
+            payload = torch.from_numpy(buffer.array[_HEADER.size : end].copy())
+            self._on_frame(self.peer, Frame(kind, group, tag, extra, payload, _nothing))
             return buffer
-        frame = Frame(Kind(kind), group, tag, extra, payload, lambda: self._give_back(buffer))
+        payload = buffer.tensor[_HEADER.size : end]
+        frame = Frame(kind, group, tag, extra, payload, lambda: self._give_back(buffer))
         self._on_frame(self.peer, frame)
         return self._buffer()
 
-    def _buffer(self) -> torch.Tensor:
+    def _buffer(self) -> _Buffer:
         with self._room:
             if self._idle_buffers:
                 return self._idle_buffers.pop()
-        return torch.empty(_HEADER.size + FRAME_BYTES, dtype=torch.uint8)
+        return _Buffer.of(_HEADER.size + FRAME_BYTES)
 
-    def _give_back(self, buffer: torch.Tensor) -> None:
+    def _give_back(self, buffer: _Buffer) -> None:
         with self._room:
             if len(self._idle_buffers) < 2 * _DEPTH:
                 self._idle_buffers.append(buffer)

@@ -1,38 +1,50 @@
 """How a call over hosts begins: all ranks compare what they are about to do.
 
-Each rank posts a row on its host: what it calls, and its bytes if they are few. The leaders
-exchange the rows of their hosts, compare all of them, and tell their hosts. Where everybody's bytes
-were few, everybody has all of them afterwards, and the call needs nothing more between hosts.
+Every rank sends a row to its mate on each other host: a digest of its call, and its bytes if they
+are few. The ranks of a host then gather what they have of their own and what their mates have sent.
+So everybody has all rows after one exchange between hosts and one inside; where all bytes were few,
+the call needs nothing more. What is needed to tell a mismatch, texts and lines, is exchanged only
+if there is one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from unisono.comm.announced_calls import (
     AnnouncedCall,
-    are_alike,
     decode_call,
     encode_call,
     find_mismatch,
 )
-from unisono.comm.hosts.link import memory_of
+from unisono.comm.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup
 
-Payloads = list[torch.Tensor]
-
 _SMALL_BYTES = 4096
 _ALL_BYTES = 64 * 1024
-_NOT_SMALL = 2**32 - 1
-_LENGTH = struct.Struct("<I")
-_GO, _TAKE, _MISMATCH = 1, 2, 3
-_STAGE = 0
+_HEAD = struct.Struct("<BBxxI16s8x")  # as long as keeps what follows aligned
+_CALLS, _PAIRS, _TEXTS = 0, 3, 4  # stages
+
+Sizes = list[list[int]]
+Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a meeting brings: everybody's bytes, by rank, where all are few; and how many elements
+    each rank has for each, where that differs from rank to rank."""
+
+    payloads: list[torch.Tensor] | None
+    sends: Sizes
 
 
 class Meeting:
@@ -40,119 +52,112 @@ class Meeting:
 
     def __init__(self, group: HostsGroup) -> None:
         self._group = group
-        self._head_bytes = encode_call(AnnouncedCall(""), len(group.placement.members)).numel()
-        self.most_bytes = min(_SMALL_BYTES, _ALL_BYTES // len(group.placement.members))
-        self._row = torch.zeros(
-            _LENGTH.size + self._head_bytes + self.most_bytes, dtype=torch.uint8
-        )
-        self._rows = torch.zeros(len(group.placement.here), len(self._row), dtype=torch.uint8)
-        self._verdict = torch.zeros(2, dtype=torch.int64)
-        self.heads: list[torch.Tensor] = []
-        """What each rank said in the latest meeting that brought all bytes."""
+        place = group.placement
+        self._size = len(place.members)
+        self.most_bytes = min(_SMALL_BYTES, _ALL_BYTES // self._size) // 16 * 16
+        self._pair_bytes = 16 * self._size
+        self._has_room_for_pairs = 2 * self._pair_bytes <= self.most_bytes
+        self._origins = [place.origins(index) for index in range(len(place.here))]
+        self._row_bytes = _HEAD.size + self.most_bytes
+        self._memory: dict[int, _Memory] = {}
 
-    def hold(
-        self, call: AnnouncedCall, payload: torch.Tensor | None
-    ) -> tuple[CollectiveMismatch | None, Payloads | None]:
-        """What every member raises, if they do not mean the same call; and all bytes, by rank,
-        where they are few."""
-        group, local = self._group, self._group.local
-        self._write(call, payload)
-        if local.size > 1:
-            local.gather(self._rows if group.placement.leads else None, self._row, 0)
-        else:
-            self._rows[0] = self._row
-        local.timeout_s = call.timeout_s + 2.0  # the leader hears of others for longer
-        blob = None
-        if group.placement.leads:
-            blob = self._exchange()
-            self._judge(blob)
-        if local.size > 1:
-            local.broadcast(self._verdict, 0)
-        verdict, length = self._verdict.tolist()
-        if verdict == _GO:
-            return None, None
-        if local.size > 1:
-            if blob is None:
-                blob = torch.empty(length, dtype=torch.uint8)
-            local.broadcast(blob, 0)
-        assert blob is not None
-        heads, payloads = self._read(blob)
-        self.heads = heads
-        if verdict == _TAKE:
-            return None, payloads
-        calls = [decode_call(head, group.size) for head in heads]
-        return find_mismatch(calls, group.rank, group.name, group.calls), None
+    def hold(self, call: AnnouncedCall, payload: torch.Tensor | None) -> Findings:
+        """Meet; raises CollectiveMismatch on every rank if they do not mean the same call."""
+        pairs = self._encode_pairs(call)
+        body = pairs if pairs is not None and self._has_room_for_pairs else None
+        rows = self._share(self._encode(call, body, payload), self._row_bytes, _CALLS)
+        heads = [_HEAD.unpack_from(row, 0) for row in rows]  # type: ignore[arg-type]
+        if any(head[0] != heads[0][0] or head[3] != heads[0][3] for head in heads):
+            raise self._mismatch(call)
+        at = _HEAD.size
+        sends: Sizes = []
+        if pairs is not None and not call.refused:
+            if body is None:
+                tables = self._share(pairs, self._pair_bytes, _PAIRS)
+            else:
+                tables = [row[at : at + self._pair_bytes] for row in rows]
+                at += self._pair_bytes
+            sends = self._check_pairs(call, tables)
+        if not all(is_whole for _, is_whole, _, _ in heads):
+            return Findings(None, sends)
+        payloads = [
+            torch.from_numpy(row[at : at + length])
+            for row, (_, _, length, _) in zip(rows, heads, strict=True)
+        ]
+        return Findings(payloads, sends)
 
-    def _write(self, call: AnnouncedCall, payload: torch.Tensor | None) -> None:
-        row = self._row
-        length = _NOT_SMALL
-        begin = _LENGTH.size + self._head_bytes
-        if payload is not None and payload.numel() <= self.most_bytes:
-            length = payload.numel()
-            row[begin : begin + length].copy_(payload)
-        _LENGTH.pack_into(memory_of(row), 0, length)
-        row[_LENGTH.size : begin] = encode_call(call, self._group.size)
+    def _encode(
+        self, call: AnnouncedCall, body: Bytes | None, payload: torch.Tensor | None
+    ) -> Bytes:
+        before = 0 if body is None else body.size
+        length = 0 if payload is None else payload.numel()
+        is_whole = payload is not None and before + length <= self.most_bytes
+        row: Bytes = numpy.empty(_HEAD.size + before + length * is_whole, numpy.uint8)
+        digest = hashlib.blake2b(call.text.encode(), digest_size=16).digest()
+        _HEAD.pack_into(row, 0, call.refused, is_whole, length, digest)  # type: ignore[arg-type]
+        if body is not None:
+            row[_HEAD.size : _HEAD.size + before] = body
+        if is_whole and payload is not None and length:
+            row[_HEAD.size + before :] = payload.numpy()
+        return row
 
-    def _exchange(self) -> torch.Tensor:
-        """The rows of all ranks, hosts one after the other."""
-        group, placement = self._group, self._group.placement
-        mine = torch.cat([self._used(row) for row in self._rows])
-        for host in placement.others():
-            group.send_row(placement.peer(host, 0), _STAGE, mine)
-        of_hosts = []
-        for host in range(len(placement.hosts)):
-            if host == placement.host:
-                of_hosts.append(mine)
-                continue
-            parts, rows = [], 0
-            while rows < len(placement.hosts[host]):
-                frame = group.take_frame(placement.peer(host, 0), _STAGE)
-                parts.append(frame.payload)
-                rows = self._count(torch.cat(parts), len(placement.hosts[host]))
-            of_hosts.append(torch.cat(parts))
-        return torch.cat(of_hosts)
+    def _encode_pairs(self, call: AnnouncedCall) -> Bytes | None:
+        if not call.sends:
+            return None
+        return numpy.array([*call.sends, *call.takes], numpy.int64).view(numpy.uint8)
 
-    def _used(self, row: torch.Tensor) -> torch.Tensor:
-        return row[: self._length(row)]
+    def _check_pairs(self, call: AnnouncedCall, tables: list[Bytes]) -> Sizes:
+        pairs = [table.view(numpy.int64).tolist() for table in tables]
+        sends = [of_rank[: self._size] for of_rank in pairs]
+        if PairwiseSizes(sends, [of_rank[self._size :] for of_rank in pairs]).unequal_pairs():
+            raise self._mismatch(call)
+        return sends
 
-    def _length(self, row: torch.Tensor) -> int:
-        """How long the row that begins here is."""
-        (length,) = _LENGTH.unpack_from(memory_of(row), 0)
-        return _LENGTH.size + self._head_bytes + (0 if length == _NOT_SMALL else int(length))
+    def _mismatch(self, call: AnnouncedCall) -> CollectiveMismatch:
+        """All ranks have seen that there is one: let them say what they meant, and where."""
+        mine = encode_call(call, self._size)
+        rows = self._share(mine.numpy(), mine.numel(), _TEXTS)
+        group = self._group
+        calls = [decode_call(torch.from_numpy(row), self._size) for row in rows]
+        error = find_mismatch(calls, group.rank, group.name, group.calls)
+        assert error is not None
+        return error
 
-    def _count(self, rows: torch.Tensor, most: int) -> int:
-        """How many whole rows there are."""
-        found, begin = 0, 0
-        while found < most and begin + _LENGTH.size <= len(rows):
-            begin += self._length(rows[begin:])
-            if begin > len(rows):
-                break
-            found += 1
-        return found
+    def _share(self, row: Bytes, width: int, stage: int) -> list[Bytes]:
+        """Everybody's row, by rank, of at most so many bytes; what is behind its own is noise. The
+        rows are those of the next meeting, too."""
+        group, place = self._group, self._group.placement
+        origins = self._origins[place.index]
+        memory = self._memory.get(width)
+        if memory is None:
+            memory = self._memory[width] = _Memory(width, self._origins, place.index)
+        sent = torch.from_numpy(row)
+        for host in place.others():
+            group.send_row(place.mate(host), stage, sent)
+        own = memory.own_array
+        own[0, : row.size] = row
+        for at, rank in enumerate(origins[1:], 1):
+            frame = group.take_frame(place.members[rank], stage)
+            own[at, : frame.payload.numel()] = frame.payload.numpy()
+            frame.release()
+        if len(place.here) > 1:
+            group.local.all_gather(memory.blocks, memory.own)
+        return memory.rows
 
-    def _judge(self, blob: torch.Tensor) -> None:
-        heads, payloads = self._read(blob)
-        verdict = _GO if payloads is None else _TAKE
-        if not are_alike(heads):
-            calls = [decode_call(head, self._group.size) for head in heads]
-            if find_mismatch(calls, self._group.rank, self._group.name) is not None:
-                verdict = _MISMATCH
-        self._verdict[0], self._verdict[1] = verdict, len(blob)
 
-    def _read(self, blob: torch.Tensor) -> tuple[list[torch.Tensor], Payloads | None]:
-        """What each rank said, by rank, and its bytes, if all have sent them."""
-        order = [rank for ranks in self._group.placement.hosts for rank in ranks]
-        heads: list[torch.Tensor] = [blob] * len(order)
-        payloads: list[torch.Tensor | None] = [None] * len(order)
-        begin = 0
-        for rank in order:
-            end = begin + self._length(blob[begin:])
-            (length,) = _LENGTH.unpack_from(memory_of(blob[begin:]), 0)
-            payload_begin = begin + _LENGTH.size + self._head_bytes
-            heads[rank] = blob[begin + _LENGTH.size : payload_begin]
-            if length != _NOT_SMALL:
-                payloads[rank] = blob[payload_begin:end]
-            begin = end
-        if any(payload is None for payload in payloads):
-            return heads, None
-        return heads, [payload for payload in payloads if payload is not None]
+class _Memory:
+    """Where a host gathers rows of a width: what each of its ranks brings, and all by rank."""
+
+    def __init__(self, width: int, origins: list[list[int]], index: int) -> None:
+        self.blocks = [torch.zeros(len(ranks), width, dtype=torch.uint8) for ranks in origins]
+        self.own = torch.zeros(len(origins[index]), width, dtype=torch.uint8)
+        self.own_array = self.own.numpy()
+        arrays = [block.numpy() for block in self.blocks]
+        if len(origins) == 1:
+            arrays = [self.own_array]
+        by_rank = {
+            rank: row
+            for ranks, array in zip(origins, arrays, strict=True)
+            for rank, row in zip(ranks, array, strict=True)
+        }
+        self.rows: list[Bytes] = [by_rank[rank] for rank in range(len(by_rank))]

@@ -29,11 +29,6 @@ class Placement:
         return self.hosts[self.host]
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank speaks for its host when a call begins."""
-        return self.index == 0
-
-    @property
     def lanes(self) -> int:
         """How many ranks of each host exchange the parts of a large call: as many as the smallest
         host has. The j-th of a host talks to the j-th of the others."""
@@ -53,19 +48,22 @@ class Placement:
         """The global rank on another host to which this rank gives what is for that host alone."""
         return self.peer(host, self.index % len(self.hosts[host]))
 
-    def mates_of(self, host: int) -> list[int]:
-        """The ranks of another host that give this one what is for its host."""
+    def origins(self, index: int) -> list[int]:
+        """Whose data the index-th rank of this host hands on to the others of it: its own first,
+        then that of its mates on other hosts."""
         here = len(self.here)
-        return [rank for at, rank in enumerate(self.hosts[host]) if at % here == self.index]
+        found = [self.here[index]]
+        for host, ranks in enumerate(self.hosts):
+            if host != self.host:
+                found += [rank for at, rank in enumerate(ranks) if at % here == index]
+        return found
 
     def neighbours(self) -> list[int]:
         """The global ranks that this rank has to have a connection to: at least one of each host,
         so that a death is seen by somebody on every host."""
-        found = []
-        for host in self.others():
-            found.append(self.mate(host))
-            found += [self.members[rank] for rank in self.mates_of(host)]
-        return list(dict.fromkeys(found))
+        mates = [self.mate(host) for host in self.others()]
+        theirs = [self.members[rank] for rank in self.origins(self.index)[1:]]
+        return list(dict.fromkeys(mates + theirs))
 
 
 def place(members: Sequence[int], hosts: Hosts, me: int) -> Placement:

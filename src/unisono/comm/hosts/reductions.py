@@ -37,7 +37,7 @@ class Reduction:
 
     def combine_ranks(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """What a host has of its ranks' rows, which are as they were given."""
-        wide = [self.widen(row) for row in rows]
+        wide = rows if self.partial is self.dtype else [self.widen(row) for row in rows]
         result = torch.empty_like(wide[0])
         if result.numel():
             combine(result, wide, self._inside_number, self._factor)
@@ -51,4 +51,4 @@ class Reduction:
                 combine(result, partials, self._between_number)
             else:
                 combine(result, partials, SUM_DIVIDED, self._divisor)
-        return result.to(self.dtype)
+        return result if self.partial is self.dtype else result.to(self.dtype)

@@ -98,6 +98,7 @@ class TorchCommunicator(TorchMessages):
         input: torch.Tensor,
         from_each: Sequence[int],
         to_each: Sequence[int],
+        width: int,
         call: AnnouncedCall,
     ) -> None:
         self._transport.exchange(output, input, from_each, to_each, call.timeout_s)
