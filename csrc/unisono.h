@@ -283,6 +283,10 @@ void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
+/* A number for the wait of a rank that can go on only with the help of a `peer` which has nothing
+ * on its way to it, or 0. The next wait has another number. */
+uint64_t un_group_stuck(const un_group *group, int rank, int *peer);
+
 /* How many messages of `source` (-1: anybody) are here that no receive has asked for, and the tag
  * of the oldest. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);

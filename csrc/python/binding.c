@@ -109,6 +109,19 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
                          (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
 }
 
+/* stuck(rank): None, or (a number for its wait, the peer that it waits for) */
+static PyObject *group_stuck(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    int peer = -1;
+    uint64_t wait = 0;
+    if (self->group && number >= 0 && number < self->ranks)
+        wait = un_group_stuck(self->group, (int)number, &peer);
+    if (!wait) Py_RETURN_NONE;
+    return Py_BuildValue("Ki", (unsigned long long)wait, peer);
+}
+
 /* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
 static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     Group *self = (Group *)object;
@@ -244,6 +257,7 @@ static PyMethodDef group_methods[] = {
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
     {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
+    {"stuck", group_stuck, METH_O, NULL},
     {"probe", group_probe, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
     {"progress", group_progress, METH_O, NULL},

@@ -267,6 +267,56 @@ def test_a_deadlock_of_messages_across_hosts(
         assert took_s < 10.0
 
 
+def send_at_once(rank: int, size: int, _: str, where: Places, count: int) -> Any:
+    with world(rank, where, timeout_s=20.0) as comm:
+        comm.barrier()
+        error = raised(DeadlockError, comm.send, torch.zeros(count), size - 1 - rank)
+        assert sorted(error.cycle) == [0, 1]
+        return str(error)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_two_ranks_that_send_to_each_other_first(
+    fresh_pool: RankPool, make_network: MakeNetwork, count: int
+) -> None:
+    with make_network(2) as made:
+        texts = fresh_pool.run(send_at_once, 2, places(made, (0, 1)), count, connected=False)
+    for text in texts:
+        assert re.match(r"deadlock in group world: ranks (0 -> 1 -> 0|1 -> 0 -> 1) wait", text)
+        assert text.count("send to rank") == 2
+        assert "let one side receive first, or use isend" in text
+
+
+def wait_long_and_right(rank: int, size: int, _: str, where: Places) -> None:
+    """Everybody waits for the next one, for seconds, but the last does not; and then again with
+    sends under way."""
+    with world(rank, where) as comm:
+        comm.barrier()
+        number = torch.full((1,), float(rank))
+        if rank == size - 1:
+            time.sleep(1.5)
+        else:
+            comm.recv(number, rank + 1)
+        if rank > 0:
+            comm.send(number, rank - 1)
+        assert number.item() == size - 1
+        received = torch.empty(300_000)
+        sends = [comm.isend(torch.full((300_000,), float(rank)), (rank + 1) % size) for _ in "ab"]
+        for _turn in "ab":
+            if rank % 2:
+                time.sleep(0.7)
+            comm.recv(received, (rank - 1) % size)
+            assert received.eq((rank - 1) % size).all()
+        for work in sends:
+            work.wait()
+
+
+def test_a_long_wait_is_no_deadlock(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        fresh_pool.run(wait_long_and_right, 4, where, connected=False)
+
+
 # -- ending on purpose ---------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ class Cause:
     reason: str = ""
     call: int = 0
     missing: tuple[int, ...] = ()
+    cycle: tuple[int, ...] = ()
 
     def encode(self, most_bytes: int = 1 << 16) -> str:
         """As JSON of so many bytes at most; a long text is cut short."""
@@ -64,6 +65,8 @@ class Cause:
             error.reason = self.reason
         if isinstance(error, CollectiveTimeout):
             error.missing = self.missing
+        if isinstance(error, DeadlockError):
+            error.cycle = self.cycle
         return error
 
 
@@ -76,7 +79,8 @@ def decode_cause(text: str) -> Cause | None:
     """The reverse of `encode`; None for what is no cause."""
     try:
         fields = json.loads(text)
-        fields = {"text": ""} | fields | {"missing": tuple(fields.get("missing", ()))}
+        lists = {name: tuple(fields.get(name, ())) for name in ("missing", "cycle")}
+        fields = {"text": ""} | fields | lists
         return Cause(**fields)
     except (ValueError, TypeError, AttributeError):
         return None

@@ -93,9 +93,8 @@ class ControlLines:
 
     `on_message(peer, message)` is called with what another rank has sent, in order;
     `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
-    name in a sentence: "has ended", or "does not answer any more ..."; `on_called(peer)` when a
-    rank wants a line that this one has not asked for. All run in the lines' own thread, and must
-    not wait.
+    name in a sentence: "has ended", or "does not answer any more ..."; `on_summons(peer)` when
+    a rank asks to be called, by `connect`. All run in the lines' own thread, and must not wait.
     """
 
     def __init__(
@@ -105,10 +104,10 @@ class ControlLines:
         secret: bytes,
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
-        on_called: Callable[[int], None] = lambda peer: None,
+        on_summons: Callable[[int], None] = lambda peer: None,
     ) -> None:
         self._me, self._secret = me, secret
-        self._on_message, self._on_lost, self._on_called = on_message, on_lost, on_called
+        self._on_message, self._on_lost, self._on_summons = on_message, on_lost, on_summons
         self._lock = threading.Lock()  # of _lines, of what is sent on them, and of _wanted
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
@@ -151,6 +150,11 @@ class ControlLines:
             "may the hosts reach each other on all ports? If they have several interfaces, set "
             "GLOO_SOCKET_IFNAME"
         )
+
+    def reaches(self, peer: int) -> bool:
+        """Whether there is a line to a rank."""
+        with self._lock:
+            return peer in self._lines
 
     def send(self, peer: int, message: dict[str, Any]) -> None:
         """Send a message to a rank; nothing happens if that is lost, or has said goodbye.
@@ -312,8 +316,8 @@ class ControlLines:
                 line.connection.close()
                 if wanted is not None:
                     wanted.summons = False  # it knows now
-        if wanted is None and not line.session.is_caller:
-            self._tell(lambda peer, _: self._on_called(peer), peer, None)
+        if line.session.is_summons and not line.session.is_caller and wanted is None:
+            self._tell(lambda peer, _: self._on_summons(peer), peer, None)
         if is_line and wanted is not None:
             wanted.is_there.set()
         return is_line

@@ -111,7 +111,7 @@ class HostsGroup(RowCollectives):
         with self._lock:
             if self._cause is not None:
                 return copy.copy(self._cause)
-            title = self._describe_lateness(cause) if cause.missing and cause.call else ""
+            title = self._title_of(cause)
             self._cause = cause.error(self.rank, self.name, self.doing, title)
         self.mailbox.wake()
         if len(self.placement.here) > 1:
@@ -186,6 +186,9 @@ class HostsGroup(RowCollectives):
         text = f"{self.name_rank(rank)} {why}"
         self.end(Cause("PeerLost", text, peer=rank), tell=False)  # every host sees it by itself
 
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        """A rank that waits for a message looks for a deadlock."""
+
     def _has_left(self, peer: int) -> None:
         self._left.add(peer)
         self.mailbox.wake()
@@ -243,16 +246,19 @@ class HostsGroup(RowCollectives):
         line = f"  rank {rank} is at {where}" if where else f"  rank {rank} did not answer"
         raise self.end(late_cause([rank], line, self.calls))
 
-    def _describe_lateness(self, cause: Cause) -> str:
-        """What a member says first if others did not come to a call."""
-        late = [self.name_rank(rank) for rank in cause.missing]
-        who = (
-            f"{', '.join(late[:3])} and {len(late) - 3} more" if len(late) > 4 else ", ".join(late)
-        )
-        doing = self.doing or "a call"
+    def _title_of(self, cause: Cause) -> str:
+        """What a member says first, where the cause has only the details."""
+        if cause.cycle:
+            circle = " -> ".join(map(str, [*cause.cycle, cause.cycle[0]]))
+            return f"deadlock in group {self.name}: ranks {circle} wait for each other"
+        if not cause.missing or not cause.call:
+            return ""
+        late = [self.name_rank(rank) for rank in cause.missing[:4]]
+        late += [f"{len(cause.missing) - 4} more"] if len(cause.missing) > 4 else []
+        doing = f"{self.doing} (call #{cause.call})" if self.doing else "a call"
         return (
-            f"{doing} (call #{cause.call}) on group {self.name} did not end by its deadline of "
-            f"{self.limit_s:g} s: {who} did not come"
+            f"{doing} on group {self.name} did not end by its deadline of {self.limit_s:g} s: "
+            f"{', '.join(late)} did not come"
         )
 
     # -- calls -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ two processes knows that they need each other, the line comes first, and tells t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import queue
 import secrets
@@ -23,7 +24,7 @@ from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
-_CALLED_S = 60.0
+_ASKED_S = 60.0
 """How long a connection that another process has asked for may take."""
 
 
@@ -36,6 +37,9 @@ class Party(Protocol):
 
     def on_ending(self, text: str) -> None:
         """Another host's member has ended the group, and says why."""
+
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        """A rank that waits for this one looks for a deadlock."""
 
     def on_lost(self, peer: int, why: str) -> None:
         """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
@@ -56,11 +60,12 @@ class Links:
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
         self._early_endings: dict[bytes, str] = {}
+        self._drawn: set[int] = set()
         self._questions: dict[str, queue.SimpleQueue[str]] = {}
         self._holders = 0
         self._is_closed = False
         self._lines = ControlLines(
-            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_called
+            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
         )
         store.set(_where_key(me), json.dumps(self._lines.where))
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -94,13 +99,16 @@ class Links:
 
     def add(self, party: Party) -> None:
         """Let a group have the frames with its key, those that have come already included."""
-        with self._lock:
-            self._parties[party.key] = weakref.ref(party)
-            early = self._early.pop(party.key, [])
-            ending = self._early_endings.pop(party.key, None)
-            lost = dict(self._lost)
-        for peer, frame in early:
-            party.on_frame(peer, frame)
+        while True:
+            with self._lock:
+                early = self._early.pop(party.key, [])
+                if not early:  # and later ones do not overtake them
+                    self._parties[party.key] = weakref.ref(party)
+                    ending = self._early_endings.pop(party.key, None)
+                    lost = dict(self._lost)
+                    break
+            for peer, frame in early:
+                party.on_frame(peer, frame)
         if ending is not None:
             party.on_ending(ending)
         for peer, why in lost.items():
@@ -125,6 +133,14 @@ class Links:
         """Tell the process of a global rank, ahead of all data, why a group has ended."""
         self._lines.send(peer, {"group": key.hex(), "ending": text})
 
+    def tell_probe(self, peer: int, key: bytes, probe: dict[str, Any]) -> None:
+        """Send a probe to the process of a global rank, on this host or another. The first one may
+        get lost, while there is no line yet."""
+        if self._lines.reaches(peer):
+            self._lines.send(peer, {"group": key.hex(), "probe": probe})
+        else:
+            self._draw_line(peer, summons=True)
+
     def ask_where(self, peer: int, timeout_s: float) -> str:
         """The line at which the program of a global rank is; "" if it does not answer in time."""
         question = secrets.token_hex(8)
@@ -146,21 +162,39 @@ class Links:
             waiting = self._questions.get(message["question"])
             if waiting is not None:
                 waiting.put(str(message["at"]))
+        elif "link" in message:
+            self._begin(peer, _ASKED_S, False)
         else:
-            self._on_ending(message)
+            self._on_group_message(bytes.fromhex(message["group"]), message)
 
-    def _on_ending(self, message: dict[str, Any]) -> None:
-        key, text = bytes.fromhex(message["group"]), str(message["ending"])
+    def _on_group_message(self, key: bytes, message: dict[str, Any]) -> None:
         with self._lock:
             reference = self._parties.get(key)
-            if reference is None:
-                self._early_endings[key] = text
+            if reference is None and "ending" in message:
+                self._early_endings[key] = str(message["ending"])
         party = reference() if reference is not None else None
-        if party is not None:
-            party.on_ending(text)
+        if party is not None and "ending" in message:
+            party.on_ending(str(message["ending"]))
+        elif party is not None:
+            party.on_probe(message["probe"])
 
-    def _on_called(self, peer: int) -> None:
-        self._begin(peer, _CALLED_S, False)
+    def _on_summons(self, peer: int) -> None:
+        self._draw_line(peer, summons=False)
+
+    def _draw_line(self, peer: int, summons: bool) -> None:
+        """Have a line to a rank, and nothing else, soon."""
+
+        def draw() -> None:
+            with contextlib.suppress(Exception):  # then there is no probe: nobody depends on it
+                address, port = json.loads(self._store.clone().get(_where_key(peer)))
+                self._lines.connect(peer, (address, port), _ASKED_S, summons=summons)
+            self._drawn.discard(peer)
+
+        with self._lock:
+            if peer in self._drawn or self._is_closed:
+                return
+            self._drawn.add(peer)
+        threading.Thread(target=draw, name=f"unisono line to rank {peer}", daemon=True).start()
 
     def _on_lost(self, peer: int, why: str) -> None:
         self._on_end(peer, why)
@@ -218,6 +252,8 @@ class Links:
             store = self._store.clone()  # its own connection: a store answers one at a time
             address, port = json.loads(store.get(_where_key(peer)))
             self._lines.connect(peer, (address, port), timeout_s, summons=summons)
+            if summons:
+                self._lines.send(peer, {"link": "please"})
             name = f"unisono/link/{low}-{high}"
             gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)

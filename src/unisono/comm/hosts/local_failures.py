@@ -49,5 +49,9 @@ def _timeout(error: CollectiveTimeout, group: HostsGroup) -> Cause:
     here = group.placement.here
     late = [here[rank] for rank in (*error.missing, *error.stalled) if rank < len(here)]
     where = re.findall(r"(?:is at|did not answer|is stopped).*", str(error))
+    if not group.doing and late:  # a message inside this host
+        text = f"a message between {group.name_rank(group.rank)} and {group.name_rank(late[0])}"
+        text += f" was not matched by its deadline of {group.timeout_s:g} s"
+        return Cause("CollectiveTimeout", "\n".join([text, *str(error).splitlines()[1:]]))
     lines = [f"  {name_ranks([rank])} {line}" for rank, line in zip(late, where, strict=False)]
     return late_cause(late, "\n".join(lines), group.calls)

@@ -16,6 +16,7 @@ from typing import Any
 from unisono.comm.arguments import check_peer, check_tensor
 from unisono.comm.base import Tensor, Work, dtype_name
 from unisono.comm.executors import ThreadExecutor
+from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
 from unisono.comm.hosts.link import FRAME_BYTES, Frame, Kind
 from unisono.comm.hosts.post_office import (
@@ -38,7 +39,8 @@ class HostsMessages(HostsGroup):
     """A member that can send and receive messages."""
 
     def __init__(self, *args: Any) -> None:
-        self._office = PostOffice(self)
+        self.office = PostOffice(self)
+        self.deadlocks = DeadlockSearch(self)
         self._probing = threading.Lock()
         self._serials = itertools.count(1)
         self._mover: ThreadExecutor | None = None
@@ -120,8 +122,9 @@ class HostsMessages(HostsGroup):
         in_line = row.numel() <= _IN_LINE_BYTES
         work = LinkMessage(self, f"send to {self.name_rank(dst)} (tag {tag})", peer, tensor)
         work.rest = None if in_line else row
-        self._office.expect_reply(peer, serial, work)
+        self.office.expect_reply(peer, serial, work)
         payload = encode_message(row.numel(), dtype_name(tensor), row if in_line else row[:0])
+        self.deadlocks.count_sent(peer)
         self.link(peer).send(Kind.MESSAGE, self.key, tag, serial, payload, self.check)
         return work
 
@@ -133,7 +136,7 @@ class HostsMessages(HostsGroup):
         work.target = bytes_of(row)
         work.dtype = dtype_name(tensor)
         work.finish = lambda: write_back(tensor, row)
-        self._office.want(work, tag)
+        self.office.want(work, tag)
         return work
 
     def _receive_from_any(self, work: LinkMessage, tensor: Any, tag: int) -> int:
@@ -143,7 +146,7 @@ class HostsMessages(HostsGroup):
         while isinstance(local, SharedMemoryCommunicator) and not work.is_matched():
             with self._probing:
                 source = local.probe(tag)
-                if source >= 0 and self._office.withdraw(work):
+                if source >= 0 and self.office.withdraw(work):
                     return self._recv_locally(tensor, source, tag)
             self.check()
             if time.monotonic() > end:
@@ -164,17 +167,22 @@ class HostsMessages(HostsGroup):
     def on_frame(self, peer: int, frame: Frame) -> None:
         if frame.kind == Kind.MESSAGE:
             size_bytes, dtype, data = decode_message(frame)
-            self._office.arrive(Arrival(peer, frame.tag, frame.extra, size_bytes, dtype, data))
+            self.office.arrive(Arrival(peer, frame.tag, frame.extra, size_bytes, dtype, data))
+            self.deadlocks.count_received(peer)
         elif frame.kind == Kind.MATCHED:
-            work = self._office.replied(peer, frame.tag)
+            work = self.office.replied(peer, frame.tag)
             if work is not None and work.rest is not None:
                 self._move_rest(work, peer, frame.tag)
             elif work is not None:
                 work.complete()
+            self.deadlocks.count_received(peer)
         elif frame.kind == Kind.REST:
-            self._office.take_rest(peer, frame)
+            self.office.take_rest(peer, frame)
         else:
             super().on_frame(peer, frame)
+
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        self.deadlocks.on_probe(probe)
 
     def _move_rest(self, work: LinkMessage, peer: int, serial: int) -> None:
         """In a thread of the group's own: a link's thread must not wait for room."""

@@ -18,7 +18,8 @@ from unisono.comm.hosts.mailbox import SLICE_S
 from unisono.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
-    from unisono.comm.hosts.group import HostsGroup
+    from unisono.comm.hosts.deadlocks import DeadlockSearch
+    from unisono.comm.hosts.messages import HostsMessages
 
 _ABOUT = struct.Struct("<q24s")
 
@@ -54,7 +55,7 @@ def decode_message(frame: Frame) -> tuple[int, str, torch.Tensor]:
 class LinkMessage(Work):
     """A message to or from another host. `peer` is a global rank, None for anybody."""
 
-    def __init__(self, group: HostsGroup, doing: str, peer: int | None, tensor: Any) -> None:
+    def __init__(self, group: HostsMessages, doing: str, peer: int | None, tensor: Any) -> None:
         self.doing = doing
         self.peer = peer
         self.rest: torch.Tensor | None = None
@@ -90,10 +91,20 @@ class LinkMessage(Work):
         self._done.set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        limit_s = self._limit_s if timeout_s is None else timeout_s
+        if timeout_s is not None:
+            self._wait(timeout_s, None, timeout_s)
+            return
+        with self._group.deadlocks.waiting(self):
+            self._wait(self._limit_s, self._group.deadlocks, None)
+
+    def _wait(
+        self, limit_s: float, deadlocks: DeadlockSearch | None, timeout_s: float | None
+    ) -> None:
         end = time.monotonic() + limit_s
         while not self._done.wait(max(0.0, min(SLICE_S, end - time.monotonic()))):
             self._check()
+            if deadlocks is not None:
+                deadlocks.look()
             if time.monotonic() < end:
                 continue
             if timeout_s is not None:
@@ -135,13 +146,22 @@ class LinkMessage(Work):
 class PostOffice:
     """The messages of one group from other hosts, on one rank."""
 
-    def __init__(self, group: HostsGroup) -> None:
+    def __init__(self, group: HostsMessages) -> None:
         self._group = group
         self._lock = threading.Lock()
         self._unmatched: list[Arrival] = []
         self._wanted: list[tuple[int, LinkMessage]] = []
         self._replies: dict[tuple[int, int], LinkMessage] = {}
         self._coming: dict[tuple[int, int], LinkMessage] = {}
+
+    def is_alone(self, work: LinkMessage | None) -> bool:
+        """Whether this message waits for its match, and nothing else is to come in, or nothing at
+        all without a message. Sends that have been announced need nothing of this rank."""
+        with self._lock:
+            receives = [wanted for _, wanted in self._wanted]
+            if self._coming or receives not in ([], [work]):
+                return False
+            return work is None or bool(receives) or work in self._replies.values()
 
     def expect_reply(self, peer: int, serial: int, work: LinkMessage) -> None:
         """A send waits until its message is matched."""
@@ -210,6 +230,7 @@ class PostOffice:
                 self._coming[arrival.peer, arrival.serial] = work
         link = group.links.peer(arrival.peer)
         if link is not None:
+            group.deadlocks.count_sent(arrival.peer)
             link.send(Kind.MATCHED, group.key, arrival.serial, check=None)
         if is_whole:
             work.complete()

@@ -219,6 +219,16 @@ class SharedMemoryCommunicator(Communicator):
         """Who sent the oldest message with this tag that no receive has asked for; -1: nobody."""
         return self._group.probe(tag)
 
+    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None:
+        """The message that a rank waits for, in the engine's words: whether it sends, whether it
+        was started before, peer, tag, and what of that peer is here with other tags."""
+        return self._group.waiting(rank)
+
+    def stuck(self, rank: int) -> tuple[int, int] | None:
+        """A number for the wait of a rank that can go on only with the help of one peer which has
+        nothing on its way to it, and that peer; else None."""
+        return self._group.stuck(rank)
+
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
