@@ -168,6 +168,9 @@ class Link:
         self, group: bytes, tag: int, row: torch.Tensor, check: Check, kind: Kind = Kind.DATA
     ) -> None:
         """Send a row of bytes of any length, in as many frames as it takes; none for no bytes."""
+        if 0 < row.numel() <= FRAME_BYTES:
+            self.send(kind, group, tag, 0, row, check)
+            return
         for begin in range(0, row.numel(), FRAME_BYTES):
             self.send(kind, group, tag, begin, row[begin : begin + FRAME_BYTES], check)
 
