@@ -20,6 +20,7 @@ BAD = {
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
+    "UNISONO_STRICT_ORDER": "rank",
     "UNISONO_CHECK_SHAPES": "all",
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",

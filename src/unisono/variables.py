@@ -186,6 +186,11 @@ CHECK = _on_or_off(
     "UNISONO_CHECK",
     "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
 )
+STRICT_ORDER = _on_or_off(
+    "UNISONO_STRICT_ORDER",
+    "1: groups over several hosts combine in the order of ranks, not host by host (slower)",
+    worth_knowing=True,
+)
 CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",

@@ -9,16 +9,18 @@ are over with the meeting by which every call begins: it carries their bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import Communicator, Op
-from unisono.comm.hosts.large_calls import (
-    all_gather_large,
-    broadcast_large,
-    exchange_large,
+from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
+from unisono.comm.hosts.large_reductions import (
+    reduce_in_order,
     reduce_large,
+    reduce_scatter_in_order,
     reduce_scatter_large,
 )
 from unisono.comm.hosts.messages import HostsMessages
@@ -30,17 +32,26 @@ from unisono.comm.rows import bytes_of
 class HostsCommunicator(HostsMessages):
     """Ranks of several hosts. Made by `connect` and `split`, not by hand."""
 
+    def __init__(self, *args: Any) -> None:
+        self._is_strict = bool(variables.STRICT_ORDER.read())
+        super().__init__(*args)
+
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         from unisono.comm.hosts.connect import split_group
 
         members = self._members(ranks)
         return split_group(self, members, label) if self.rank in members else None
 
+    def _call(self, text: str, *args: Any, **named: Any) -> AnnouncedCall:
+        return super()._call(f"{text} in strict order" if self._is_strict else text, *args, **named)
+
     def _reduced(
         self, row: torch.Tensor, op: Op, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
         reduction = Reduction(op, row.dtype, self.size)
         payloads = self._take_all(call, bytes_of(row))
+        if payloads is None and self._is_strict:
+            return reduce_in_order(self, row, reduction)
         if payloads is None:
             return reduce_large(self, row, reduction, root, keep)
         if root not in (None, self.rank):
@@ -54,6 +65,8 @@ class HostsCommunicator(HostsMessages):
 
     def _combine(self, rows: Sequence[torch.Tensor], reduction: Reduction) -> torch.Tensor:
         """The reduction of all ranks' rows, in the order of the large ones."""
+        if self._is_strict:
+            return reduction.combine_all(rows)
         partials = [
             reduction.combine_ranks([rows[rank] for rank in ranks])
             for ranks in self.placement.hosts
@@ -64,6 +77,8 @@ class HostsCommunicator(HostsMessages):
         reduction = Reduction(op, by_rank[0].dtype, self.size)
         small = sum(row.nbytes for row in by_rank) <= self._meeting.most_bytes
         payloads = self._take_all(call, bytes_of(torch.cat(by_rank)) if small else None)
+        if payloads is None and self._is_strict:
+            return reduce_scatter_in_order(self, by_rank, reduction)
         if payloads is None:
             return reduce_scatter_large(self, by_rank, reduction)
         begin = sum(row.numel() for row in by_rank[: self.rank])

@@ -54,9 +54,9 @@ class HostsGroup(RowCollectives):
         self.size = len(placement.members)
         self.name = name
         self.global_ranks = global_ranks
-        self.timeout_s = timeout_s
         self.placement = placement
         self.local = local
+        self.timeout_s = timeout_s
         self.links = links.share()
         self.key = _key_of(name)
         self.mailbox = Mailbox()
@@ -74,7 +74,21 @@ class HostsGroup(RowCollectives):
         self._has_met = False
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         links.add(self)
-        links.connect(placement.neighbours(), timeout_s)
+        try:
+            links.connect(placement.neighbours(), timeout_s)
+        except BaseException:
+            links.remove(self)
+            links.close()
+            raise
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call waits for its peers."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._timeout_s = self.local.timeout_s = seconds
 
     # -- how it ends -----------------------------------------------------------------------------
 
@@ -276,7 +290,7 @@ class HostsGroup(RowCollectives):
     ) -> AnnouncedCall:
         self._raise_if_ended()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        site = site_of(_caller(1)) or ""
+        site = site_of(_caller(1)) or ""  # the innermost line that is not ours
         return AnnouncedCall(text, sends, takes, timeout_s=limit_s, site=site)
 
     def _run(

@@ -30,7 +30,10 @@ FRAME_BYTES = 512 * 1024
 
 _HEADER = struct.Struct("<8sBqqI35x")  # payloads begin where any dtype may
 _DEPTH = 4
-"""How many receives are posted, and how many sends may be under way."""
+"""How many receives are posted, and how many large sends may be under way."""
+
+_SMALL_ONES = 32
+"""How many small sends may have ended before their memory is given back."""
 
 _SMALL_BYTES = 8 * 1024
 _FOREVER = timedelta(days=3650)
@@ -109,6 +112,7 @@ class Link:
         self._on_end = on_end
         self._room = threading.Condition()
         self._under_way: collections.deque[tuple[Any, _Buffer]] = collections.deque()
+        self._large_under_way = 0
         self._idle_buffers: list[_Buffer] = []
         self._is_over = False
         self._said_goodbye = False
@@ -137,7 +141,7 @@ class Link:
         link's own thread, it does not."""
         length = 0 if payload is None else payload.numel()
         with self._room:
-            while check and len(self._under_way) >= _DEPTH and not self._is_over:
+            while check and self._large_under_way >= _DEPTH and not self._is_over:
                 self._room.wait(_SLICE_S)
                 check()
             if self._is_over:
@@ -156,13 +160,17 @@ class Link:
             except RuntimeError:
                 return  # the receiving thread learns why
             self._under_way.append((work, buffer))
-            if size > _SMALL_BYTES or len(self._under_way) > _DEPTH // 2:
+            self._large_under_way += size > _SMALL_BYTES
+            if self._large_under_way or len(self._under_way) > _SMALL_ONES:
                 self._room.notify_all()  # of a few small ones nobody needs to know yet
 
     def send_row(
         self, group: bytes, tag: int, row: torch.Tensor, check: Check, kind: Kind = Kind.DATA
     ) -> None:
         """Send a row of bytes of any length, in as many frames as it takes; none for no bytes."""
+        if 0 < row.numel() <= FRAME_BYTES:
+            self.send(kind, group, tag, 0, row, check)
+            return
         for begin in range(0, row.numel(), FRAME_BYTES):
             self.send(kind, group, tag, begin, row[begin : begin + FRAME_BYTES], check)
 
@@ -180,6 +188,7 @@ class Link:
             with self._room:
                 self._under_way.popleft()
                 if buffer.array.size > _SMALL_BYTES:
+                    self._large_under_way -= 1
                     self._idle_buffers.append(buffer)
                 self._room.notify_all()
 
@@ -235,6 +244,8 @@ class Link:
     def close(self) -> None:
         """Say goodbye, and end the connection and its threads."""
         self.send(Kind.GOODBYE, b"")
+        with self._room:
+            self._room.notify_all()
         end = time.monotonic() + _GOODBYE_S
         with self._room:
             while self._under_way and not self._is_over and time.monotonic() < end:

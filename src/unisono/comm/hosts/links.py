@@ -59,6 +59,7 @@ class Links:
         self._lost: dict[int, str] = {}
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
+        self._removed: set[bytes] = set()
         self._early_endings: dict[bytes, str] = {}
         self._drawn: set[int] = set()
         self._questions: dict[str, queue.SimpleQueue[str]] = {}
@@ -119,11 +120,13 @@ class Links:
         with self._lock:
             self._parties.pop(party.key, None)
             self._early.pop(party.key, None)
+            self._removed.add(party.key)
 
     def _on_frame(self, peer: int, frame: Frame) -> None:
         with self._lock:
             reference = self._parties.get(frame.group)
-            if reference is None and frame.kind != Kind.CLOSED:
+            is_early = reference is None and frame.group not in self._removed
+            if is_early and frame.kind != Kind.CLOSED:
                 self._early.setdefault(frame.group, []).append((peer, frame))
         party = reference() if reference is not None else None
         if party is not None:

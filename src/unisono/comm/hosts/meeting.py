@@ -58,6 +58,8 @@ class Meeting:
         self._pair_bytes = 16 * self._size
         self._has_room_for_pairs = 2 * self._pair_bytes <= self.most_bytes
         self._origins = [place.origins(index) for index in range(len(place.here))]
+        self._mates = [place.mate(host) for host in place.others()]
+        self._senders = [place.members[rank] for rank in place.origins(place.index)[1:]]
         self._row_bytes = _HEAD.size + self.most_bytes
         self._memory: dict[int, _Memory] = {}
 
@@ -126,21 +128,21 @@ class Meeting:
     def _share(self, row: Bytes, width: int, stage: int) -> list[Bytes]:
         """Everybody's row, by rank, of at most so many bytes; what is behind its own is noise. The
         rows are those of the next meeting, too."""
-        group, place = self._group, self._group.placement
-        origins = self._origins[place.index]
+        group = self._group
         memory = self._memory.get(width)
         if memory is None:
-            memory = self._memory[width] = _Memory(width, self._origins, place.index)
+            index = group.placement.index
+            memory = self._memory[width] = _Memory(width, self._origins, index)
         sent = torch.from_numpy(row)
-        for host in place.others():
-            group.send_row(place.mate(host), stage, sent)
+        for mate in self._mates:
+            group.send_row(mate, stage, sent)
         own = memory.own_array
         own[0, : row.size] = row
-        for at, rank in enumerate(origins[1:], 1):
-            frame = group.take_frame(place.members[rank], stage)
+        for at, sender in enumerate(self._senders, 1):
+            frame = group.take_frame(sender, stage)
             own[at, : frame.payload.numel()] = frame.payload.numpy()
             frame.release()
-        if len(place.here) > 1:
+        if len(self._origins) > 1:
             group.local.all_gather(memory.blocks, memory.own)
         return memory.rows
 

@@ -43,6 +43,10 @@ class Reduction:
             combine(result, wide, self._inside_number, self._factor)
         return result
 
+    def combine_all(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result, from what all ranks have, in their order."""
+        return self.combine_hosts([self.combine_ranks(rows)])
+
     def combine_hosts(self, partials: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result, from what each host has."""
         result = torch.empty_like(partials[0])
