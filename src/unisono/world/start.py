@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
 from unisono.comm.rendezvous.announcements import FileAnnouncements
@@ -27,7 +28,6 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.processes import boot_id
 from unisono.requirements import require_torch
 from unisono.wording import name_number, name_ranks
 
@@ -45,10 +45,11 @@ class StartedWorld:
 
 @dataclass(frozen=True)
 class RankDescription:
-    """What a rank tells the others of itself. `gpu` is the one that it would take, "" for none."""
+    """What a rank tells the others of itself. `host_id` is equal on ranks that can share memory;
+    `gpu` is the one that it would take, "" for none."""
 
     host: str
-    boot: str
+    host_id: str
     has_torch: bool
     gpu: str
 
@@ -59,9 +60,9 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
-    hosts = {rank.boot for rank in everyone}
+    hosts = {rank.host_id for rank in everyone}
     if len(hosts) > 1:
-        return "unisono", f"{lack}: shared memory inside {len(hosts)} machines, gloo between them"
+        return "unisono", f"{lack}: shared memory inside {len(hosts)} hosts, gloo between them"
     return "unisono", f"{lack}, and all are on one machine"
 
 
@@ -116,12 +117,12 @@ def _check_gpus(everyone: Sequence[RankDescription]) -> None:
 
 def describe_this_rank(info: RankInfo) -> RankDescription:
     """What this process tells the others of itself."""
-    boot = ""
-    with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
-        boot = boot_id()
+    host_id = ""
+    with contextlib.suppress(OSError):  # not Linux: there is no shared memory for anybody
+        host_id = identify_host()
     torch = sys.modules.get("torch")
     return RankDescription(
-        socket.gethostname(), boot, torch is not None, _gpu(torch, info.local_rank)
+        socket.gethostname(), host_id, torch is not None, _gpu(torch, info.local_rank)
     )
 
 

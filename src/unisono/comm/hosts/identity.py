@@ -140,6 +140,12 @@ def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
     return Hosts(members, tuple(names), mine, pids, secret=secret)
 
 
+def identify_host() -> str:
+    """What is equal on the ranks of one host: UNISONO_HOSTID, or what the system tells. Raises
+    OSError where there is no /proc."""
+    return variables.HOSTID.read() or f"{boot_id()}/{namespace('net')}"
+
+
 def _claim(door: socket.socket) -> Claim:
     """This rank's; whoever comes to the door while it is open has proved to be on this host, for
     the kernel lets nobody else in."""
@@ -148,7 +154,7 @@ def _claim(door: socket.socket) -> Claim:
     door.listen(1024)
     given = variables.HOSTID.read()
     return Claim(
-        given or f"{boot_id()}/{namespace('net')}",
+        identify_host(),
         bool(given),
         given or socket.gethostname(),
         os.getpid(),
