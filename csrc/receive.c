@@ -151,17 +151,20 @@ bool take_from_ring(un_group *g, int source) {
     return true;
 }
 
+/* Who sent the oldest message with this tag that came before its receive; -1: nobody. */
+static int oldest_source(un_group *g, int64_t tag) {
+    const un_match *oldest = NULL;
+    for (int rank = 0; g->messages.unmatched.count && rank < g->ranks; rank++) {
+        const un_match *found = find_match(&g->messages.unmatched, rank, tag);
+        if (found && (!oldest || found->number < oldest->number)) oldest = found;
+    }
+    return oldest ? oldest->source : -1;
+}
+
 /* The oldest message with this tag that came before its receive. */
 static arrival *take_arrival(un_group *g, int source, int64_t tag) {
-    if (source < 0) {
-        const un_match *oldest = NULL;
-        for (int rank = 0; g->messages.unmatched.count && rank < g->ranks; rank++) {
-            const un_match *found = find_match(&g->messages.unmatched, rank, tag);
-            if (found && (!oldest || found->number < oldest->number)) oldest = found;
-        }
-        if (!oldest) return NULL;
-        source = oldest->source;
-    }
+    if (source < 0) source = oldest_source(g, tag);
+    if (source < 0) return NULL;
     arrival *a = (arrival *)take_match(&g->messages.unmatched, source, tag);
     if (a) g->messages.traffic[source].unmatched--;
     return a;
@@ -181,4 +184,13 @@ void start_receiving(un_group *g, un_message *m) {
     m->match.next = &a->match;
     enqueue(&g->messages.traffic[m->source].due, m);
     deliver_what_is_due(g, m->source);
+}
+
+int un_group_probe(un_group *g, int64_t tag) {
+    if (group_is_inherited(g)) return -1;
+    pthread_mutex_lock(&g->messages.lock);
+    progress(g);
+    int source = oldest_source(g, tag);
+    pthread_mutex_unlock(&g->messages.lock);
+    return source;
 }

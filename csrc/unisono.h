@@ -283,6 +283,10 @@ void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
+/* A number for the wait of a rank that can go on only with the help of a `peer` which has nothing
+ * on its way to it, or 0. The next wait has another number. */
+uint64_t un_group_stuck(const un_group *group, int rank, int *peer);
+
 /* How many messages of `source` (-1: anybody) are here that no receive has asked for, and the tag
  * of the oldest. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
@@ -356,6 +360,16 @@ uint64_t un_group_progress(const un_group *group, int rank);
 
 /* Bytes that `rank` gives to (or, `takes`, wants from) `peer` in a gather, scatter or all_to_all. */
 uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
+
+/* Who sent the oldest message with this tag that is here and that no receive has asked for; -1:
+ * nobody yet. */
+int un_group_probe(un_group *group, int64_t tag);
+
+/* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order, in
+ * this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`, integers
+ * towards zero. Half precision is rounded once, at the end. False: it has no meaning for the type. */
+bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
+                const void *const *from, int sources, size_t bytes);
 
 /* Whether `reduction` has a meaning for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);

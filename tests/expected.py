@@ -94,8 +94,26 @@ def _reals(random: numpy.random.Generator, count: int) -> torch.Tensor:
     return torch.from_numpy(random.standard_normal(count) * sizes)
 
 
+placement = ""
+"""The hosts of a world's ranks, a letter for each: a group over hosts adds inside each host first,
+hosts by lowest rank."""
+
+
+def _fold(two: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
+    if len(rows) != len(placement):
+        return reduce(two, rows)
+    hosts = dict.fromkeys(placement)
+    return reduce(
+        two,
+        [
+            reduce(two, [row for row, where in zip(rows, placement, strict=True) if where == host])
+            for host in hosts
+        ],
+    )
+
+
 def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
-    """The inputs of all ranks, combined in rank order."""
+    """The inputs of all ranks, combined in rank order, or in that of hosts."""
     dtype = inputs[0].dtype
     if not inputs[0].numel():
         return inputs[0].clone()
@@ -105,7 +123,7 @@ def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
         pairs = [torch.view_as_real(row.contiguous()) for row in inputs]
         return torch.view_as_complex(reduced(pairs, op))
     if dtype in COMPLEXES:
-        return reduce(_multiply_complex, inputs)
+        return _fold(_multiply_complex, inputs)
     wide = [row.float() if dtype in _HALVES else row for row in inputs]
     arrays = [row.numpy() for row in wide]
     if isinstance(op, PremulSum):
@@ -135,7 +153,7 @@ def _combine(arrays: list[Any], op: str) -> Any:
         "bxor": numpy.bitwise_xor,
     }[op]
     with numpy.errstate(all="ignore"):
-        result = reduce(two, arrays)
+        result = _fold(two, arrays)
         if op in ("avg", "mean"):
             result = result / arrays[0].dtype.type(len(arrays))
     return result

@@ -15,12 +15,17 @@ EVERY = [
     ("solo", 1),
     *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
     *(("torch", ranks) for ranks in (1, 2, 3, 4)),
+    ("hosts2x2", 4),
+    ("hosts1x3", 4),
 ]
+# How the ranks of the implementation over hosts are placed: a host for each, in the order of ranks.
+PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB"}
 # The one that a process group of our torch backend resolves to.
 RESOLVED = [("resolved", 2)]
 # Those of every run: three is the smallest group in which gloo may add in an order of its own,
 # eight has every power of two below it.
 QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
+QUICK |= {("hosts2x2", 4)}
 # For tests whose cases differ in what does not depend on the number of ranks.
 QUICK_DTYPES = QUICK - {("native", 8)}
 # For tests of the engine's own thresholds whose expectations take long to compute.

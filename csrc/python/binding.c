@@ -109,6 +109,19 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
                          (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
 }
 
+/* stuck(rank): None, or (a number for its wait, the peer that it waits for) */
+static PyObject *group_stuck(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    int peer = -1;
+    uint64_t wait = 0;
+    if (self->group && number >= 0 && number < self->ranks)
+        wait = un_group_stuck(self->group, (int)number, &peer);
+    if (!wait) Py_RETURN_NONE;
+    return Py_BuildValue("Ki", (unsigned long long)wait, peer);
+}
+
 /* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
 static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     Group *self = (Group *)object;
@@ -119,6 +132,14 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     if (self->group && number >= -1 && number < self->ranks)
         count = un_group_unmatched(self->group, (int)number, &tag);
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
+}
+
+/* probe(tag): who sent the oldest message with it that nobody has asked for; -1: nobody */
+static PyObject *group_probe(PyObject *object, PyObject *tag) {
+    Group *self = (Group *)object;
+    long long number = PyLong_AsLongLong(tag);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLong(self->group ? un_group_probe(self->group, number) : -1);
 }
 
 static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
@@ -236,6 +257,8 @@ static PyMethodDef group_methods[] = {
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
     {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
+    {"stuck", group_stuck, METH_O, NULL},
+    {"probe", group_probe, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
     {"progress", group_progress, METH_O, NULL},
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
@@ -322,7 +345,42 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
                          (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
 }
 
+/* combine([to, source, ...], reduction, factor): rows in one piece, of one type and length. */
+static PyObject *combine(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *rows;
+    int reduction;
+    double factor;
+    if (!PyArg_ParseTuple(arguments, "Oid", &rows, &reduction, &factor)) return NULL;
+    side s;
+    start_side(&s);
+    PyObject *result = NULL;
+    const void *from[UN_MAX_RANKS];
+    if (read_list(&s, rows)) goto done;
+    bool is_plain = s.tensors > 1 && s.tensors <= UN_MAX_RANKS;
+    for (size_t i = 0; is_plain && i < s.tensors; i++) {
+        const tensor *t = &s.tensor[i];
+        is_plain = !t->layout && t->dtype == s.tensor[0].dtype && t->bytes == s.tensor[0].bytes;
+        if (i) from[i - 1] = t->data;
+    }
+    bool combined = false;
+    if (is_plain) {
+        Py_BEGIN_ALLOW_THREADS
+        combined = un_combine(s.tensor[0].dtype, (un_reduction)reduction, factor, s.tensor[0].data,
+                              from, (int)s.tensors - 1, s.tensor[0].bytes);
+        Py_END_ALLOW_THREADS
+    }
+    if (combined)
+        result = Py_NewRef(Py_None);
+    else
+        PyErr_SetString(PyExc_ValueError, "rows that cannot be combined");
+done:
+    free_side(&s);
+    return result;
+}
+
 static PyMethodDef module_methods[] = {
+    {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
     {"which_overlap", module_which_overlap, METH_VARARGS, NULL},

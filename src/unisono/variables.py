@@ -102,6 +102,12 @@ def _name(text: str) -> str:
     return text.strip().lower()
 
 
+def _label(text: str) -> str:
+    if not text.strip().isprintable() or not text.strip() or len(text) > 100:
+        raise ValueError("must be a name of at most 100 letters")
+    return text.strip()
+
+
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -154,6 +160,11 @@ RENDEZVOUS = Variable(
 BACKEND = Variable(
     "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named", _name
 )
+HOSTID = Variable(
+    "UNISONO_HOSTID",
+    "this rank's host: ranks with the same text share memory; instead of what the system tells",
+    _label,
+)
 ALGO = Variable(
     "UNISONO_ALGO",
     "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case",
@@ -174,6 +185,11 @@ SITES = _on_or_off(
 CHECK = _on_or_off(
     "UNISONO_CHECK",
     "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+)
+STRICT_ORDER = _on_or_off(
+    "UNISONO_STRICT_ORDER",
+    "1: groups over several hosts combine in the order of ranks, not host by host (slower)",
+    worth_knowing=True,
 )
 CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import unisono.comm.hosts.communicator
 import unisono.comm.over_torch.communicator
 import unisono.comm.shared_memory.communicator
 import unisono.comm.solo  # noqa: F401 - Communicator.__subclasses__ lists what is imported

@@ -196,11 +196,11 @@ def described(boot: str = "a", gpu: str = "") -> RankDescription:
     [
         ([described()], "unisono", "no rank has a GPU"),
         ([described(), described()], "unisono", "one machine"),
-        ([described("a"), described("b")], "gloo", "several machines"),
+        ([described("a"), described("b")], "unisono", "2 hosts, gloo between them"),
         ([described(gpu="x")], "nccl", "a GPU of its own"),
         ([described("a", "x"), described("b", "y")], "nccl", "a GPU of its own"),
         ([described(gpu="x"), described(gpu="x")], "unisono", "not have a GPU each"),
-        ([described("a", "x"), described("b")], "gloo", "not have a GPU each"),
+        ([described("a", "x"), described("b")], "unisono", "not have a GPU each"),
     ],
 )
 def test_the_choice_and_its_reason(

@@ -15,7 +15,11 @@ From the bottom up, as the imports go (pyproject.toml):
     workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
     by_algorithm          a collective by an algorithm of the caller's choice, over messages
     solo                  one rank, alone
+    rows, row_group, row_collectives   collectives in terms of rows in one piece
+    announced_calls       what ranks are about to do, told and compared before a byte moves
+    executors             threads that carry out calls, and their works
     shared_memory/        ranks of one machine
     over_torch/           process groups of torch
+    hosts/                ranks of several hosts: shared memory inside, gloo between
     join                  groups of processes that were started separately
 """

@@ -112,6 +112,8 @@ class Group(Protocol):
     def irecv(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
     def seen(self) -> tuple[int, int, int]: ...
     def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
+    def stuck(self, rank: int) -> tuple[int, int] | None: ...
+    def probe(self, tag: int) -> int: ...
     def unmatched(self, source: int) -> tuple[int, int]: ...
     def progress(self, rank: int) -> int: ...
     def pair_bytes(self, rank: int, call: int) -> list[int]: ...
@@ -194,6 +196,16 @@ def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | Non
     return pair
 
 
+SUM_DIVIDED = 10
+"""As a reduction of `combine`: the sum divided by the factor; csrc/unisono.h's UN_REDUCTIONS."""
+
+
+def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
+    """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
+    in this process alone. `to` may be one of them."""
+    _module().combine([to, *sources], reduction, factor)
+
+
 # -- records and sites -------------------------------------------------------------------------
 
 
@@ -256,9 +268,11 @@ def site_of(frame: FrameType) -> str | None:
     return site
 
 
-def _where() -> str:
+def where_is_program() -> str:
     """Where the program is: asked by a peer that waits for us in vain."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back  # a program that waits in one of our calls, by Python's means
     return (frame is not None and site_of(frame)) or "an unknown line"
 
 
@@ -268,7 +282,7 @@ _hidden = [str(Path(__file__).parents[1])]
 def hide_files(folder: str) -> None:
     """Let no site lie in files of this folder: they are not the user's program."""
     _hidden.append(folder)
-    _prepare_sites(_where)
+    _prepare_sites(where_is_program)
 
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
@@ -276,6 +290,6 @@ def _prepare_sites(where: Callable[[], str] | None) -> None:
         _native.prepare_sites(tuple(folder + os.sep for folder in _hidden), where)
 
 
-_prepare_sites(_where)
+_prepare_sites(where_is_program)
 compare_shapes(by_default=False)
 atexit.register(_prepare_sites, None)

@@ -50,7 +50,8 @@ class Parent:
 
     def nodes(self, members: Sequence[int]) -> list[str]:
         """The name of each member's node: shared memory is that of one machine."""
-        return [socket.gethostname()] * len(members)
+        names: list[str] = getattr(self.source, "host_names", [socket.gethostname()] * self.size)
+        return [names[member] for member in members]
 
     def next_suffix(self, members: Sequence[int]) -> str:
         """What tells the groups of a new manager of these members from those of all others. They

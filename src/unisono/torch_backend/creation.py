@@ -8,13 +8,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.hosts.communicator import HostsCommunicator
+from unisono.comm.hosts.connect import connect, connect_beside
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import GroupError, PeerLost, UnisonoError
@@ -27,6 +28,8 @@ from unisono.torch_backend.versions import (
     is_too_old,
     is_untried,
 )
+
+_World: TypeAlias = SharedMemoryCommunicator | HostsCommunicator
 
 _NOTICE_S = 0.5
 """How long it may take until a death that a meeting has noticed is known to the world."""
@@ -51,17 +54,27 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
         return group_over(SoloCommunicator(name, ranks, timeout_s), options.store)
     world = _world()
     end = time.monotonic() + _LATECOMERS_S
+
+    def check() -> None:
+        _raise_if_hopeless(world, ranks, end)
+
     try:
-        comm = SharedMemoryCommunicator.connect(
-            StoreAnnouncements(options.store),
-            rank,
-            size,
-            name=name,
-            global_ranks=ranks,
-            timeout_s=timeout_s,
-            join_timeout_s=timeout_s,
-            check=lambda: _raise_if_hopeless(world, ranks, end),
-        )
+        if isinstance(world, HostsCommunicator):
+            comm = connect_beside(
+                world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
+            )
+        else:
+            comm = connect(
+                options.store,
+                rank,
+                size,
+                name=name,
+                global_ranks=ranks,
+                timeout_s=timeout_s,
+                join_timeout_s=timeout_s,
+                check=check,
+                on_one_host=world is not None,
+            )
     except GroupError:
         raise
     except (RuntimeError, OSError) as error:
@@ -70,16 +83,14 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     return group_over(comm, options.store)
 
 
-def _world() -> SharedMemoryCommunicator | None:
+def _world() -> _World | None:
     """What moves the data of torch's default group; None where there is none, or not ours."""
     group = dist.group.WORLD if dist.is_initialized() else None
     comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
-    return comm if isinstance(comm, SharedMemoryCommunicator) else None
+    return comm if isinstance(comm, _World) else None
 
 
-def _raise_if_hopeless(
-    world: SharedMemoryCommunicator | None, ranks: Sequence[int], end: float
-) -> None:
+def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -> None:
     """The members of a new group, which has these global ranks, wait for each other: raise how the
     world ended, if it took one of them along or the latecomers' time is over."""
     ending = world.ending(_describe_making(ranks)) if world is not None else None
@@ -90,7 +101,9 @@ def _raise_if_hopeless(
 
 
 def _raise_if_ended(
-    world: SharedMemoryCommunicator | None, ranks: Sequence[int], error: Exception
+    world: _World | None,
+    ranks: Sequence[int],
+    error: Exception,
 ) -> None:
     """A new group could not be made: raise how the world ended, if that is why."""
     end = time.monotonic() + _NOTICE_S

@@ -10,28 +10,24 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
-from unisono.comm.rendezvous.announcements import (
-    FileAnnouncements,
-    StoreAnnouncements,
-    store_answers,
-)
+from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
+from unisono.comm.rendezvous.store_exchange import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
+from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, master_is_known
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.processes import boot_id
 from unisono.requirements import require_torch
 from unisono.wording import name_number, name_ranks
 
@@ -49,10 +45,11 @@ class StartedWorld:
 
 @dataclass(frozen=True)
 class RankDescription:
-    """What a rank tells the others of itself. `gpu` is the one that it would take, "" for none."""
+    """What a rank tells the others of itself. `host_id` is equal on ranks that can share memory;
+    `gpu` is the one that it would take, "" for none."""
 
     host: str
-    boot: str
+    host_id: str
     has_torch: bool
     gpu: str
 
@@ -63,9 +60,9 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
-    hosts = sorted({rank.host for rank in everyone if rank.boot != everyone[0].boot})
-    if hosts:
-        return "gloo", f"{lack}, and they are on several machines"
+    hosts = {rank.host_id for rank in everyone}
+    if len(hosts) > 1:
+        return "unisono", f"{lack}: shared memory inside {len(hosts)} hosts, gloo between them"
     return "unisono", f"{lack}, and all are on one machine"
 
 
@@ -81,11 +78,14 @@ def start(
             require_torch("the backend nccl")
             importlib.import_module("torch")  # a rank without it would tell the others of no GPU
         mine = describe_this_rank(info)
-        comm: SharedMemoryCommunicator | SoloCommunicator | None = None
+        comm: Communicator | None = None
         everyone = [mine]
         if info.size > 1 and (store is None or backend == "unisono"):
             comm = _connect(where, store, info, timeout_s, deadline, mine)
-            everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+            if isinstance(comm, SharedMemoryCommunicator):
+                everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+            else:
+                everyone = _gather_through_store(store, mine, info, deadline)
         elif info.size > 1:
             everyone = _gather_through_store(store, mine, info, deadline)
     reason = "it was asked for"
@@ -117,12 +117,12 @@ def _check_gpus(everyone: Sequence[RankDescription]) -> None:
 
 def describe_this_rank(info: RankInfo) -> RankDescription:
     """What this process tells the others of itself."""
-    boot = ""
-    with contextlib.suppress(OSError):  # not Linux: then nobody is on the same machine
-        boot = boot_id()
+    host_id = ""
+    with contextlib.suppress(OSError):  # not Linux: there is no shared memory for anybody
+        host_id = identify_host()
     torch = sys.modules.get("torch")
     return RankDescription(
-        socket.gethostname(), boot, torch is not None, _gpu(torch, info.local_rank)
+        socket.gethostname(), host_id, torch is not None, _gpu(torch, info.local_rank)
     )
 
 
@@ -201,42 +201,24 @@ def _connect(
     timeout_s: float,
     deadline: Deadline,
     mine: RankDescription,
-) -> SharedMemoryCommunicator:
-    announcements = FileAnnouncements(where) if store is None else StoreAnnouncements(store)
-    return SharedMemoryCommunicator.connect(
-        announcements,
-        info.rank,
-        info.size,
-        timeout_s=timeout_s,
-        deadline=deadline,
-        payload=json.dumps(vars(mine)),
-    )
+) -> Communicator:
+    """By shared memory; where the ranks meet in a store, perhaps on several hosts."""
+    how: dict[str, Any] = {"timeout_s": timeout_s, "deadline": deadline}
+    how["payload"] = json.dumps(vars(mine))
+    if store is None:
+        announcements = FileAnnouncements(where)
+        return SharedMemoryCommunicator.connect(announcements, info.rank, info.size, **how)
+    from unisono.comm.hosts.connect import connect  # needs torch, which has made the store
+
+    return connect(store, info.rank, info.size, **how)
 
 
 def _gather_through_store(
     store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
-    """What all ranks tell of themselves, through a store, in which each start of a world has a
-    number."""
-    waiting = Waiting(info.rank, info.size, "world", deadline)
-    with store_answers():
-        serial = store.add(f"unisono/starts/{info.rank}", 1)
-        keys = [f"unisono/ranks/{serial}/{rank}" for rank in range(info.size)]
-        store.set(keys[info.rank], json.dumps(vars(mine)))
-        pause_s = 0.001
-        while not store.check(keys):
-            is_late = not deadline.left_s()
-            if is_late or waiting.is_long():
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                if is_late and missing:
-                    raise RendezvousError(
-                        f"{name_ranks(missing)} of {info.size} did not come within "
-                        f"{in_seconds(deadline.timeout_s)}"
-                    )
-                waiting.say(missing, info.size - len(missing))
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.05)
-        return [RankDescription(**json.loads(store.get(key))) for key in keys]
+    """What all ranks tell of themselves, through a store."""
+    texts = exchange(store, "ranks", info.rank, range(info.size), json.dumps(vars(mine)), deadline)
+    return [RankDescription(**json.loads(text)) for text in texts]
 
 
 # -- torch.distributed ---------------------------------------------------------------------------

@@ -7,14 +7,19 @@ another library adds the floats of three ranks or more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from implementations import EVERY, implementation
+import expected
+from implementations import EVERY, PLACEMENTS, implementation
 from ranks import connect
 from unisono.comm.base import Communicator
+from unisono.comm.hosts.communicator import HostsCommunicator
+from unisono.comm.hosts.connect import connect as connect_hosts
 from unisono.comm.over_torch.communicator import TorchCommunicator
 from unisono.testing import membership
 from unisono.world.world import resolve
@@ -28,6 +33,8 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
         with resolve(request.getfixturevalue("process_group")) as made:
             assert isinstance(made, TorchCommunicator)
             yield made
+    elif request.param in PLACEMENTS:
+        yield request.getfixturevalue("hosts_world")
     elif request.param == "resolved":
         yield resolve(request.getfixturevalue("process_group"))
     elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
@@ -40,4 +47,20 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
 @pytest.fixture
 def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     with membership.world(request.config.stash[membership.MEMBERSHIP]) as made:
+        yield made
+
+
+@pytest.fixture
+def hosts_world(
+    request: pytest.FixtureRequest, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Communicator]:
+    """A world over hosts, which are made up: all ranks are on this machine."""
+    hosts = PLACEMENTS[request.node.callspec.params["comm"]]
+    rank = int(os.environ["UNISONO_RANK"])
+    monkeypatch.setenv("UNISONO_HOSTID", hosts[rank])
+    monkeypatch.setattr(expected, "placement", hosts)
+    store = dist.FileStore(str(shared_tmp_path / "store"), len(hosts))
+    made = connect_hosts(store, rank, len(hosts), timeout_s=60)
+    assert isinstance(made, HostsCommunicator)
+    with made:
         yield made

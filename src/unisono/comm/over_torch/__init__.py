@@ -1,12 +1,10 @@
 """Any process group of torch (gloo, nccl, mpi) behind our interface, by the same rules.
 
 communicator.py     the collectives; messages.py: point to point
-group.py            what every call goes through: its arguments, its executor, its end
-executors.py        who carries calls out: a thread per group, or a stream
-call_check.py       comparing what the ranks are about to do
+group.py            what every call goes through: its meeting, its executor, its end
+executors.py        calls that a device carries out, on a stream beside the caller's
 faults.py           how such a group ends: one cause for all members
 arithmetic.py       how numbers travel so that any backend reduces them right
-rows.py             tensors of any layout as rows in one piece
 transport.py        the few things that are asked of a process group
 process_groups.py   groups of torch that their members alone make, in any order
 stateless.py        groups outside torch's world, of processes that have a store in common

@@ -8,62 +8,16 @@ on a stream beside its own.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import queue
-import threading
 import time
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from unisono.comm.base import Work
+from unisono.comm.executors import Job
 from unisono.errors import CollectiveTimeout
 
-Job = Callable[[], Any]
 _cuda: Any = torch.cuda  # torch has no types for it
-
-
-class ThreadWork(Work):
-    """What a thread carries out. It holds the job, and so its tensors, until that is done."""
-
-    __slots__ = ("_doing", "_done", "_error", "_job", "_result")
-
-    def __init__(self, job: Job, doing: str) -> None:
-        self._job: Job | None = job
-        self._doing = doing
-        self._done = threading.Event()
-        self._error: Exception | None = None
-        self._result: Any = None
-
-    def carry_out(self) -> None:
-        """Called by the thread."""
-        assert self._job is not None
-        try:
-            with torch.inference_mode():  # tensors of either kind may be written to
-                self._result = self._job()
-        except Exception as error:
-            self._error = error
-        self._job = None
-        self._done.set()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"{self._doing} is still under way")
-        if self._error is not None:
-            raise copy.copy(self._error) from self._error.__cause__
-
-    def is_completed(self) -> bool:
-        return self._done.is_set()
-
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def source_rank(self) -> int:
-        self.wait()
-        return super().source_rank() if self._result is None else int(self._result)
 
 
 class StreamWork(Work):
@@ -93,56 +47,6 @@ class StreamWork(Work):
 
     def exception(self) -> Exception | None:
         return None
-
-
-class ThreadExecutor:
-    """The thread of one group; it starts with the first job, and ends with this object."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._works: queue.SimpleQueue[ThreadWork | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._latest: ThreadWork | None = None
-        self._end = weakref.finalize(self, self._works.put, None)
-
-    def begin(self, job: Job, doing: str) -> ThreadWork:
-        """Have it carried out after everything that was begun before."""
-        work = ThreadWork(job, doing)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_serve, args=(self._works,), name=f"unisono {self._name}", daemon=True
-            )
-            self._thread.start()
-        self._works.put(work)
-        self._latest = work
-        return work
-
-    def is_idle(self) -> bool:
-        """Whether everything that was begun is over."""
-        return self._latest is None or self._latest.is_completed()
-
-    def finish(self) -> None:
-        """Return once everything that was begun is over, well or not."""
-        if self._latest is not None:
-            with contextlib.suppress(Exception):
-                self._latest.wait()
-
-    def close(self) -> None:
-        """Carry out what was begun, then end."""
-        self._end()
-
-    @staticmethod
-    def run_beside(job: Job, doing: str) -> ThreadWork:
-        """Have it carried out beside everything else, in a thread of its own."""
-        work = ThreadWork(job, doing)
-        threading.Thread(target=work.carry_out, name=f"unisono {doing}", daemon=True).start()
-        return work
-
-
-def _serve(works: queue.SimpleQueue[ThreadWork | None]) -> None:
-    while (work := works.get()) is not None:
-        work.carry_out()
-        work = None
 
 
 class StreamExecutor:

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.arguments import (
-    LISTS,
-    NotARank,
-    check_coalesced,
-    check_own_part,
-    check_parts,
-    check_reduction,
-    check_tensor,
-    check_wide_side,
-)
-from unisono.comm.base import Communicator, Op, Work, count, dtype_name
-from unisono.comm.over_torch.call_check import (
+from unisono.comm.announced_calls import (
     AnnouncedCall,
     decode_call,
     encode_call,
     find_mismatch,
 )
-from unisono.comm.over_torch.executors import StreamExecutor, ThreadExecutor, in_order_of_streams
+from unisono.comm.base import Work
+from unisono.comm.executors import ThreadExecutor
+from unisono.comm.over_torch.executors import StreamExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
-from unisono.comm.over_torch.rows import cut, row_of, write_back
 from unisono.comm.over_torch.transport import ON_STREAMS, Transport
-from unisono.comm.overlaps import overlap_complaint
+from unisono.comm.row_collectives import RowCollectives, device_of
+from unisono.comm.row_group import LAST_TAG
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
-LAST_TAG = 2**31 - 2
-Rows = list[torch.Tensor]
-_T = TypeVar("_T")
 
-
-class TorchGroup(Communicator):
+class TorchGroup(RowCollectives):
     """One member of a process group of torch's, without its collectives.
 
     `keep` holds on to the process group; without it the group lives as long as torch knows it.
@@ -76,9 +63,12 @@ class TorchGroup(Communicator):
         """The torch process group, for `torch.distributed`'s own functions."""
         return self._transport.group
 
-    def refuse(self, operation: str, why: str) -> NoReturn:
+    @property
+    def _devices(self) -> Collection[str]:
+        return tuple(self._transport.backends)
+
+    def _raise_if_ended(self) -> None:
         self._faults.check()
-        self._refuse(operation, why)
 
     def abort(self, reason: str = "") -> None:
         if self._faults.cause is not None:
@@ -206,84 +196,6 @@ class TorchGroup(Communicator):
             self._thread.begin(tell, what)
         raise kind(f"{what} on group {self.name}: {why}")
 
-    def _checked(self, what: str, check: Callable[..., _T], *arguments: Any) -> _T:
-        """What a check of `arguments` returns, or its refusal as this group's."""
-        self._faults.check()
-        try:
-            return check(*arguments)
-        except NotARank as error:
-            self._refuse(what, error.among(self.global_ranks))
-        except (ValueError, TypeError) as error:
-            self._refuse(what, str(error), type(error))
-
-    def _tensors(self, what: str, tensors: Any, writable: bool) -> list[Any]:
-        self._faults.check()
-        many = list(tensors) if isinstance(tensors, LISTS) else [tensors]
-        for tensor in many:
-            self._checked(what, check_tensor, tensor, writable, tuple(self._transport.backends))
-        return many
-
-    def _check_overlaps(
-        self,
-        what: str,
-        outputs: Sequence[Any],
-        inputs: Sequence[Any] = (),
-        coalesced: bool = False,
-    ) -> None:
-        why = overlap_complaint(what, outputs, inputs, self.rank, self.size, coalesced)
-        if why:
-            self._refuse(what, why)
-
-    def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
-        self._checked(what, check_reduction, op, map(dtype_name, tensors))
-
-    def _check_wide_side(self, what: str, root: int, wide: Any, side: str) -> None:
-        self._checked(what, check_wide_side, root, self.rank, self.size, wide, side)
-
-    def _pairs(self, what: str, output: Any, input: Any, coalesced: bool) -> tuple[Any, Any]:
-        """Both sides as lists of one length: of one tensor each, unless the call is coalesced."""
-        if not coalesced:
-            return [output], [input]
-        self._checked(what, check_coalesced, output, input)
-        return output, input
-
-    def _check_own_parts(self, what: str, wide: Sequence[WideSide], narrow: list[Any]) -> None:
-        for side, tensor in zip(wide, narrow, strict=True):
-            sizes = side.counts[self.rank], count(tensor)
-            given, taken = sizes if what in ("reduce_scatter", "scatter") else sizes[::-1]
-            dtypes = side.dtype, dtype_name(tensor)
-            self._checked(what, check_own_part, given, taken, dtypes)
-
-
-class WideSide:
-    """The wide side of a collective: one tensor, cut evenly, or one tensor per rank."""
-
-    def __init__(self, comm: TorchGroup, what: str, given: Any, writable: bool) -> None:
-        self._size = comm.size
-        self.tensors = comm._tensors(what, given, writable)
-        self._is_list = isinstance(given, LISTS)
-        self.counts = comm._checked(what, check_parts, self.tensors, comm.size, self._is_list)
-        self.dtype = dtype_name(self.tensors[0])
-        self._rows: Rows = []
-
-    def parts(self) -> Rows:
-        """A row for each rank."""
-        self._rows = [row_of(tensor) for tensor in self.tensors]
-        return self._rows if self._is_list else cut(self._rows[0], self._size)
-
-    def write_back(self) -> None:
-        """Write what the rows have become into the tensors."""
-        for tensor, row in zip(self.tensors, self._rows, strict=True):
-            write_back(tensor, row)
-
 
 def _this_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def device_of(tensors: Sequence[Any]) -> torch.device:
-    """Where tensors lie; arrays, and nothing, lie with the CPU."""
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            return tensor.device
-    return torch.device("cpu")

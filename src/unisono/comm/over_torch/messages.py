@@ -10,9 +10,11 @@ import torch
 
 from unisono.comm.arguments import NotARank, check_peer, check_tensor
 from unisono.comm.base import Message, Tensor, Work, check_messages
-from unisono.comm.over_torch.group import LAST_TAG, TorchGroup, device_of
-from unisono.comm.over_torch.rows import bytes_of, row_of, write_back
+from unisono.comm.over_torch.group import TorchGroup
 from unisono.comm.over_torch.transport import ON_STREAMS
+from unisono.comm.row_collectives import device_of
+from unisono.comm.row_group import LAST_TAG
+from unisono.comm.rows import bytes_of, row_of, write_back
 from unisono.errors import CollectiveTimeout
 
 

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S
 from unisono.comm.over_torch.arithmetic import Encoding, reduce_op
-from unisono.comm.over_torch.rows import bytes_of
+from unisono.comm.rows import bytes_of
 from unisono.errors import UnisonoError
 
 _AllToAllOptions: Any = AllToAllOptions  # torch's stubs do not know its fields

@@ -6,6 +6,7 @@ lobby.py           where a process receives those who come to make a group with 
 membership.py      what a rank brings to the meeting, and what it has afterwards
 announcements.py   where ranks that do not know each other announce themselves
 discovery.py       finding rank 0 by its announcement, and judging the others'
+store_exchange.py  what every rank tells all others through a torch Store
 by_parent.py       where the children of one process meet
 by_name.py         where processes that were started separately meet
 unix_socket.py     one connection between two processes of this user

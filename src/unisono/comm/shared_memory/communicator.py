@@ -157,7 +157,10 @@ class SharedMemoryCommunicator(Communicator):
     def timeout_s(self, seconds: float) -> None:
         self._group.timeout_ns = engine_ns(seconds)
 
-    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
+    def split(
+        self, ranks: Sequence[int], label: str = "", *, name: str | None = None
+    ) -> Communicator | None:
+        """As of all Communicators; `name` is the group's, where it is part of a larger one."""
         members = self._members(ranks)
         if self.rank not in members:
             self._exceptions.left_out_of = members
@@ -166,8 +169,9 @@ class SharedMemoryCommunicator(Communicator):
             raise self._exceptions.closed()
         serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
         listed = f"{label}[{','.join(map(str, members))}]"
-        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-        name += f"/{serial}" if serial > 1 else ""
+        if name is None:
+            name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
+            name += f"/{serial}" if serial > 1 else ""
         parents = self.global_ranks
         global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:
@@ -204,6 +208,24 @@ class SharedMemoryCommunicator(Communicator):
         if self._lobby is None:
             return self._exceptions.closed()
         return self._exceptions.failure(doing) if self._group.failure()[0] else None
+
+    def failure(self) -> tuple[int, int, int, int]:
+        """How the group ended, in the engine's words: status, culprit, call and detail."""
+        return self._group.failure()
+
+    def probe(self, tag: int) -> int:
+        """Who sent the oldest message with this tag that no receive has asked for; -1: nobody."""
+        return self._group.probe(tag)
+
+    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None:
+        """The message that a rank waits for, in the engine's words: whether it sends, whether it
+        was started before, peer, tag, and what of that peer is here with other tags."""
+        return self._group.waiting(rank)
+
+    def stuck(self, rank: int) -> tuple[int, int] | None:
+        """A number for the wait of a rank that can go on only with the help of one peer which has
+        nothing on its way to it, and that peer; else None."""
+        return self._group.stuck(rank)
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None

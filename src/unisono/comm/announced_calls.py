@@ -1,4 +1,4 @@
-"""Comparing what the ranks are about to do, before a byte moves: for backends that do not look.
+"""Comparing what the ranks are about to do, before a byte moves, where nobody else does.
 
 gloo ends the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where
 they bring different reductions or types of one size. So every call begins with a meeting: each
@@ -20,6 +20,7 @@ from unisono.wording import name_ranks
 
 _DIGEST = 16
 _TEXT = 160
+_SITE = 160
 _ANY = -1
 
 
@@ -33,6 +34,7 @@ class AnnouncedCall:
     takes: Sequence[int] = ()
     refused: bool = False
     timeout_s: float = field(default=0.0, compare=False)
+    site: str = field(default="", compare=False)
 
     @property
     def operation(self) -> str:
@@ -49,8 +51,19 @@ def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:
     encoded = call.text.encode()
     digest = hashlib.blake2b(encoded, digest_size=_DIGEST).digest()
     start = encoded[:_TEXT].ljust(_TEXT, b"\0")
-    data = bytes([call.refused]) + digest + pairs.tobytes() + start
+    site = call.site.encode()[:_SITE].ljust(_SITE, b"\0")
+    data = bytes([call.refused]) + digest + pairs.tobytes() + start + site
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def are_alike(rows: Sequence[torch.Tensor]) -> bool:
+    """Whether encoded calls are the same at a glance: `find_mismatch` has nothing to say then. Of
+    calls whose sizes differ from pair to pair a glance does not tell."""
+    first = rows[0].numpy()
+    if first[1 + _DIGEST : 1 + _DIGEST + 8].view(numpy.int64)[0] != _ANY:
+        return False
+    said = len(first) - _SITE - _TEXT
+    return all(numpy.array_equal(row.numpy()[:said], first[:said]) for row in rows[1:])
 
 
 @dataclass(frozen=True)
@@ -62,26 +75,31 @@ class PeerCall:
     sends: tuple[int, ...]
     takes: tuple[int, ...]
     text: str
+    site: str
 
 
 def decode_call(row: torch.Tensor, size: int) -> PeerCall:
     """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
-    text = data[1 + _DIGEST + 16 * size :].rstrip(b"\0").decode(errors="replace")
+    rest = data[1 + _DIGEST + 16 * size :]
+    text, site = (
+        part.rstrip(b"\0").decode(errors="replace") for part in (rest[:_TEXT], rest[_TEXT:])
+    )
     refused = bool(data[0])
-    return PeerCall(refused, data[1 : 1 + _DIGEST], tuple(pairs[:size]), tuple(pairs[size:]), text)
+    digest = data[1 : 1 + _DIGEST]
+    return PeerCall(refused, digest, tuple(pairs[:size]), tuple(pairs[size:]), text, site)
 
 
 def find_mismatch(
-    peer_calls: Sequence[PeerCall], rank: int, group: str
+    peer_calls: Sequence[PeerCall], rank: int, group: str, number: int = 0
 ) -> CollectiveMismatch | None:
     """What every member raises, if they do not mean the same call."""
     if all(call.refused for call in peer_calls):
         return None
     kinds = [(call.digest, call.refused) for call in peer_calls]
     if len(set(kinds)) > 1:
-        return _mismatch(peer_calls, rank, group, find_minority(kinds))
+        return _mismatch(peer_calls, rank, group, number, find_minority(kinds))
     sizes = PairwiseSizes(
         [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
     )
@@ -89,7 +107,7 @@ def find_mismatch(
         return None
     culprits = sizes.culprits()
     blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
-    return _mismatch(peer_calls, rank, group, culprits, f"{blamed}{sizes.verdict()}")
+    return _mismatch(peer_calls, rank, group, number, culprits, f"{blamed}{sizes.verdict()}")
 
 
 def _known(sizes: Sequence[int]) -> list[int | None]:
@@ -97,17 +115,29 @@ def _known(sizes: Sequence[int]) -> list[int | None]:
 
 
 def _mismatch(
-    peer_calls: Sequence[PeerCall], rank: int, group: str, culprits: Sequence[int], why: str = ""
+    peer_calls: Sequence[PeerCall],
+    rank: int,
+    group: str,
+    number: int,
+    culprits: Sequence[int],
+    why: str = "",
 ) -> CollectiveMismatch:
     refused = " (refused its arguments)"
     calls = [call.text + (refused if call.refused else "") for call in peer_calls]
-    lines = [f"  rank {number}: {text}" for number, text in enumerate(calls)]
+    sites = [call.site or None for call in peer_calls]
+    lines = [
+        f"  rank {member}: {text}" + (f" at {site}" if site else "")
+        for member, (text, site) in enumerate(zip(calls, sites, strict=True))
+    ]
     odd = f"{name_ranks(culprits)} called something else than the others"
     first = why or (odd if culprits else "the ranks called different things")
+    where = f"call #{number} of group {group}" if number else f"group {group}"
     return CollectiveMismatch(
-        "\n".join([f"{first} (group {group})", *lines]),
+        "\n".join([f"{first} ({where})", *lines]),
         rank=rank,
         group=group,
+        call=number,
         calls=calls,
+        sites=sites,
         culprits=culprits,
     )

@@ -1,0 +1,375 @@
+"""Collectives over several hosts: flat gloo, unisono, and the limit of the link.
+
+    sudo python benchmarks/hosts.py                          2 hosts x 2 ranks in blocks, 1 Gbit/s
+    sudo python benchmarks/hosts.py --placement cyclic --sizes 67108864
+    sudo python benchmarks/hosts.py --hosts 4 --ranks 2 --collectives all_reduce --no-ddp
+    sudo python benchmarks/hosts.py --goals --json hosts.json
+
+Hosts are network namespaces of this machine, each with a cable of limited rate (tbf, burst 256 KB)
+to a switch; that needs root. Both backends are measured by the same processes, in rounds: in each
+round each has its turn, after a barrier. A figure is the median over the rounds of the slowest
+rank's time. Link bytes are those that the interface of the host that sent most has counted, for one
+call; it counts the headers of up to 64 KiB once, for the packets are cut up behind it.
+
+The limit is what a collective must send over one host's link, at least, in the direction that
+carries more, / the rate. With H hosts of R ranks, and S bytes in the whole tensor (what a rank
+reduces, broadcasts, scatters or exchanges; what it has gathered):
+
+    all_reduce       2 (H-1)/H S     its reduced part from each other host, its result to each
+    broadcast        S               the root's host must send it once, each other one receive it
+    all_gather       (H-1)/H S       what the other hosts' ranks bring
+    reduce_scatter   (H-1)/H S       what the other hosts' ranks keep, reduced inside the host
+    all_to_all       R (H-1)/H S     what each rank has for other hosts' ranks
+
+times 1.05, for packets of 1514 bytes carry 1448 of ours, and acknowledgements go the other way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+HEADERS = 1.05
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+KIB, MIB = 1024, 1 << 20
+SIZES = (KIB, MIB, 64 * MIB)
+DDP_LAYERS, DDP_WIDTH = 24, 1024  # 25 million parameters
+DDP = "DDP step"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: milliseconds and link bytes of each backend, and the least that there can be."""
+
+    what: str
+    size_bytes: int
+    limit_ms: float
+    least_bytes: int
+    milliseconds: dict[str, float]
+    link_bytes: dict[str, int]
+
+    def ratio(self, to_gloo: bool) -> float:
+        """How many times the limit's, or flat gloo's, time unisono takes."""
+        return self.milliseconds["unisono"] / (
+            self.milliseconds["gloo"] if to_gloo else self.limit_ms
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run measures."""
+
+    hosts: int = 2
+    ranks: int = 2
+    placement: str = "block"
+    rate_bits_per_s: int = 1_000_000_000
+    sizes: tuple[int, ...] = SIZES
+    collectives: tuple[str, ...] = COLLECTIVES
+    ddp: bool = True
+    rounds: int = 0
+    backends: tuple[str, ...] = ("gloo", "unisono")
+
+    def placed(self) -> list[int]:
+        """The host of each rank."""
+        count = self.hosts * self.ranks
+        if self.placement == "cyclic":
+            return [rank % self.hosts for rank in range(count)]
+        return [rank // self.ranks for rank in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0],
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="on each host")
+    parser.add_argument("--placement", choices=("block", "cyclic"), default="block")
+    parser.add_argument("--rate", type=float, default=1.0, help="of each cable, in Gbit/s")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
+    parser.add_argument("--collectives", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
+    parser.add_argument("--backends", nargs="+", default=["gloo", "unisono"])
+    parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
+    parser.add_argument("--no-ddp", dest="ddp", action="store_false")
+    parser.add_argument("--goals", action="store_true", help="hold the figures against the goals")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    options = parser.parse_args()
+    if options.hosts < 2 or options.ranks < 1:
+        parser.error("there must be 2 hosts or more, and a rank on each")
+    setting = Setting(
+        options.hosts,
+        options.ranks,
+        options.placement,
+        int(options.rate * 1e9),
+        tuple(options.sizes),
+        tuple(options.collectives),
+        options.ddp,
+        options.rounds,
+        tuple(options.backends),
+    )
+    figures = measure(setting)
+    show(setting, figures)
+    if options.json:
+        data = {"setting": asdict(setting), "figures": [asdict(figure) for figure in figures]}
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
+    if options.goals and not show_goals(figures):
+        sys.exit(1)
+
+
+# -- starting the ranks --------------------------------------------------------------------------
+
+
+def measure(setting: Setting) -> list[Figure]:
+    """Make the hosts, run the ranks, and return what rank 0 has measured."""
+    sys.path.append(str(Path(__file__).parent.parent / "tests" / "hosts"))
+    from namespaces import Link, network, start_ranks, why_not
+
+    if why_not():
+        sys.exit(f"left out: {why_not()}")
+    link = Link(setting.rate_bits_per_s)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        network(setting.hosts, link) as made,
+    ):
+        results = Path(folder) / "figures"
+        told = json.dumps(asdict(setting) | {"results": str(results)})
+        command = [sys.executable, __file__, "--setting", told]
+        ranks = start_ranks(made.hosts, setting.placed(), command, Path(folder), environment)
+        for rank in ranks:
+            if rank.wait(3600.0):
+                sys.exit(f"{rank.output.name} on {rank.host.name} failed:\n{rank.text()}")
+            sys.stderr.write(rank.text())
+        return [Figure(**figure) for figure in json.loads(results.read_text())]
+
+
+# -- a rank --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """One rank: its groups on each backend, and how it measures a call on them."""
+
+    setting: Setting
+    groups: dict[str, Any] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from unisono.torch_backend import autoload
+
+        warnings.simplefilter("ignore", FutureWarning)  # the names are those of every torch
+        autoload.register()
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        for name in self.setting.backends:
+            self.groups[name] = dist.group.WORLD if name == "gloo" else dist.new_group(backend=name)
+
+    def run(self) -> None:
+        """Measure everything."""
+        for name in self.setting.collectives:
+            for size_bytes in self.setting.sizes:
+                calls = {
+                    backend: make_call(name, size_bytes, self.size, group)
+                    for backend, group in self.groups.items()
+                }
+                self.add(name, size_bytes, calls, self.rounds_of(size_bytes))
+        if self.setting.ddp:
+            calls = {name: make_training_step(group) for name, group in self.groups.items()}
+            size_bytes = DDP_LAYERS * DDP_WIDTH * (DDP_WIDTH + 1) * 4
+            self.add(DDP, size_bytes, calls, max(3, self.rounds_of(size_bytes)))
+
+    def rounds_of(self, size_bytes: int) -> int:
+        """More for small sizes, whose times vary more."""
+        return self.setting.rounds or max(5, min(200, 20 * MIB // size_bytes))
+
+    def add(
+        self, name: str, size_bytes: int, calls: dict[str, Callable[[], object]], rounds: int
+    ) -> None:
+        """Measure one thing on all backends by turns."""
+        import torch
+        import torch.distributed as dist
+
+        seconds = torch.zeros(len(calls), rounds, dtype=torch.float64)
+        sent = torch.zeros(len(calls), dtype=torch.float64)
+        for _ in range(2):
+            for call in calls.values():
+                call()
+        for turn in range(rounds):
+            for number, call in enumerate(calls.values()):
+                dist.barrier()
+                before = sent_bytes()
+                dist.barrier()
+                began = time.perf_counter()
+                call()
+                seconds[number, turn] = time.perf_counter() - began
+                dist.barrier()
+                sent[number] += sent_bytes() - before
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        dist.all_reduce(sent, dist.ReduceOp.MAX)
+        least = least_bytes("all_reduce" if name == DDP else name, size_bytes, self.setting)
+        self.figures.append(
+            Figure(
+                name,
+                size_bytes,
+                1000 * 8 * least * HEADERS / self.setting.rate_bits_per_s,
+                least,
+                {
+                    backend: 1000 * statistics.median(seconds[number].tolist())
+                    for number, backend in enumerate(calls)
+                },
+                {backend: int(sent[number]) // rounds for number, backend in enumerate(calls)},
+            )
+        )
+        if self.rank == 0:
+            print(describe(self.figures[-1]), flush=True)
+
+
+def make_call(name: str, size_bytes: int, ranks: int, group: Any) -> Callable[[], object]:
+    """One collective on a tensor of float32."""
+    import torch
+    import torch.distributed as dist
+
+    count = max(1, size_bytes // 4 // ranks) * ranks
+    whole, part = torch.zeros(count), torch.zeros(count // ranks)
+    other = torch.zeros(count)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+    }[name]
+
+
+def make_training_step(group: Any) -> Callable[[], object]:
+    """A step of DDP on a stack of linear layers."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(DDP_WIDTH, DDP_WIDTH) for _ in range(DDP_LAYERS)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    data = torch.randn(4, DDP_WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def sent_bytes() -> int:
+    """How many bytes this host's interface has sent."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "eth0":
+            return int(counts.split()[8])
+    raise RuntimeError("this host has no eth0")
+
+
+def least_bytes(name: str, size_bytes: int, setting: Setting) -> int:
+    """What one host's link must carry one way, without headers."""
+    others = (setting.hosts - 1) / setting.hosts
+    times = {
+        "all_reduce": 2 * others,
+        "broadcast": 1.0,
+        "all_gather": others,
+        "reduce_scatter": others,
+        "all_to_all": setting.ranks * others,
+    }
+    return int(times[name] * size_bytes)
+
+
+def be_a_rank(told: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    results = told.pop("results")
+    for key in ("sizes", "collectives", "backends"):
+        told[key] = tuple(told[key])
+    bench = Bench(Setting(**told))
+    bench.run()
+    if bench.rank == 0:
+        Path(results).write_text(json.dumps([asdict(figure) for figure in bench.figures]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -- showing -------------------------------------------------------------------------------------
+
+
+def describe(figure: Figure) -> str:
+    times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in figure.milliseconds.items())
+    return f"{figure.what} of {figure.size_bytes:,} bytes: {times}, limit {figure.limit_ms:.2f} ms"
+
+
+def show(setting: Setting, figures: Sequence[Figure]) -> None:
+    """A table in Markdown."""
+    rate = setting.rate_bits_per_s / 1e9
+    print(
+        f"\n{setting.hosts} hosts x {setting.ranks} ranks, {setting.placement} order, "
+        f"{rate:g} Gbit/s, float32\n"
+    )
+    print("| | bytes | limit ms | gloo ms | unisono ms | / limit | / gloo | link bytes / least |")
+    print("|---|---|---|---|---|---|---|---|")
+    for figure in figures:
+        ours = figure.milliseconds.get("unisono")
+        gloo = figure.milliseconds.get("gloo")
+        cells = [figure.what, f"{figure.size_bytes:,}", f"{figure.limit_ms:.3g}"]
+        cells += [f"{ms:.3g}" if ms else "-" for ms in (gloo, ours)]
+        cells += [f"{ours / figure.limit_ms:.2f}" if ours and figure.limit_ms > 1 else "-"]
+        cells += [f"{ours / gloo:.2f}" if ours and gloo else "-"]
+        least = figure.least_bytes
+        cells += [", ".join(f"{name} {n / least:.2f}" for name, n in figure.link_bytes.items())]
+        print(f"| {' | '.join(cells)} |")
+
+
+GOALS: tuple[tuple[str, int, bool, float, float], ...] = (
+    ("all_reduce", 64 * MIB, False, 1.15, 1.10),
+    ("all_reduce", 64 * MIB, True, 0.70, 0.70),
+    ("all_reduce", MIB, False, 1.4, 1.25),
+    ("all_reduce", KIB, True, 0.4, 0.25),
+    *((name, 64 * MIB, False, 1.2, 1.1) for name in COLLECTIVES[1:]),
+    (DDP, DDP_LAYERS * DDP_WIDTH * (DDP_WIDTH + 1) * 4, True, 0.75, 0.75),
+)
+"""What, how many bytes, whether against gloo or the limit; the most it may be, and should be."""
+
+
+def show_goals(figures: Sequence[Figure]) -> bool:
+    """Hold the figures against the goals; whether all are met that must be."""
+    found = {(figure.what, figure.size_bytes): figure for figure in figures}
+    good = True
+    for what, size_bytes, to_gloo, most, aim in GOALS:
+        figure = found.get((what, size_bytes))
+        if figure is None or "unisono" not in figure.milliseconds:
+            continue
+        ratio = figure.ratio(to_gloo)
+        verdict = "met   " if ratio <= aim else "nearly" if ratio <= most else "MISSED"
+        good &= ratio <= most
+        against = "gloo" if to_gloo else "the limit"
+        print(f"{verdict}  {what} of {size_bytes:,} bytes: {ratio:.2f} x {against}, at most {most}")
+    return good
+
+
+if __name__ == "__main__":
+    if "--setting" in sys.argv:
+        be_a_rank(json.loads(sys.argv[sys.argv.index("--setting") + 1]))
+    else:
+        main()

@@ -1,0 +1,165 @@
+"""Authenticated messages between two processes that share a secret: what travels on a line.
+
+Each side first proves that it knows the secret, by a keyed hash (HMAC, RFC 2104) of two random
+numbers, one of which the other has just made up:
+
+    caller   magic, its rank, the rank that it calls, what for, a random number
+    called   a random number, proof
+    caller   proof
+
+Afterwards there are messages: length, a hash of direction, count and content, JSON. Whoever does
+not know the secret can neither speak nor repeat what was said. What is said can be read on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+from typing import Any
+
+LONGEST_MESSAGE_BYTES = 1 << 22
+_MAGIC = b"unisono1"
+_HELLO = struct.Struct("<8sII?32s")
+_HEAD = struct.Struct("<I32s")
+_PROOF_BYTES = 32
+
+
+class Stranger(ValueError):
+    """The other side does not know the secret, or is something else altogether."""
+
+
+class Session:
+    """One side of a line: bytes that came in, messages and bytes to send out; no socket.
+
+    `me` and `peer` are global ranks; the called side learns the peer's, -1 at first, from the
+    caller. A summons has no messages: by it the caller asks to be called.
+    `is_proved` says that the other side knows the secret; messages may be sent and come from
+    then on. `has_left` says that it has ended the conversation.
+    """
+
+    def __init__(self, secret: bytes, me: int, peer: int = -1, *, is_summons: bool = False) -> None:
+        self.peer = peer
+        self.is_summons = is_summons
+        self.is_proved = False
+        self.has_left = False
+        self._secret, self._me = secret, me
+        self.is_caller = peer >= 0
+        self._nonce = secrets.token_bytes(32)
+        self._told = b""  # both ranks and both random numbers, once they are known
+        self._unread = bytearray()
+        self._counts = {True: 0, False: 0}  # of messages from the caller, and to it
+
+    def first_bytes(self) -> bytes:
+        """What this side says unasked."""
+        if not self.is_caller:
+            return b""
+        return _HELLO.pack(_MAGIC, self._me, self.peer, self.is_summons, self._nonce)
+
+    def receive(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+        """What there is to answer, and the messages that are complete. Raises Stranger."""
+        self._unread += data
+        answer = b""
+        if not self.is_proved:
+            answer = self._shake_hands()
+        messages: list[dict[str, Any]] = []
+        while self.is_proved and not self.has_left:
+            content = self._next_content()
+            if content is None:
+                break
+            if content:
+                messages.append(_decode(content))
+            else:
+                self.has_left = True
+        return answer, messages
+
+    def encode(self, message: dict[str, Any]) -> bytes:
+        """A message as it is sent. Raises ValueError if it is too long."""
+        content = json.dumps(message).encode()
+        if len(content) > LONGEST_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(content):,} bytes is too long for a control line")
+        return self._frame(content)
+
+    def encode_goodbye(self) -> bytes:
+        """What ends the conversation in good order."""
+        return self._frame(b"")
+
+    def _shake_hands(self) -> bytes:
+        if self.is_caller:
+            given = self._take(len(self._nonce) + _PROOF_BYTES)
+            if given is None:
+                return b""
+            nonce, proof = given[: len(self._nonce)], given[len(self._nonce) :]
+            self._told = self.first_bytes() + nonce
+            self._check_proof(proof, by_caller=False)
+            return self._proof(by_caller=True)
+        answer = b""
+        if not self._told:
+            if not _MAGIC.startswith(self._unread[: len(_MAGIC)]):
+                raise Stranger("it speaks of something else")
+            hello = self._take(_HELLO.size)
+            if hello is None:
+                return b""
+            _, peer, called, self.is_summons, _ = _HELLO.unpack(hello)
+            if called != self._me:
+                raise Stranger("it calls another rank")
+            self.peer = int(peer)
+            self._told = hello + self._nonce
+            answer = self._nonce + self._proof(by_caller=False)
+        answered = self._take(_PROOF_BYTES)
+        if answered is not None:
+            self._check_proof(answered, by_caller=True)
+        return answer
+
+    def _proof(self, by_caller: bool) -> bytes:
+        return self._hash(b"caller" if by_caller else b"called", self._told)
+
+    def _check_proof(self, proof: bytes, by_caller: bool) -> None:
+        if not hmac.compare_digest(proof, self._proof(by_caller)):
+            raise Stranger("it does not know the secret of this job")
+        self.is_proved = True
+
+    def _frame(self, content: bytes) -> bytes:
+        return _HEAD.pack(len(content), self._seal(content, from_caller=self.is_caller)) + content
+
+    def _next_content(self) -> bytes | None:
+        if len(self._unread) < _HEAD.size:
+            return None
+        length, seal = _HEAD.unpack_from(self._unread)
+        if length > LONGEST_MESSAGE_BYTES:
+            raise Stranger("a message that is too long")
+        frame = self._take(_HEAD.size + length)
+        if frame is None:
+            return None
+        content = frame[_HEAD.size :]
+        if not hmac.compare_digest(seal, self._seal(content, from_caller=not self.is_caller)):
+            raise Stranger("a message that does not come from the other side")
+        return content
+
+    def _seal(self, content: bytes, from_caller: bool) -> bytes:
+        count = self._counts[from_caller]
+        self._counts[from_caller] += 1
+        about = struct.pack("<?Q", from_caller, count)
+        return self._hash(b"message", self._told, about, content)
+
+    def _hash(self, *parts: bytes) -> bytes:
+        return hmac.digest(self._secret, b"".join(parts), hashlib.sha256)
+
+    def _take(self, count: int) -> bytes | None:
+        if len(self._unread) < count:
+            return None
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Stranger("a message that is not JSON") from error
+    if not isinstance(message, dict):
+        raise Stranger("a message that is not an object")
+    return message

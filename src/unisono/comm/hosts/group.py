@@ -1,0 +1,376 @@
+"""One member of a group over hosts: what every call goes through, and how the group ends."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from sys import _getframe as _caller
+from typing import Any, NoReturn
+
+import torch
+
+from unisono.comm.announced_calls import AnnouncedCall
+from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
+from unisono.comm.engine import site_of
+from unisono.comm.executors import ThreadExecutor
+from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
+from unisono.comm.hosts.link import Frame, Kind, Link
+from unisono.comm.hosts.links import Links
+from unisono.comm.hosts.local_failures import cause_of
+from unisono.comm.hosts.mailbox import Mailbox, fill
+from unisono.comm.hosts.meeting import Findings, Meeting
+from unisono.comm.hosts.placement import Placement
+from unisono.comm.row_collectives import RowCollectives
+from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
+
+_GRACE_S = 1.0
+"""How much longer a rank waits for those of its own host: who waits for another host misses
+exactly the rank that has not come."""
+_TELL_S = 1.0
+_ANSWER_S = 0.5
+"""How long a rank that did not come may take to say where it is."""
+
+
+class HostsGroup(RowCollectives):
+    """One member, without collectives and messages. `local` is the group of the members on this
+    host, `links` what connects this process to other hosts."""
+
+    _also = TRUNCATED_AVG
+
+    def __init__(
+        self,
+        links: Links,
+        placement: Placement,
+        local: Communicator,
+        name: str,
+        global_ranks: tuple[int, ...] | None,
+        timeout_s: float,
+    ) -> None:
+        self.rank = placement.rank
+        self.size = len(placement.members)
+        self.name = name
+        self.global_ranks = global_ranks
+        self.placement = placement
+        self.local = local
+        self.timeout_s = timeout_s
+        self.links = links.share()
+        self.key = _key_of(name)
+        self.mailbox = Mailbox()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._cause: GroupError | None = None
+        self._left: set[int] = set()
+        self._turn = threading.Lock()
+        self._thread = ThreadExecutor(name)
+        self.calls = 0
+        self.doing = ""
+        self.limit_s = timeout_s
+        self._end = 0.0
+        self._meeting = Meeting(self)
+        self._has_met = False
+        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
+        links.add(self)
+        try:
+            links.connect(placement.neighbours(), timeout_s)
+        except BaseException:
+            links.remove(self)
+            links.close()
+            raise
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call waits for its peers."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._timeout_s = self.local.timeout_s = seconds
+
+    # -- how it ends -----------------------------------------------------------------------------
+
+    def _raise_if_ended(self) -> None:
+        if self._cause is not None:
+            raise copy.copy(self._cause)
+        if os.getpid() != self._pid:
+            raise GroupClosed(
+                f"group {self.name} belongs to the parent process (pid {self._pid}): a forked "
+                "child cannot use it",
+                rank=self.rank,
+                group=self.name,
+            )
+
+    @property
+    def errored(self) -> GroupError | None:
+        if self._cause is None:
+            self._look_at_local()
+        return self._cause
+
+    def ending(self, doing: str) -> GroupError | None:
+        """How the group ended, or None; `doing` is what this rank was about."""
+        return self.errored
+
+    def _look_at_local(self) -> None:
+        """End with the group of this host, if that has ended."""
+        error = self.local.errored
+        if error is not None and self._cause is None:
+            self.end(cause_of(error, self))
+
+    def end(self, cause: Cause, *, tell: bool = True) -> GroupError:
+        """The group ends, unless it has ended before: then by that. With `tell` the other hosts
+        learn of it; this one always does."""
+        with self._lock:
+            if self._cause is not None:
+                return copy.copy(self._cause)
+            title = self._title_of(cause)
+            self._cause = cause.error(self.rank, self.name, self.doing, title)
+        self.mailbox.wake()
+        if len(self.placement.here) > 1:
+            self.local.abort(cause.note())
+        if tell:
+            for peer in self.placement.neighbours():
+                self.links.tell_ending(peer, self.key, cause.encode())
+        return copy.copy(self._cause)
+
+    def _tell_closed(self) -> None:
+        """Tell our neighbours on other hosts, behind all data that is on its way to them."""
+        end = time.monotonic() + _TELL_S
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError
+
+        for peer in self.placement.neighbours():
+            link = self.links.peer(peer)
+            if link is not None:
+                try:
+                    link.send(Kind.CLOSED, self.key, check=check)
+                except TimeoutError:
+                    continue
+
+    def abort(self, reason: str = "") -> None:
+        if self._cause is not None:
+            return
+        text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
+        self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
+
+    def close(self) -> None:
+        with self._lock:
+            if isinstance(self._cause, GroupClosed):
+                return
+            text = f"group {self.name} is closed"
+            before, self._cause = self._cause, GroupClosed(text, rank=self.rank, group=self.name)
+        if os.getpid() != self._pid:
+            return
+        if before is None:
+            self._tell_closed()
+        self.mailbox.wake()
+        self.local.close()
+        self._thread.close()
+        self.links.remove(self)
+        self.mailbox.clear()
+        self.links.close()
+
+    # -- what the links bring, in their threads --------------------------------------------------
+
+    def on_frame(self, peer: int, frame: Frame) -> None:
+        """A frame has arrived from the process of a global rank."""
+        if frame.kind == Kind.DATA:
+            self.mailbox.put(peer, frame)
+        elif frame.kind == Kind.CLOSED:
+            self._has_left(peer)
+
+    def on_ending(self, text: str) -> None:
+        """A rank of another host has ended the group, and told all hosts why."""
+        cause = decode_cause(text)
+        if cause is not None:
+            self.end(cause, tell=False)
+
+    def on_lost(self, peer: int, why: str) -> None:
+        """The process of a global rank has ended, or cannot be reached any more."""
+        if peer not in self.placement.members:
+            return
+        if not why:
+            self._has_left(peer)
+            return
+        rank = self.placement.members.index(peer)
+        text = f"{self.name_rank(rank)} {why}"
+        self.end(Cause("PeerLost", text, peer=rank), tell=False)  # every host sees it by itself
+
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        """A rank that waits for a message looks for a deadlock."""
+
+    def _has_left(self, peer: int) -> None:
+        self._left.add(peer)
+        self.mailbox.wake()
+
+    @property
+    def host_names(self) -> list[str]:
+        """The name of each rank's host."""
+        hosts = self.links.hosts
+        return [hosts.names[hosts.host_of(member)] for member in self.placement.members]
+
+    def name_rank(self, rank: int) -> str:
+        """A rank in exceptions: "rank 1 (global 3, pid 17 on node7)"."""
+        hosts, member = self.links.hosts, self.placement.members[rank]
+        known = "" if member == rank else f"global {member}, "
+        host = hosts.names[hosts.host_of(member)]
+        return f"rank {rank} ({known}pid {hosts.pids[member]} on {host})"
+
+    # -- bytes between hosts, for the call under way -----------------------------------------------
+
+    def link(self, peer: int) -> Link:
+        """The connection to a global rank."""
+        link = self.links.peer(peer)
+        assert link is not None, f"rank {self.rank} has no connection to {peer}"
+        return link
+
+    def send_row(self, peer: int, stage: int, row: torch.Tensor) -> None:
+        """Send a row of bytes to a global rank. Stages of a call are streams of their own."""
+        self.link(peer).send_row(self.key, self._tag(stage), row, self.check)
+
+    def take_frame(self, peer: int, stage: int) -> Frame:
+        """The next frame of a global rank in a stage of this call."""
+        late = lambda: self._raise_late(peer)  # noqa: E731
+        return self.mailbox.take(peer, self._tag(stage), self._end, self.check_peer, late)
+
+    def take_row(self, peer: int, stage: int, row: torch.Tensor) -> None:
+        """Fill a row of bytes with what a global rank sends in a stage of this call."""
+        fill(row, lambda: self.take_frame(peer, stage))
+
+    def _tag(self, stage: int) -> int:
+        return self.calls * 16 + stage
+
+    def check(self) -> None:
+        """Raise if the group has ended."""
+        if self._cause is None:
+            self._look_at_local()
+        if self._cause is not None:
+            raise copy.copy(self._cause)
+
+    def check_peer(self, peer: int) -> None:
+        """Raise if the group has ended, or the process that we wait for has left it."""
+        self.check()
+        if peer in self._left:
+            rank = self.placement.members.index(peer)
+            text = f"{self.name_rank(rank)} has left group {self.name}"
+            raise self.end(Cause("PeerLost", text, peer=rank, call=self.calls))
+
+    def _raise_late(self, peer: int) -> NoReturn:
+        rank = self.placement.members.index(peer)
+        where = self.links.ask_where(peer, _ANSWER_S)
+        self.check()  # meanwhile we may have heard more
+        line = f"  rank {rank} is at {where}" if where else f"  rank {rank} did not answer"
+        raise self.end(late_cause([rank], line, self.calls))
+
+    def _title_of(self, cause: Cause) -> str:
+        """What a member says first, where the cause has only the details."""
+        if cause.cycle:
+            circle = " -> ".join(map(str, [*cause.cycle, cause.cycle[0]]))
+            return f"deadlock in group {self.name}: ranks {circle} wait for each other"
+        if not cause.missing or not cause.call:
+            return ""
+        late = [self.name_rank(rank) for rank in cause.missing[:4]]
+        late += [f"{len(cause.missing) - 4} more"] if len(cause.missing) > 4 else []
+        doing = f"{self.doing} (call #{cause.call})" if self.doing else "a call"
+        return (
+            f"{doing} on group {self.name} did not end by its deadline of {self.limit_s:g} s: "
+            f"{', '.join(late)} did not come"
+        )
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    @property
+    def _devices(self) -> Collection[str]:
+        return ("cpu",)
+
+    def _call(
+        self,
+        text: str,
+        sends: Sequence[int] = (),
+        takes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> AnnouncedCall:
+        self._raise_if_ended()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        site = site_of(_caller(1)) or ""  # the innermost line that is not ours
+        return AnnouncedCall(text, sends, takes, timeout_s=limit_s, site=site)
+
+    def _run(
+        self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
+    ) -> Work | None:
+        def carried_out() -> None:
+            self._carry_out(call, job)
+
+        if async_op:
+            return self._thread.begin(carried_out, call.operation)
+        try:
+            if self._thread.is_idle():
+                with torch.inference_mode():  # tensors of either kind may be written to
+                    carried_out()
+            else:
+                self._thread.begin(carried_out, call.operation).wait()
+        except KeyboardInterrupt:
+            self.abort("interrupted")
+            raise
+        return None
+
+    def _carry_out(self, call: AnnouncedCall, job: Callable[[], None]) -> None:
+        with self._turn:
+            self._raise_if_ended()
+            self.calls += 1
+            self.doing = call.operation
+            self.limit_s = call.timeout_s
+            self._end = time.monotonic() + call.timeout_s
+            self.local.timeout_s = call.timeout_s + _GRACE_S
+            self._has_met = False
+            try:
+                job()
+                if not self._has_met:
+                    self._meet(call)
+            except GroupError as error:
+                raise self._translate(error) from None
+            finally:
+                self.doing = ""
+                self.local.timeout_s = self.timeout_s
+
+    def _translate(self, error: GroupError) -> GroupError:
+        """What a member raises for an exception of its host's group, or of its own."""
+        if self._cause is None:
+            self.end(cause_of(error, self))
+        assert self._cause is not None
+        return copy.copy(self._cause)
+
+    def _translated(self, wait: Callable[[], None], work: Work) -> None:
+        """Wait for a work of this host's group. That it is not over yet is no end."""
+        try:
+            wait()
+        except GroupError as error:
+            if not work.is_completed():
+                raise
+            raise self._translate(error) from None
+
+    def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Findings:
+        """Compare with what the others are about to do."""
+        self._has_met = True
+        try:
+            return self._meeting.hold(call, payload)
+        except CollectiveMismatch as error:  # which all see
+            with self._lock:
+                self._cause = self._cause or error
+            raise
+
+    def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
+        if self._cause is None:
+            call = AnnouncedCall(
+                what, refused=True, timeout_s=self.timeout_s, site=site_of(_caller(1)) or ""
+            )
+            self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
+        raise kind(f"{what} on group {self.name}: {why}")
+
+
+def _key_of(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=8).digest()

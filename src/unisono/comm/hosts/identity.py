@@ -1,0 +1,185 @@
+"""Which ranks share a host.
+
+Each rank says through the store where it is: on which machine since its last start, in which
+network namespace, for the sockets by which ranks of one host meet belong to that; or what
+UNISONO_HOSTID says instead. That is a claim. The proof: whoever claims the host of another rank
+connects to a socket of it that has no name outside that host's kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono import variables
+from unisono.comm.hosts import network
+from unisono.comm.rendezvous.store_exchange import exchange
+from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed, peer_uid
+from unisono.errors import RendezvousError
+from unisono.processes import boot_id, namespace
+from unisono.wording import name_ranks
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where all ranks of a world are. Hosts are numbered by their lowest global rank.
+
+    `members` has the global ranks of each host, `names` what people call it, `mine` is this rank's
+    own; `pids` has every rank's process id, as its own host numbers it. `address` is where other
+    hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    mine: int
+    pids: tuple[int, ...]
+    address: str = ""
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many hosts there are."""
+        return len(self.members)
+
+    def host_of(self, global_rank: int) -> int:
+        """The number of a rank's host."""
+        return next(host for host, ranks in enumerate(self.members) if global_rank in ranks)
+
+    def leader(self, host: int) -> int:
+        """The lowest global rank of a host."""
+        return self.members[host][0]
+
+    def name_rank(self, global_rank: int) -> str:
+        """ "rank 3 (pid 4711 on node7)": a rank as exceptions name it."""
+        host = self.names[self.host_of(global_rank)]
+        return f"rank {global_rank} (pid {self.pids[global_rank]} on {host})"
+
+    def name_host(self, host: int) -> str:
+        """ "node7 (ranks 2 and 3)": a host as exceptions name it."""
+        return f"{self.names[host]} ({name_ranks(self.members[host])})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
+    says that UNISONO_HOSTID has told it; `socket` is where it can be reached on that host."""
+
+    identity: str
+    is_given: bool
+    name: str
+    pid: int
+    socket: str
+    secret: str
+
+
+def find_hosts(
+    store: Any,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+) -> Hosts:
+    """Where the ranks of a world are; every rank calls this, and has the same afterwards.
+
+    Raises RendezvousError on all ranks if two of them claim one host and cannot meet on it, or if
+    hosts have no network between them.
+    """
+    with contextlib.ExitStack() as stack:
+        with descriptors_needed():
+            door = stack.enter_context(
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            )
+        mine = _claim(door)
+        texts = exchange(store, "hosts", rank, range(size), json.dumps(vars(mine)), deadline, check)
+        claims = [Claim(**json.loads(text)) for text in texts]
+        hosts = group_claims(claims, rank)
+        if hosts.count == 1:  # whose ranks prove it when they come to share a segment
+            return hosts
+        addresses: network.Addresses = {}
+        try:
+            _prove(claims, rank, hosts.leader(hosts.mine))
+            addresses = network.find_addresses(store)
+            problem = ""
+        except RendezvousError as error:  # which all ranks shall hear
+            problem = str(error)
+        finding = {"problem": problem, "addresses": addresses}
+        texts = exchange(store, "proofs", rank, range(size), json.dumps(finding), deadline, check)
+    findings = [json.loads(text) for text in texts]
+    problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
+    if problems:
+        raise RendezvousError(problems[0])
+    address = network.choose_address(
+        [theirs["addresses"] for theirs in findings],
+        rank,
+        name_rank=hosts.name_rank,
+        may_be_loopback=all(claim.is_given for claim in claims),
+    )
+    return Hosts(hosts.members, hosts.names, hosts.mine, hosts.pids, address, hosts.secret)
+
+
+def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
+    """The hosts of these ranks, as they claim, seen from one of them."""
+    ranks_of: dict[str, list[int]] = {}
+    for member, claim in enumerate(claims):
+        ranks_of.setdefault(claim.identity, []).append(member)
+    members = tuple(map(tuple, ranks_of.values()))  # by lowest rank, for so they were found
+    names = [claims[ranks[0]].name for ranks in members]
+    if len(set(names)) < len(names):  # namespaces of one machine, or machines with one image
+        again = {name for name, count in Counter(names).items() if count > 1}
+        names = [f"{name}#{at}" if name in again else name for at, name in enumerate(names)]
+    mine = next(host for host, ranks in enumerate(members) if rank in ranks)
+    pids = tuple(claim.pid for claim in claims)
+    secret = bytes.fromhex(claims[0].secret)
+    return Hosts(members, tuple(names), mine, pids, secret=secret)
+
+
+def identify_host() -> str:
+    """What is equal on the ranks of one host: UNISONO_HOSTID, or what the system tells. Raises
+    OSError where there is no /proc."""
+    return variables.HOSTID.read() or f"{boot_id()}/{namespace('net')}"
+
+
+def _claim(door: socket.socket) -> Claim:
+    """This rank's; whoever comes to the door while it is open has proved to be on this host, for
+    the kernel lets nobody else in."""
+    name = f"unisono-{secrets.token_hex(16)}"
+    door.bind(b"\0" + name.encode())
+    door.listen(1024)
+    given = variables.HOSTID.read()
+    return Claim(
+        identify_host(),
+        bool(given),
+        given or socket.gethostname(),
+        os.getpid(),
+        name,
+        secrets.token_hex(32),
+    )
+
+
+def _prove(claims: Sequence[Claim], rank: int, leader: int) -> None:
+    """Meet the first rank of this host; raises RendezvousError where that cannot be."""
+    first, own = claims[leader], claims[rank]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as caller:
+        caller.settimeout(10.0)
+        try:
+            caller.connect(b"\0" + first.socket.encode())
+            user = peer_uid(caller)
+        except OSError as error:
+            raise RendezvousError(
+                f"ranks {leader} and {rank} both claim to be on host {own.name} ({own.identity}), "
+                f"but rank {rank} (pid {own.pid}) does not find rank {leader} (pid {first.pid}) "
+                f"there ({error.strerror or error}): has it ended? If they are on different "
+                "machines, give each machine a UNISONO_HOSTID of its own"
+            ) from error
+    if user != os.geteuid():
+        raise RendezvousError(
+            f"on host {own.name} rank {leader} runs as user {user} and rank {rank} as "
+            f"{os.geteuid()}: ranks of one host share memory, and must belong to one user"
+        )

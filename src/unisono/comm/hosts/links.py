@@ -1,0 +1,281 @@
+"""All connections of this process to processes of other hosts, made when they are first needed.
+
+Each connection is a link, which carries data (link.py), and a line beside it, which carries the end
+of groups and tells when the other process or its host is gone (control_line.py). Where only one of
+two processes knows that they need each other, the line comes first, and tells the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import queue
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from unisono.comm.engine import where_is_program
+from unisono.comm.hosts.control_line import ControlLines
+from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.link import Frame, Kind, Link
+from unisono.comm.hosts.network import make_gloo
+from unisono.errors import RendezvousError
+
+_ASKED_S = 60.0
+"""How long a connection that another process has asked for may take."""
+
+
+class Party(Protocol):
+    """A group's end of the connections: what they bring it."""
+
+    key: bytes
+
+    def on_frame(self, peer: int, frame: Frame) -> None: ...
+
+    def on_ending(self, text: str) -> None:
+        """Another host's member has ended the group, and says why."""
+
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        """A rank that waits for this one looks for a deadlock."""
+
+    def on_lost(self, peer: int, why: str) -> None:
+        """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
+        is "" where it has ended in order."""
+
+
+class Links:
+    """The connections of one process of a world. Groups hold on to them by `share` and `close`."""
+
+    def __init__(self, store: Any, hosts: Hosts, me: int) -> None:
+        self.hosts = hosts
+        self.me = me
+        self._store = store
+        self._lock = threading.Lock()
+        self._links: dict[int, Link | threading.Event] = {}
+        self._problems: dict[int, str] = {}
+        self._lost: dict[int, str] = {}
+        self._parties: dict[bytes, weakref.ref[Party]] = {}
+        self._early: dict[bytes, list[tuple[int, Frame]]] = {}
+        self._removed: set[bytes] = set()
+        self._early_endings: dict[bytes, str] = {}
+        self._drawn: set[int] = set()
+        self._questions: dict[str, queue.SimpleQueue[str]] = {}
+        self._holders = 0
+        self._is_closed = False
+        self._lines = ControlLines(
+            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
+        )
+        store.set(_where_key(me), json.dumps(self._lines.where))
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    def share(self) -> Links:
+        """One more holds on to them."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def close(self) -> None:
+        """One less does; the last one ends all connections."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders > 0:
+                return
+        self.close_all()
+
+    def close_all(self) -> None:
+        """Say goodbye to everybody."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            links = [link for link in self._links.values() if isinstance(link, Link)]
+        for link in links:
+            link.close()
+        self._lines.close()
+
+    # -- groups ----------------------------------------------------------------------------------
+
+    def add(self, party: Party) -> None:
+        """Let a group have the frames with its key, those that have come already included."""
+        while True:
+            with self._lock:
+                early = self._early.pop(party.key, [])
+                if not early:  # and later ones do not overtake them
+                    self._parties[party.key] = weakref.ref(party)
+                    ending = self._early_endings.pop(party.key, None)
+                    lost = dict(self._lost)
+                    break
+            for peer, frame in early:
+                party.on_frame(peer, frame)
+        if ending is not None:
+            party.on_ending(ending)
+        for peer, why in lost.items():
+            party.on_lost(peer, why)
+
+    def remove(self, party: Party) -> None:
+        """Frames with its key are nobody's from now on."""
+        with self._lock:
+            self._parties.pop(party.key, None)
+            self._early.pop(party.key, None)
+            self._removed.add(party.key)
+
+    def _on_frame(self, peer: int, frame: Frame) -> None:
+        with self._lock:
+            reference = self._parties.get(frame.group)
+            is_early = reference is None and frame.group not in self._removed
+            if is_early and frame.kind != Kind.CLOSED:
+                self._early.setdefault(frame.group, []).append((peer, frame))
+        party = reference() if reference is not None else None
+        if party is not None:
+            party.on_frame(peer, frame)
+
+    def tell_ending(self, peer: int, key: bytes, text: str) -> None:
+        """Tell the process of a global rank, ahead of all data, why a group has ended."""
+        self._lines.send(peer, {"group": key.hex(), "ending": text})
+
+    def tell_probe(self, peer: int, key: bytes, probe: dict[str, Any]) -> None:
+        """Send a probe to the process of a global rank, on this host or another. The first one may
+        get lost, while there is no line yet."""
+        if self._lines.reaches(peer):
+            self._lines.send(peer, {"group": key.hex(), "probe": probe})
+        else:
+            self._draw_line(peer, summons=True)
+
+    def ask_where(self, peer: int, timeout_s: float) -> str:
+        """The line at which the program of a global rank is; "" if it does not answer in time."""
+        question = secrets.token_hex(8)
+        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._questions[question] = answer
+        try:
+            self._lines.send(peer, {"where": question})
+            return answer.get(timeout=timeout_s)
+        except queue.Empty:
+            return ""
+        finally:
+            del self._questions[question]
+
+    def _on_line(self, peer: int, message: dict[str, Any]) -> None:
+        if "where" in message:
+            answer = {"question": message["where"], "at": where_is_program()}
+            self._lines.send(peer, answer)
+        elif "at" in message:
+            waiting = self._questions.get(message["question"])
+            if waiting is not None:
+                waiting.put(str(message["at"]))
+        elif "link" in message:
+            self._begin(peer, _ASKED_S, False)
+        else:
+            self._on_group_message(bytes.fromhex(message["group"]), message)
+
+    def _on_group_message(self, key: bytes, message: dict[str, Any]) -> None:
+        with self._lock:
+            reference = self._parties.get(key)
+            if reference is None and "ending" in message:
+                self._early_endings[key] = str(message["ending"])
+        party = reference() if reference is not None else None
+        if party is not None and "ending" in message:
+            party.on_ending(str(message["ending"]))
+        elif party is not None:
+            party.on_probe(message["probe"])
+
+    def _on_summons(self, peer: int) -> None:
+        self._draw_line(peer, summons=False)
+
+    def _draw_line(self, peer: int, summons: bool) -> None:
+        """Have a line to a rank, and nothing else, soon."""
+
+        def draw() -> None:
+            with contextlib.suppress(Exception):  # then there is no probe: nobody depends on it
+                address, port = json.loads(self._store.clone().get(_where_key(peer)))
+                self._lines.connect(peer, (address, port), _ASKED_S, summons=summons)
+            self._drawn.discard(peer)
+
+        with self._lock:
+            if peer in self._drawn or self._is_closed:
+                return
+            self._drawn.add(peer)
+        threading.Thread(target=draw, name=f"unisono line to rank {peer}", daemon=True).start()
+
+    def _on_lost(self, peer: int, why: str) -> None:
+        self._on_end(peer, why)
+        link = self.peer(peer)
+        if link is not None:
+            link.hang_up()
+
+    def _on_end(self, peer: int, why: str) -> None:
+        with self._lock:
+            if self._is_closed or peer in self._lost:
+                return
+            self._lost[peer] = why
+            parties = [reference() for reference in self._parties.values()]
+        for party in parties:
+            if party is not None:
+                party.on_lost(peer, why)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def peer(self, peer: int) -> Link | None:
+        """The connection to a global rank, if there is one."""
+        link = self._links.get(peer)
+        return link if isinstance(link, Link) else None
+
+    def connect(self, peers: Iterable[int], timeout_s: float, *, summons: bool = False) -> None:
+        """Have connections to these global ranks, which either connect to this one by themselves
+        or, by a `summons`, are told to. Raises RendezvousError if that fails."""
+        waiting = [(peer, self._begin(peer, timeout_s, summons)) for peer in peers]
+        for peer, event in waiting:
+            if event is not None and not event.wait(timeout_s + 5.0):
+                raise RendezvousError(f"no connection to {self.hosts.name_rank(peer)}")
+            if peer in self._problems:
+                raise RendezvousError(self._problems[peer])
+
+    def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
+        with self._lock:
+            known = self._links.get(peer)
+            if isinstance(known, Link):
+                return None
+            if known is not None:
+                return known
+            event = self._links[peer] = threading.Event()
+        # beside each other: processes have their peers in different orders
+        threading.Thread(
+            target=self._make,
+            args=(peer, event, timeout_s, summons),
+            name=f"unisono connects to rank {peer}",
+            daemon=True,
+        ).start()
+        return event
+
+    def _make(self, peer: int, event: threading.Event, timeout_s: float, summons: bool) -> None:
+        low, high = sorted((self.me, peer))
+        try:
+            store = self._store.clone()  # its own connection: a store answers one at a time
+            address, port = json.loads(store.get(_where_key(peer)))
+            self._lines.connect(peer, (address, port), timeout_s, summons=summons)
+            if summons:
+                self._lines.send(peer, {"link": "please"})
+            name = f"unisono/link/{low}-{high}"
+            gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
+            link = Link(peer, gloo, self._on_frame, self._on_end)
+            with self._lock:
+                self._links[peer] = link
+                is_late = self._is_closed
+            if is_late:
+                link.close()
+        except Exception as error:
+            self._problems[peer] = f"no connection to {self.hosts.name_rank(peer)}: {error}"
+        event.set()
+
+
+def _where_key(rank: int) -> str:
+    """Under which the store has where a rank's lines are to be called."""
+    return f"unisono/line/{rank}"
+
+
+def _close_at_exit(reference: weakref.ref[Links]) -> None:
+    links = reference()
+    if links is not None:
+        links.close_all()

@@ -1,0 +1,221 @@
+"""Point to point over hosts: by shared memory to a rank of the same host, else by a link.
+
+A message to another host is announced in a frame, which carries its bytes where they are few. The
+receiver matches announcements and receives, first come first served by source and tag, and says
+so; then a send is over, or a large message's rest may come, straight to where it belongs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unisono.comm.arguments import NotARank, check_peer, check_tensor
+from unisono.comm.base import Tensor, Work, dtype_name
+from unisono.comm.executors import ThreadExecutor
+from unisono.comm.hosts.deadlocks import DeadlockSearch
+from unisono.comm.hosts.group import HostsGroup
+from unisono.comm.hosts.link import FRAME_BYTES, Frame, Kind
+from unisono.comm.hosts.post_office import (
+    Arrival,
+    LinkMessage,
+    PostOffice,
+    decode_message,
+    encode_message,
+)
+from unisono.comm.row_group import LAST_TAG
+from unisono.comm.rows import bytes_of, row_of, write_back
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.errors import GroupError
+
+_GLANCE_S = 0.0005
+_IN_LINE_BYTES = FRAME_BYTES - 64
+
+
+class HostsMessages(HostsGroup):
+    """A member that can send and receive messages."""
+
+    def __init__(self, *args: Any) -> None:
+        self.office = PostOffice(self)
+        self.deadlocks = DeadlockSearch(self)
+        self._probing = threading.Lock()
+        self._serials = itertools.count(1)
+        self._mover: ThreadExecutor | None = None
+        super().__init__(*args)
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        local = self._check_message(tensor, dst, tag, False)
+        if local is not None:
+            self._locally(lambda: self.local.send(tensor, local, tag))
+            return
+        self._wait(self._send_away(tensor, dst, tag))
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        local = self._check_message(tensor, src, tag, True)
+        if local is not None:
+            return self._recv_locally(tensor, local, tag)
+        work = self._receive_away(tensor, src, tag)
+        if src is None:
+            return self._receive_from_any(work, tensor, tag)
+        self._wait(work)
+        return work.source_rank()
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        local = self._check_message(tensor, dst, tag, False)
+        if local is not None:
+            return LocalMessage(self, self._locally(lambda: self.local.isend(tensor, local, tag)))
+        return self._send_away(tensor, dst, tag)
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        local = self._check_message(tensor, src, tag, True)
+        if local is not None:
+            return LocalMessage(self, self._locally(lambda: self.local.irecv(tensor, local, tag)))
+        work = self._receive_away(tensor, src, tag)
+        if src is not None or len(self.placement.here) == 1:
+            return work
+        return ThreadExecutor.run_beside(
+            lambda: self._receive_from_any(work, tensor, tag), f"recv from anybody (tag {tag})"
+        )
+
+    def close(self) -> None:
+        super().close()
+        if self._mover is not None:
+            self._mover.close()
+
+    # -- inside this host ------------------------------------------------------------------------
+
+    def _check_message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> int | None:
+        """The peer's number on this host; None where it is on another, or may be anybody."""
+        self._raise_if_ended()
+        try:
+            if peer is not None:
+                check_peer(peer, self.size)
+            if type(tag) is not int or not 0 <= tag <= LAST_TAG:
+                raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
+            check_tensor(tensor, writable, self._devices)
+        except (ValueError, TypeError) as error:
+            doing, kind, why = "recv" if writable else "send", type(error), str(error)
+            if isinstance(error, NotARank):
+                kind, why = ValueError, error.among(self.global_ranks)
+            raise kind(f"{doing} on group {self.name}: {why}") from None
+        here = self.placement.here
+        return here.index(peer) if peer in here else None
+
+    def _recv_locally(self, tensor: Any, source: int, tag: int) -> int:
+        found: int = self._locally(lambda: self.local.recv(tensor, source, tag))
+        return self.placement.here[found]
+
+    def _locally(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except GroupError as error:
+            raise self._translate(error) from None
+
+    # -- to and from other hosts -----------------------------------------------------------------
+
+    def _send_away(self, tensor: Any, dst: int, tag: int) -> LinkMessage:
+        peer = self.placement.members[dst]
+        self.links.connect([peer], self.timeout_s, summons=True)
+        row = bytes_of(row_of(tensor))
+        serial = next(self._serials)
+        in_line = row.numel() <= _IN_LINE_BYTES
+        work = LinkMessage(self, f"send to {self.name_rank(dst)} (tag {tag})", peer, tensor)
+        work.rest = None if in_line else row
+        self.office.expect_reply(peer, serial, work)
+        payload = encode_message(row.numel(), dtype_name(tensor), row if in_line else row[:0])
+        self.deadlocks.count_sent(peer)
+        self.link(peer).send(Kind.MESSAGE, self.key, tag, serial, payload, self.check)
+        return work
+
+    def _receive_away(self, tensor: Any, src: int | None, tag: int) -> LinkMessage:
+        peer = None if src is None else self.placement.members[src]
+        who = "anybody" if src is None else self.name_rank(src)
+        row = row_of(tensor)
+        work = LinkMessage(self, f"recv from {who} (tag {tag})", peer, tensor)
+        work.target = bytes_of(row)
+        work.dtype = dtype_name(tensor)
+        work.finish = lambda: write_back(tensor, row)
+        self.office.want(work, tag)
+        return work
+
+    def _receive_from_any(self, work: LinkMessage, tensor: Any, tag: int) -> int:
+        """Whoever comes first, on this host or another."""
+        local = self.local
+        end = time.monotonic() + self.timeout_s
+        while isinstance(local, SharedMemoryCommunicator) and not work.is_matched():
+            with self._probing:
+                source = local.probe(tag)
+                if source >= 0 and self.office.withdraw(work):
+                    return self._recv_locally(tensor, source, tag)
+            self.check()
+            if time.monotonic() > end:
+                break
+            work.await_match(_GLANCE_S)
+        self._wait(work)
+        return work.source_rank()
+
+    def _wait(self, work: Work) -> None:
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            self.abort("interrupted")
+            raise
+
+    # -- what the links bring, in their threads --------------------------------------------------
+
+    def on_frame(self, peer: int, frame: Frame) -> None:
+        if frame.kind == Kind.MESSAGE:
+            size_bytes, dtype, data = decode_message(frame)
+            self.office.arrive(Arrival(peer, frame.tag, frame.extra, size_bytes, dtype, data))
+            self.deadlocks.count_received(peer)
+        elif frame.kind == Kind.MATCHED:
+            work = self.office.replied(peer, frame.tag)
+            if work is not None and work.rest is not None:
+                self._move_rest(work, peer, frame.tag)
+            elif work is not None:
+                work.complete()
+            self.deadlocks.count_received(peer)
+        elif frame.kind == Kind.REST:
+            self.office.take_rest(peer, frame)
+        else:
+            super().on_frame(peer, frame)
+
+    def on_probe(self, probe: dict[str, Any]) -> None:
+        self.deadlocks.on_probe(probe)
+
+    def _move_rest(self, work: LinkMessage, peer: int, serial: int) -> None:
+        """In a thread of the group's own: a link's thread must not wait for room."""
+
+        def move() -> None:
+            assert work.rest is not None
+            self.link(peer).send_row(self.key, serial, work.rest, self.check, Kind.REST)
+            work.complete()
+
+        with self._lock:
+            if self._mover is None:
+                self._mover = ThreadExecutor(f"{self.name} messages")
+        self._mover.begin(move, work.doing)
+
+
+class LocalMessage(Work):
+    """A message inside this host; what goes wrong is told in ranks of the whole group."""
+
+    def __init__(self, group: HostsMessages, work: Work) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._group._translated(lambda: self._work.wait(timeout_s), self._work)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def exception(self) -> Exception | None:
+        error = self._work.exception()
+        return self._group._translate(error) if isinstance(error, GroupError) else error
+
+    def source_rank(self) -> int:
+        return self._group.placement.here[self._work.source_rank()]

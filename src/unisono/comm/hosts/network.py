@@ -1,0 +1,164 @@
+"""The interface by which hosts talk to each other, and gloo on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import RendezvousError
+
+Addresses = dict[str, str]
+"""A rank's own addresses by family: "4" and "6"."""
+
+_SIOCGIFADDR = 0x8915
+_INSTEAD = "set GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other"
+
+
+def find_addresses(store: Any) -> Addresses:
+    """Where this process may be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
+    the one by which it reaches MASTER_ADDR, or the store, or the address of its own host's name.
+
+    Raises RendezvousError if that interface does not exist or has no address.
+    """
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
+    if chosen:
+        return _addresses_of(chosen)
+    target = os.environ.get("MASTER_ADDR") or _host_of(store) or socket.gethostname()
+    return _sources_towards(target)
+
+
+def choose_address(
+    everyone: Sequence[Addresses],
+    rank: int,
+    name_rank: Callable[[int], str],
+    may_be_loopback: bool = False,
+) -> str:
+    """The address by which this rank is reached, of a family that all ranks have.
+
+    A host that reaches itself by the loopback interface, because MASTER_ADDR means its own name
+    there, takes the interface by which it reaches the others. Raises RendezvousError where the
+    ranks have no family in common or nothing but loopback interfaces.
+    """
+    shared = [family for family in ("4", "6") if all(family in theirs for theirs in everyone)]
+    if not shared:
+        texts = [f"{name_rank(r)}: {_describe(theirs)}" for r, theirs in enumerate(everyone)]
+        raise RendezvousError(
+            f"the hosts have no kind of address in common: {_INSTEAD}\n" + "\n".join(texts)
+        )
+    for family in shared:
+        outward = [theirs[family] for theirs in everyone if not is_loopback(theirs[family])]
+        if not outward:
+            continue
+        own = everyone[rank][family]
+        if is_loopback(own):
+            own = _sources_towards(outward[0]).get(family, own)
+        if not is_loopback(own):
+            return own
+    own = everyone[rank][shared[0]]
+    if may_be_loopback:
+        return own
+    raise RendezvousError(
+        f"{name_rank(rank)} would be reached at {own}, which is the loopback interface, and no "
+        f"other host gets there: set MASTER_ADDR to an address that all hosts reach, or {_INSTEAD}"
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads nowhere but to its own host."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def socket_family(address: str) -> socket.AddressFamily:
+    """The family of sockets that an address is for."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+# -- gloo ----------------------------------------------------------------------------------------
+
+
+def make_gloo(store: Any, name: str, me: int, size: int, address: str, timeout_s: float) -> Any:
+    """A ProcessGroupGloo of `size` processes, of which this is number `me`, reached at `address`;
+    each makes one by the same name in the same store. They are connected when it returns.
+
+    Raises RendezvousError if they are not in time.
+    """
+    from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    try:
+        device = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        options._devices = [device]
+        return ProcessGroupGloo(PrefixStore(name, store), me, size, options)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise RendezvousError(
+            f"gloo did not connect {size} processes by {address} ({name}): {reason}; may hosts "
+            f"reach each other on all ports? Else {_INSTEAD}"
+        ) from error
+
+
+# -- addresses -----------------------------------------------------------------------------------
+
+
+def _sources_towards(target: str) -> Addresses:
+    """This process's addresses on the way to a host, one for each family; nothing is sent."""
+    found: Addresses = {}
+    with contextlib.suppress(OSError):  # a name that means nothing here
+        for family, _, _, _, where in socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM):
+            key = "6" if family == socket.AF_INET6 else "4"
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(where)
+                _keep(found, key, str(probe.getsockname()[0]))
+    return found
+
+
+def _addresses_of(interface: str) -> Addresses:
+    """The addresses of an interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise RendezvousError(
+            f"GLOO_SOCKET_IFNAME is {interface}, and {socket.gethostname()} has no such interface: "
+            f"it has {', '.join(names)}"
+        )
+    found: Addresses = {}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        request = struct.pack("256s", interface.encode()[:15])
+        answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+        _keep(found, "4", socket.inet_ntop(socket.AF_INET, answer[20:24]))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, _, _, name = line.split()
+            if name == interface:
+                _keep(found, "6", str(ipaddress.ip_address(bytes.fromhex(digits))))
+    if not found:
+        raise RendezvousError(
+            f"GLOO_SOCKET_IFNAME is {interface}, which has no address on {socket.gethostname()}"
+        )
+    return found
+
+
+def _keep(found: Addresses, family: str, address: str) -> None:
+    """Unless there is one already, or it would mean something else on each host."""
+    if not ipaddress.ip_address(address.partition("%")[0]).is_link_local:
+        found.setdefault(family, address)
+
+
+def _host_of(store: Any) -> str:
+    """Where a TCPStore is hosted, also below prefixes; "" for others."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
+
+
+def _describe(addresses: Addresses) -> str:
+    return " and ".join(addresses.values()) or "none"

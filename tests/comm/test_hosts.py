@@ -1,0 +1,219 @@
+"""What only groups over hosts have; conformance/ tests the rest. Hosts are made up here, by
+UNISONO_HOSTID on one machine; tests/hosts has real ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from expected import assert_same, inputs, reduced
+from ranks import RankPool, attempt, subgroup
+from unisono import GroupAborted, MessageMismatch
+from unisono.comm.base import Message
+from unisono.comm.engine import SUM_DIVIDED, combine
+from unisono.comm.hosts.communicator import HostsCommunicator
+from unisono.comm.hosts.connect import connect
+from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.placement import place
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+
+
+@contextmanager
+def world(rank: int, path: str, hosts: str) -> Iterator[HostsCommunicator]:
+    """A world of as many ranks as letters, a letter for each host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_HOSTID", hosts[rank])
+        store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
+        made = connect(store, rank, len(hosts), timeout_s=30)
+    assert isinstance(made, HostsCommunicator)
+    with made:
+        yield made
+
+
+# -- what it is made of ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.complex64])
+@pytest.mark.parametrize("sources", [1, 2, 3])
+def test_rows_are_combined_as_ranks_would(dtype: torch.dtype, sources: int) -> None:
+    given = inputs(sources, dtype, 1001)
+    combine(result := torch.empty_like(given[0]), given, 0)
+    assert_same(result, reduced(given, "sum"))
+
+
+def test_a_sum_is_divided_and_integers_towards_zero() -> None:
+    row = torch.tensor([7, -7])
+    combine(row, [row], SUM_DIVIDED, 2.0)
+    assert row.tolist() == [3, -3]
+    halves = [torch.tensor([1.0]), torch.tensor([2.0])]
+    combine(halves[0], halves, SUM_DIVIDED, 2.0)
+    assert halves[0].item() == 1.5
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [torch.ones(2), torch.ones(3)],
+        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
+        [torch.ones(2), torch.ones(4)[::2]],
+        [torch.ones(2)],
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows: list[torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="cannot be combined"):
+        combine(rows[0], rows[1:], 0)
+
+
+@pytest.mark.parametrize("hosts", ["AABB", "ABAB", "ABBB", "ABBCCC", "ABC"])
+def test_every_rank_is_heard_by_one_rank_of_every_other_host(hosts: str) -> None:
+    names = list(dict.fromkeys(hosts))
+    members = tuple(tuple(r for r, host in enumerate(hosts) if host == name) for name in names)
+    places = [
+        place(range(len(hosts)), Hosts(members, tuple(names), at, (0,) * len(hosts)), rank)
+        for rank, at in enumerate(map(names.index, hosts))
+    ]
+    for rank, here in enumerate(places):
+        assert here.rank == rank
+        hearers = [there for there in places if rank in there.origins(there.index)[1:]]
+        assert sorted(there.host for there in hearers) == sorted(here.others())
+        for there in hearers:
+            assert here.mate(there.host) == there.rank
+        for peer in here.neighbours():
+            assert rank in places[peer].neighbours()
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
+def test_bits_depend_on_the_placement_alone(pool: RankPool, hosts: str) -> None:
+    """Small calls and large ones, all ranks: partial sums of hosts, in float32 for halves."""
+    for value in pool.run(sum_everything, 4, hosts, False, connected=False):
+        assert value is None
+
+
+def test_strict_order_is_that_of_ranks(pool: RankPool) -> None:
+    for value in pool.run(sum_everything, 4, "ABBA", True, connected=False):
+        assert value is None
+
+
+def sum_everything(rank: int, size: int, path: str, hosts: str, strict: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_STRICT_ORDER", "1" if strict else "0")
+        with world(rank, path, hosts) as comm:
+            for dtype in (torch.float32, torch.bfloat16):
+                for count in (3, 900, 5000, 700_001):
+                    check_sums(comm, inputs(size, dtype, count), hosts, strict)
+
+
+def check_sums(
+    comm: HostsCommunicator, given: list[torch.Tensor], hosts: str, strict: bool
+) -> None:
+    groups = [[r for r in range(4) if hosts[r] == host] for host in dict.fromkeys(hosts)]
+    groups = [[0, 1, 2, 3]] if strict else groups
+    wide = [row.float().numpy() for row in given]
+    partials = [reduce(numpy.add, [wide[rank] for rank in ranks]) for ranks in groups]
+    total = reduce(numpy.add, partials)
+    expected = torch.from_numpy(total).to(given[0].dtype)
+    what = (given[0].dtype, given[0].numel())
+    comm.all_reduce(tensor := given[comm.rank].clone())
+    assert_same(tensor, expected, what)
+    comm.all_reduce(tensor := given[comm.rank].clone(), "avg")
+    assert_same(tensor, torch.from_numpy(total / numpy.float32(4)).to(tensor.dtype), what)
+    comm.reduce(tensor := given[comm.rank].clone(), 3)
+    assert_same(tensor, expected if comm.rank == 3 else given[comm.rank], what)
+    cuts = [1, 0, given[0].numel() // 2]
+    cuts.append(given[0].numel() - sum(cuts))
+    output = torch.empty(cuts[comm.rank], dtype=given[0].dtype)
+    comm.reduce_scatter(output, list(torch.split(given[comm.rank], cuts)))
+    assert_same(output, torch.split(expected, cuts)[comm.rank], what)
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def test_messages_of_every_size_in_all_directions(pool: RankPool) -> None:
+    pool.run(exchange_messages, 4, connected=False)
+
+
+def exchange_messages(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABBA") as comm:
+        for count in (0, 5, 100_000, 1_000_000):
+            got = [torch.zeros(count) for _ in range(size)]
+            batch = [Message("recv", got[peer], peer) for peer in range(size) if peer != rank]
+            batch += [
+                Message("send", torch.full((count,), float(rank)), peer)
+                for peer in range(size)
+                if peer != rank
+            ]
+            for work in comm.batch_isend_irecv(batch):
+                work.wait(30)
+            for peer in range(size):
+                assert peer == rank or (got[peer] == peer).all()
+
+
+def test_anybody_may_be_on_this_host_or_another(pool: RankPool) -> None:
+    pool.run(receive_from_anybody, 4, connected=False)
+
+
+def receive_from_anybody(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABBA") as comm:
+        for turn in range(3):
+            if rank != 1:
+                comm.send(torch.full((2,), float(rank)), 1, tag=turn)
+                continue
+            works = [comm.irecv(tensor := torch.zeros(2), tag=turn)]
+            got = [tensor.clone() for _ in range(2)]
+            found = {comm.recv(got[0], tag=turn), comm.recv(got[1], tag=turn)}
+            works[0].wait(30)
+            found.add(works[0].source_rank())
+            assert tensor.tolist() == [works[0].source_rank()] * 2
+            assert found == {0, 2, 3}
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:
+    pool.run(fail_in_one_group, 4, connected=False)
+
+
+def fail_in_one_group(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABBA") as comm:
+        first, second = (subgroup(comm, range(size), label) for label in ("first", "second"))
+        inside = comm.split([1, 2])
+        assert inside is None or isinstance(inside, SharedMemoryCommunicator)
+        first.all_reduce(torch.ones(300_000))
+        if rank == 2:
+            first.abort("enough")
+        error = attempt(first.all_reduce, torch.ones(300_000))
+        assert isinstance(error, GroupAborted), error
+        assert (error.peer, error.reason) == (2, "enough")
+        second.all_reduce(tensor := torch.ones(300_000))
+        assert (tensor == size).all()
+        if rank < 2:  # which are on different hosts
+            call = second.send if rank == 0 else second.recv
+            assert isinstance(attempt(call, torch.zeros(3 + rank), 1 - rank), MessageMismatch)
+        comm.all_reduce(tensor := torch.ones(3))
+        assert tensor.tolist() == [size] * 3
+
+
+def test_a_forked_child_cannot_use_it(fresh_pool: RankPool) -> None:
+    fresh_pool.run(use_in_child, 2, connected=False)
+
+
+def use_in_child(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "AB") as comm:
+        child = os.fork()
+        if not child:
+            error = attempt(comm.barrier)
+            os._exit(0 if "belongs to the parent process" in str(error) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        comm.barrier()

@@ -1,0 +1,307 @@
+"""Hosts for tests and benchmarks: Linux namespaces on one machine, joined by virtual cables.
+
+Each host has a network, IPC, host name, processes and /dev/shm of its own, and one interface, eth0,
+whose cable ends in a switch, which is a namespace too. Nothing has a name outside: a host ends with
+its first process, that with the process that made it, and the kernel then takes away all processes,
+cables and mounts, whatever has happened. Needs root, ip, tc and unshare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND_S = 30.0
+"""How long a command that only sets something up may take."""
+
+# The first process says that it is there, and stays until nobody holds the other end of its input.
+_FIRST_PROCESS = "hostname {name} && mount -t tmpfs tmpfs /dev/shm && echo here && exec cat"
+
+
+@functools.cache
+def why_not() -> str:
+    """Why this machine cannot have hosts; "" if it can."""
+    if os.geteuid() != 0:
+        return "hosts as network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool) is None]
+    if missing:
+        return f"hosts as network namespaces need {' and '.join(missing)}"
+    trial = "ip link add name a type veth peer name b"
+    made = subprocess.run(
+        ["unshare", "--net", "--ipc", "--uts", "--pid", "--fork", "--mount-proc", *trial.split()],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+    return f"no network namespaces here: {made.stderr.strip()}" if made.returncode else ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a cable lets through, each way; without a rate as much as the machine can."""
+
+    rate_bits_per_s: int = 0
+    burst_bytes: int = 256 * 1024
+    queue_bytes: int = 4 * 1024 * 1024
+
+    def shape(self, device: str) -> str:
+        """As an argument of tc."""
+        return (
+            f"qdisc add dev {device} root tbf rate {self.rate_bits_per_s}bit "
+            f"burst {self.burst_bytes} limit {self.queue_bytes}\n"
+        )
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host; `pid` is its first process, as seen from outside, `port` its end in the switch."""
+
+    name: str
+    ipv4: str
+    ipv6: str
+    pid: int
+    port: str
+    holder_pid: int
+    switch_pid: int
+
+    def command(self, *command: str, folder: str | Path = "/") -> list[str]:
+        """What runs a command on this host."""
+        enter = ["nsenter", "-t", str(self.pid), "--net", "--ipc", "--uts", "--pid", "--mount"]
+        return [*enter, "env", "-C", str(folder), *command]
+
+    def run(self, *command: str) -> str:
+        """Run a short command here, and return what it prints."""
+        return _run(self.command(*command))
+
+    def enter(self) -> None:
+        """Move this process, which has one thread, to the host: to its network, IPC and name. Its
+        number and parent stay, and with them its life: `kill` does not end it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        for kind in ("net", "ipc", "uts"):
+            with open(f"/proc/{self.pid}/ns/{kind}") as namespace:
+                if libc.setns(namespace.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"setns to the {kind} of {self.name}")
+
+    def interface_bytes(self) -> tuple[int, int]:
+        """How many bytes eth0 has sent and received, with the packets' headers."""
+        for line in self.run("cat", "/proc/net/dev").splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == "eth0":
+                numbers = [int(number) for number in counts.split()]
+                return numbers[8], numbers[0]
+        raise AssertionError(f"{self.name} has no eth0")
+
+    def cut(self) -> None:
+        """Nothing passes any more, and nobody is told: as where a switch fails."""
+        _in_network(self.switch_pid, "ip", f"link set {self.port} nomaster\n")
+
+    def unplug(self) -> None:
+        """As if somebody pulled the cable: the interface knows that it has no carrier."""
+        _in_network(self.switch_pid, "ip", f"link set {self.port} down\n")
+
+    def mend(self) -> None:
+        """After `cut` or `unplug`."""
+        _in_network(self.switch_pid, "ip", f"link set {self.port} master switch up\n")
+
+    def send_signal(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """To a process of this host, by the number that it has there."""
+        self.run("kill", f"-{int(number)}", str(pid))
+
+    def kill(self) -> None:
+        """End every process of this host at once, with its network, as where power fails. Its
+        cable goes, too, so that nobody hears of it by a packet."""
+        self.cut()
+        os.kill(self.holder_pid, signal.SIGKILL)  # its child, the host's first, goes with it
+
+    def kill_processes(self) -> None:
+        """End every process but the first; the network stays, and tells the others."""
+        script = "for p in /proc/[0-9]*; do p=${p#/proc/}; "
+        script += "[ $p = 1 ] || [ $p = $$ ] || kill -9 $p 2>/dev/null; done; true"
+        self.run("sh", "-c", script)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hosts on one switch."""
+
+    hosts: tuple[Host, ...]
+
+
+@contextlib.contextmanager
+def network(
+    count: int, link: Link | None = None, *, ipv4: bool = True, ipv6: bool = True
+) -> Iterator[Network]:
+    """So many hosts, named host0, host1, ..., of which each reaches the others by eth0.
+
+    They have the addresses 10.77.0.1, ... and fd77::1, ..., which nobody outside can reach.
+    """
+    link = link or Link()
+    with contextlib.ExitStack() as stack:
+        _, switch = stack.enter_context(_first_process(["--net"], "echo here && exec cat"))
+        hosts = []
+        separate = ["--net", "--ipc", "--uts", "--pid", "--mount-proc"]
+        for number in range(count):
+            name = f"host{number}"
+            script = _FIRST_PROCESS.format(name=name)
+            holder, pid = stack.enter_context(_first_process(separate, script))
+            addresses = f"10.77.0.{number + 1}", f"fd77::{number + 1:x}"
+            hosts.append(Host(name, *addresses, pid, f"port{number}", holder, switch))
+        _in_network(switch, "ip", "link add switch type bridge\nlink set switch up\n")
+        for host in hosts:
+            cable = f"link add {host.port} type veth peer name eth0 netns {host.pid}\n"
+            _in_network(switch, "ip", f"{cable}link set {host.port} master switch up\n")
+            addresses = ""
+            if ipv4:
+                addresses += f"addr add {host.ipv4}/24 dev eth0\n"
+            if ipv6:  # without waiting whether another host has it already
+                addresses += f"addr add {host.ipv6}/64 dev eth0 nodad\n"
+            _in_network(host.pid, "ip", f"link set lo up\n{addresses}link set eth0 up\n")
+            if link.rate_bits_per_s:
+                _in_network(switch, "tc", link.shape(host.port))
+                _in_network(host.pid, "tc", link.shape("eth0"))
+        yield Network(tuple(hosts))
+
+
+MakeNetwork = Callable[..., AbstractContextManager[Network]]
+"""The fixture `make_network`, which is `network` where there can be one."""
+
+
+@contextlib.contextmanager
+def _first_process(separate: Sequence[str], script: str) -> Iterator[tuple[int, int]]:
+    """A process with namespaces of its own: the number of its parent, which it does not survive,
+    and its own."""
+    holder = subprocess.Popen(
+        ["unshare", *separate, "--fork", "--kill-child", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stderr is not None
+            if holder.stdout.readline() != "here\n":
+                raise RuntimeError(f"cannot make a namespace: {holder.stderr.read()}")
+            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text()
+            yield holder.pid, int(children)
+        finally:
+            holder.kill()
+
+
+def _in_network(pid: int, tool: str, lines: str) -> None:
+    _run(["nsenter", "-t", str(pid), "--net", tool, "-batch", "-"], lines)
+
+
+def _run(command: Sequence[str], text: str = "") -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=COMMAND_S)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()} {text}")
+    return done.stdout
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """A process that was started on a host, and the file with what it has printed so far."""
+
+    host: Host
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def text(self) -> str:
+        """What it has printed so far, errors too."""
+        return self.output.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 120.0) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            text = self.text()
+            raise AssertionError(
+                f"{self.output.name} on {self.host.name} not done in {timeout_s:g} s:\n{text}"
+            ) from None
+
+    def send_signal(self, number: int) -> None:
+        """To the process itself, which is a child of the one that entered the host."""
+        pid = self.process.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), number)
+
+
+def start_on(
+    host: Host,
+    command: Sequence[str],
+    output: Path,
+    environment: Mapping[str, str],
+    folder: str | Path = "/",
+) -> HostProcess:
+    """Start a command on a host; what it prints goes to a file."""
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            host.command(*command, folder=folder),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    return HostProcess(host, process, output)
+
+
+def start_ranks(
+    hosts: Sequence[Host],
+    placement: Sequence[int],
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    master: str = "",
+) -> list[HostProcess]:
+    """Start one process per rank; `placement` says for each rank the number of its host, so that
+    (0, 0, 1, 1) is in blocks and (0, 1, 0, 1) cyclic. What rank 2 prints is in `folder`/rank2."""
+    started = []
+    for rank, number in enumerate(placement):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(placement)),
+            "LOCAL_RANK": str(placement[:rank].count(number)),
+            "LOCAL_WORLD_SIZE": str(placement.count(number)),
+            "MASTER_ADDR": master or hosts[placement[0]].ipv4,
+            "MASTER_PORT": "29400",
+        }
+        output = folder / f"rank{rank}"
+        started.append(start_on(hosts[number], command, output, {**environment, **own}, folder))
+    return started
+
+
+def start_torchrun(
+    hosts: Sequence[Host],
+    ranks: Sequence[int],
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    master: str = "",
+) -> list[HostProcess]:
+    """Start torchrun once on each host, for as many ranks as `ranks` says of it; `command` is the
+    script and its arguments. What host 1 prints is in `folder`/node1."""
+    started = []
+    for number, (host, count) in enumerate(zip(hosts, ranks, strict=True)):
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]
+        torchrun += ["--nnodes", str(len(hosts)), "--node-rank", str(number)]
+        torchrun += ["--nproc-per-node", str(count), "--master-port", "29400"]
+        torchrun += ["--master-addr", master or hosts[0].ipv4]
+        output = folder / f"node{number}"
+        started.append(start_on(host, [*torchrun, *command], output, environment, folder))
+    return started
