@@ -1,15 +1,21 @@
 /* From an element type and a reduction to the kernel that computes it on this processor. */
 #include "reduce.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 static const kernel_table *table_for_this_processor(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         return &kernels_avx512;
-    return __builtin_cpu_supports("avx2") ? &kernels_avx2 : &kernels_sse2;
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    return avx2 ? &kernels_avx2 : &kernels_sse2;
 #else
-    return &kernels_base;
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDHP ? &kernels_fp16 : &kernels_base;
 #endif
 }
 

@@ -7,6 +7,8 @@
  */
 #include "reduce.h"
 
+#include "halves.h"
+
 #include <string.h>
 
 enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level cache */
@@ -18,6 +20,11 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 
 /* One kernel: LOAD widens a stored T to an A, COMBINE joins two A, FINISH makes a T of an A. */
 #define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                                 \
+    static __attribute__((noinline)) void NAME##_onto(A *restrict partial, const T *restrict x,   \
+                                                      size_t n, A scale) {                        \
+        (void)scale;                                                                              \
+        for (size_t i = 0; i < n; i++) partial[i] = COMBINE(partial[i], LOAD(x[i]));              \
+    }                                                                                             \
     static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
         const A scale = (A)(factor);                                                              \
@@ -36,10 +43,8 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
             } else {                                                                              \
                 const T *z = (const T *)from[1] + start;                                          \
                 for (size_t i = 0; i < n; i++) partial[i] = COMBINE(LOAD(x[i]), LOAD(z[i]));      \
-                for (int s = 2; s < sources - 1; s++) {                                           \
-                    z = (const T *)from[s] + start;                                               \
-                    for (size_t i = 0; i < n; i++) partial[i] = COMBINE(partial[i], LOAD(z[i]));  \
-                }                                                                                 \
+                for (int s = 2; s < sources - 1; s++)                                             \
+                    NAME##_onto(partial, (const T *)from[s] + start, n, scale);                   \
                 FOR_BLOCK(FINISH(COMBINE(partial[i], LOAD(y[i]))))                                \
             }                                                                                     \
         }                                                                                         \
@@ -120,56 +125,90 @@ PREMUL_KERNEL(16)
 PREMUL_KERNEL(32)
 PREMUL_KERNEL(64)
 
-static inline uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
+/* Half types, STEP elements at a time; the last few likewise, in a copy. LOAD, COMBINE and FINISH
+ * work on lanes of float32. */
+#define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND)                                    \
+    static inline wide NAME##_load(const uint16_t *from, float scale) {                           \
+        wide read = WIDEN(from);                                                                  \
+        (void)scale;                                                                              \
+        return (wide){LOAD(read.low), LOAD(read.high)};                                           \
+    }                                                                                             \
+    static inline wide NAME##_combine(wide a, wide b) {                                           \
+        return (wide){COMBINE(a.low, b.low), COMBINE(a.high, b.high)};                            \
+    }                                                                                             \
+    static inline void NAME##_store(uint16_t *to, wide sum, float scale, float ranks) {           \
+        (void)scale, (void)ranks;                                                                 \
+        ROUND(to, (wide){FINISH(sum.low), FINISH(sum.high)});                                     \
+    }                                                                                             \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
+                     double factor) {                                                             \
+        const float scale = (float)factor, ranks = (float)sources;                                \
+        const uint16_t *x = from[0], *y = from[sources - 1];                                      \
+        uint16_t *out = to;                                                                       \
+        size_t i = 0;                                                                             \
+        if (sources == 2)                                                                         \
+            for (; i + STEP <= count; i += STEP) {                                                \
+                wide left = NAME##_load(x + i, scale), right = NAME##_load(y + i, scale);         \
+                NAME##_store(out + i, NAME##_combine(left, right), scale, ranks);                 \
+            }                                                                                     \
+        for (; i + 2 * STEP <= count; i += 2 * STEP) {                                            \
+            wide sum = NAME##_load(x + i, scale), next = NAME##_load(x + i + STEP, scale);        \
+            for (int s = 1; s < sources; s++) {                                                   \
+                const uint16_t *z = (const uint16_t *)from[s] + i;                                \
+                sum = NAME##_combine(sum, NAME##_load(z, scale));                                 \
+                next = NAME##_combine(next, NAME##_load(z + STEP, scale));                        \
+            }                                                                                     \
+            NAME##_store(out + i, sum, scale, ranks);                                             \
+            NAME##_store(out + i + STEP, next, scale, ranks);                                     \
+        }                                                                                         \
+        for (; i < count; i += STEP) {                                                            \
+            size_t rest = sizeof(uint16_t) * (count - i < STEP ? count - i : STEP);               \
+            uint16_t few[STEP] = {0};                                                             \
+            wide sum = NAME##_load(memcpy(few, x + i, rest), scale);                              \
+            for (int s = 1; s < sources; s++) {                                                   \
+                memcpy(few, (const uint16_t *)from[s] + i, rest);                                 \
+                sum = NAME##_combine(sum, NAME##_load(few, scale));                               \
+            }                                                                                     \
+            NAME##_store(few, sum, scale, ranks);                                                 \
+            memcpy(out + i, few, rest);                                                           \
+        }                                                                                         \
+    }
 
-static inline float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+#define LESSER_LANES(a, b) select_lanes((lane_bits)((b < a) | (b != b)), b, a)
+#define GREATER_LANES(a, b) select_lanes((lane_bits)((b > a) | (b != b)), b, a)
 
-#if defined(__aarch64__)
-typedef __fp16 half;
-#define WIDEN_HALF(x) ((float)(x))
-#define ROUND_HALF(x) ((__fp16)(x))
+#define HALF_KERNELS(KIND, WIDEN, ROUND)                                                          \
+    HALF_KERNEL(divide_##KIND, WIDEN, SAME, ADD, QUOTIENT, ROUND)                                 \
+    HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND)                                        \
+    HALF_KERNEL(avg_##KIND, WIDEN, SAME, ADD, DIVIDED, ROUND)                                     \
+    HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND)                         \
+    HALF_KERNEL(min_##KIND, WIDEN, SAME, LESSER_LANES, SAME, ROUND)                               \
+    HALF_KERNEL(max_##KIND, WIDEN, SAME, GREATER_LANES, SAME, ROUND)                              \
+    HALF_KERNEL(premul_##KIND, WIDEN, SCALED, ADD, SAME, ROUND)
+HALF_KERNELS(f16, widen_half, round_half)
+HALF_KERNELS(bf16, widen_brain, round_brain)
+
+/* Two float16 numbers, added or multiplied in float32 and rounded, are what the processor's own
+ * float16 arithmetic gives: float32 has more than twice the digits, so rounding twice is rounding
+ * once. */
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+#define NATIVE_KERNEL(NAME, COMBINE)                                                              \
+    static void native_##NAME(void *to, const void *const *from, int sources, size_t count,       \
+                              double factor) {                                                    \
+        const float16_t *x = from[0], *y = from[sources - 1];                                     \
+        float16_t *out = to;                                                                      \
+        if (sources != 2) {                                                                       \
+            NAME(to, from, sources, count, factor);                                               \
+            return;                                                                               \
+        }                                                                                         \
+        _Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) out[i] = COMBINE(x[i], y[i]);     \
+    }
+NATIVE_KERNEL(sum_f16, ADD)
+NATIVE_KERNEL(product_f16, MULTIPLY_FLOAT)
 #else
-typedef uint16_t half;
-/* Shift the fields into place, let a multiplication correct the exponent (subnormals included). */
-static inline float WIDEN_HALF(uint16_t h) {
-    float scaled = float_of((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
-    uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
-    return float_of(bits_of(scaled) | special | (uint32_t)(h & 0x8000) << 16);
-}
-static inline uint16_t ROUND_HALF(float value) {
-    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    uint32_t normal = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
-    uint32_t subnormal = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* 0.5 has half's last bit */
-    uint32_t result = bits < 0x38800000 ? subnormal : normal;
-    result = bits >= 0x477ff000 ? 0x7c00 : result;
-    result = bits > 0x7f800000 ? 0x7e00 : result;
-    return (uint16_t)(result | sign);
-}
+#define native_sum_f16 sum_f16
+#define native_product_f16 product_f16
 #endif
-
-typedef uint16_t brain;
-static inline float WIDEN_BRAIN(uint16_t b) { return float_of((uint32_t)b << 16); }
-static inline uint16_t ROUND_BRAIN(float value) {
-    uint32_t bits = bits_of(value);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
-
-#define WIDEN_HALF_SCALED(x) (WIDEN_HALF(x) * scale)
-#define ROUND_HALF_DIVIDED(x) ROUND_HALF((x) / ranks)
-#define ROUND_HALF_QUOTIENT(x) ROUND_HALF((x) / scale)
-#define WIDEN_BRAIN_SCALED(x) (WIDEN_BRAIN(x) * scale)
-#define ROUND_BRAIN_DIVIDED(x) ROUND_BRAIN((x) / ranks)
-#define ROUND_BRAIN_QUOTIENT(x) ROUND_BRAIN((x) / scale)
 
 #define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_DIVIDED, FINISH_QUOTIENT)     \
     KERNEL(divide_##KIND, T, A, LOAD, ADD, FINISH_QUOTIENT)                                       \
@@ -179,10 +218,6 @@ static inline uint16_t ROUND_BRAIN(float value) {
     KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                          \
     KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                         \
     KERNEL(premul_##KIND, T, A, LOAD_SCALED, ADD, FINISH)
-FLOAT_KERNELS(f16, half, float, WIDEN_HALF, ROUND_HALF, WIDEN_HALF_SCALED, ROUND_HALF_DIVIDED,
-              ROUND_HALF_QUOTIENT)
-FLOAT_KERNELS(bf16, brain, float, WIDEN_BRAIN, ROUND_BRAIN, WIDEN_BRAIN_SCALED,
-              ROUND_BRAIN_DIVIDED, ROUND_BRAIN_QUOTIENT)
 FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
 FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
 
@@ -229,7 +264,10 @@ const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_U16] = INTEGER_ROW(u, 16),
     [KIND_U32] = INTEGER_ROW(u, 32),
     [KIND_U64] = INTEGER_ROW(u, 64),
-    [KIND_F16] = FLOAT_ROW(f16),
+    [KIND_F16] = {[UN_SUM] = native_sum_f16, [UN_AVG] = avg_f16,
+                  [UN_PRODUCT] = native_product_f16, [UN_MIN] = min_f16, [UN_MAX] = max_f16,
+                  [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = avg_f16,
+                  [DIVISION] = divide_f16},
     [KIND_BF16] = FLOAT_ROW(bf16),
     [KIND_F32] = FLOAT_ROW(f32),
     [KIND_F64] = FLOAT_ROW(f64),

@@ -32,7 +32,7 @@ typedef kernel *kernel_table[KINDS][KERNELS];
 #if defined(__x86_64__)
 extern const kernel_table kernels_sse2, kernels_avx2, kernels_avx512;
 #else
-extern const kernel_table kernels_base;
+extern const kernel_table kernels_base, kernels_fp16;
 #endif
 
 #endif

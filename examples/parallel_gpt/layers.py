@@ -85,3 +85,23 @@ class RowParallel(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Sum.apply(functional.linear(x, self.weight), self.comm)
+
+
+class Network(torch.nn.Module):
+    """Two layers with `inner` numbers between them, cut over the ranks of a group."""
+
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        inner: int,
+        comm: Communicator,
+        like: torch.Tensor,
+        std: float,
+    ) -> None:
+        super().__init__()
+        self.up = ColumnParallel(f"{name} up", width, inner, comm, like)
+        self.down = RowParallel(f"{name} down", inner, width, comm, like, std)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.gelu(self.up(x)))

@@ -1,20 +1,24 @@
-"""A GPT as this rank has it: the layers of its pipeline stage, its heads, its positions."""
+"""A GPT as this rank has it: its pipeline stage, its heads, its positions, its experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from layers import ColumnParallel, RowParallel, whole
+from layers import ColumnParallel, Network, RowParallel, whole
 from torch.nn import functional
 
 from unisono import ProcessGroupManager
-from unisono.training.attention import ring_attention
+from unisono.training import ExpertParallel, ring_attention
 
 
 @dataclass(frozen=True)
 class Config:
-    """The model and a step. The defaults have 3.6 million parameters."""
+    """The model and a step. The defaults have 3.6 million parameters.
+
+    With `experts` each layer has that many networks, and a token goes through the `top_k` that
+    its gate chooses; `capacity_factor` is how full an expert may be, None for any number of tokens.
+    """
 
     vocabulary: int = 128
     width: int = 192
@@ -25,6 +29,9 @@ class Config:
     micro_batches: int = 2
     learning_rate: float = 5e-4
     warm_up: int = 20
+    experts: int = 0
+    top_k: int = 2
+    capacity_factor: float | None = None
 
     def check(self, manager: ProcessGroupManager) -> None:
         """Raise ValueError, with what fits, if this layout cannot hold the model or the batch."""
@@ -32,11 +39,12 @@ class Config:
             ("tp", "heads", self.heads, manager.tp_world_size),
             ("pp", "layers", self.layers, manager.pp_world_size),
             ("cp", "positions", self.positions, manager.cp_world_size),
+            ("ep", "experts", self.experts, manager.ep_world_size),
             (
-                "dp",
+                "dp x ep",
                 "batch / micro_batches",
                 self.batch // self.micro_batches,
-                manager.dp_world_size,
+                manager.dp_world_size * manager.ep_world_size,
             ),
         )
         if self.batch % self.micro_batches:
@@ -47,6 +55,23 @@ class Config:
                 raise ValueError(
                     f"{axis} {size} does not divide {name} {number}: use {axis} {', '.join(fits)}"
                 )
+
+
+def mixture(
+    name: str, config: Config, manager: ProcessGroupManager, like: torch.Tensor, std: float
+) -> ExpertParallel:
+    """Experts, of which each rank of `ep` has some, and a gate, which all have."""
+    width = config.width
+    gate = torch.nn.Linear(width, config.experts, bias=False)
+    gate.weight = torch.nn.Parameter(whole(f"{name} gate", config.experts, width, like=like))
+    count = config.experts // manager.ep_world_size
+    experts = [
+        Network(f"{name} expert {number}", width, 4 * width, manager.tp, like, std)
+        for number in range(manager.ep_rank * count, (manager.ep_rank + 1) * count)
+    ]
+    return ExpertParallel(
+        gate, experts, config.top_k, manager.ep, capacity_factor=config.capacity_factor
+    )
 
 
 class Block(torch.nn.Module):
@@ -65,8 +90,11 @@ class Block(torch.nn.Module):
         self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like)
         std = 0.02 / (2 * config.layers) ** 0.5  # as many are added up on the way straight on
         self.out = RowParallel(f"{name} out", width, width, tp, like, std)
-        self.up = ColumnParallel(f"{name} up", width, 4 * width, tp, like)
-        self.down = RowParallel(f"{name} down", 4 * width, width, tp, like, std)
+        self.network = (
+            mixture(name, config, manager, like, std)
+            if config.experts
+            else Network(name, width, 4 * width, tp, like, std)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, positions, _ = x.shape
@@ -74,7 +102,7 @@ class Block(torch.nn.Module):
         query, key, value = qkv.transpose(1, 2).unbind(3)
         seen = ring_attention(query, key, value, self.cp, causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, positions, -1))
-        return x + self.down(functional.gelu(self.up(self.before_network(x))))
+        return x + self.network(self.before_network(x))
 
 
 class Stage(torch.nn.Module):
@@ -99,6 +127,16 @@ class Stage(torch.nn.Module):
             self.head = torch.nn.Parameter(
                 whole("head", config.vocabulary, config.width, like=like)
             )
+
+    def expert_parameters(self) -> list[torch.nn.Parameter]:
+        """Those that only this rank of `ep` has."""
+        layers = [block.network for block in self.blocks]
+        return [
+            parameter
+            for layer in layers
+            if isinstance(layer, ExpertParallel)
+            for parameter in layer.experts.parameters()
+        ]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """From characters, or the previous stage's result, to this stage's."""

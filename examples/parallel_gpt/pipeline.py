@@ -20,9 +20,13 @@ class Pipeline:
     """This rank's stage, between its neighbours in `pp`."""
 
     def __init__(
-        self, stage: torch.nn.Module, sync: GradientSync, pp: Communicator, like: torch.Tensor
+        self,
+        stage: torch.nn.Module,
+        syncs: list[GradientSync],
+        pp: Communicator,
+        like: torch.Tensor,
     ) -> None:
-        self.stage, self.sync, self.pp, self.like = stage, sync, pp, like
+        self.stage, self.syncs, self.pp, self.like = stage, syncs, pp, like
         self.is_first, self.is_last = pp.rank == 0, pp.rank == pp.size - 1
         self.open: deque[tuple[torch.Tensor, torch.Tensor]] = deque()  # inputs and results
         self.sends: list[Work] = []
@@ -38,12 +42,15 @@ class Pipeline:
                 self.forward(*batches[number], width, len(batches))
             if number >= ahead:
                 is_last = number == len(batches) + ahead - 1
-                with contextlib.nullcontext() if is_last else self.sync.no_sync():
+                with contextlib.ExitStack() as stack:
+                    for sync in () if is_last else self.syncs:
+                        stack.enter_context(sync.no_sync())
                     self.backward()
         for work in self.sends:
             work.wait()
         self.sends.clear()
-        self.sync.finish()
+        for sync in self.syncs:
+            sync.finish()
         return self.loss
 
     def forward(self, x: torch.Tensor, target: torch.Tensor, width: int, batches: int) -> None:

@@ -1,11 +1,12 @@
-"""Train a small GPT on Shakespeare's sonnets, cut over ranks in any combination of four ways.
+"""Train a small GPT on Shakespeare's sonnets, cut over ranks in any combination of five ways.
 
     python examples/parallel_gpt/train.py
     unisono run -n 4 examples/parallel_gpt/train.py --tp 2 --pp 2
     unisono run -n 8 examples/parallel_gpt/train.py --tp 2 --cp 2 --dp 2 --backend gloo
+    unisono run -n 4 examples/parallel_gpt/train.py --experts 8 --ep 2
 
-tp cuts heads and inner layers, cp the sequence, pp the layers, dp the batch. Whatever the layout,
-the losses are those of one process, but for rounding.
+tp cuts heads and inner layers, cp the sequence, pp the layers, dp the batch, ep the experts and the
+batch. Whatever the layout, the losses are those of one process, but for rounding.
 
 sonnets.txt has 22 of the 154 sonnets, in the words of Project Gutenberg's e-text 1041, which is in
 the public domain.
@@ -53,22 +54,31 @@ def train(
     config.check(manager)
     like = torch.empty(0, dtype=dtype, device=device)
     stage = Stage(config, manager, like)
-    sync = GradientSync(stage, manager.cp_dp)
+    experts = stage.expert_parameters()
+    is_expert = set(map(id, experts))
+    others = [parameter for parameter in stage.parameters() if id(parameter) not in is_expert]
+    data = manager.along("cp", "dp", "ep").comm  # ranks with different tokens
+    syncs = [GradientSync(others, data)]
+    if experts:
+        syncs.append(GradientSync(experts, manager.cp_dp))
     optimizer = torch.optim.AdamW(stage.parameters(), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / config.warm_up, 1, config.warm_up)
-    pipeline = Pipeline(stage, sync, manager.pp, like)
+    pipeline = Pipeline(stage, syncs, manager.pp, like)
     for _, batch in zip(range(steps), batches(config, like.device), strict=False):
         mine = batch.chunk(manager.dp_world_size)[manager.dp_rank]
         inputs, targets = (
-            list(
-                tokens.chunk(manager.cp_world_size, 1)[manager.cp_rank].chunk(config.micro_batches)
-            )
+            [
+                part.chunk(manager.ep_world_size)[manager.ep_rank]
+                for part in tokens.chunk(manager.cp_world_size, 1)[manager.cp_rank].chunk(
+                    config.micro_batches
+                )
+            ]
             for tokens in (mine[:, :-1], mine[:, 1:])
         )
         local = pipeline.step(inputs, targets, config.width)
         loss = torch.tensor([local], dtype=torch.float64, device=like.device)
         manager.pp.broadcast(loss, manager.pp.size - 1)
-        manager.cp_dp.all_reduce(loss, "mean")
+        data.all_reduce(loss, "mean")
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -80,16 +90,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for axis in ("tp", "cp", "pp"):
+    for axis in ("tp", "cp", "pp", "ep"):
         parser.add_argument(f"--{axis}", type=int, default=1)
     parser.add_argument("--dp", type=int, help="what is left of the ranks, unless given")
+    parser.add_argument("--experts", type=int, default=0, help="networks per layer; 0: one for all")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--backend", default="auto", help="auto, unisono, gloo, nccl")
     options = parser.parse_args()
     world = unisono.init(options.backend)
-    dp = options.dp or max(1, world.size // max(1, options.tp * options.cp * options.pp))
-    config = Config()
-    with ProcessGroupManager(options.tp, options.cp, options.pp, dp) as manager:
+    others = options.tp * options.cp * options.pp * options.ep
+    dp = options.dp or max(1, world.size // max(1, others))
+    config = Config(experts=options.experts)
+    with ProcessGroupManager(options.tp, options.cp, options.pp, dp, options.ep) as manager:
         began_s = time.monotonic()
         losses = train(config, manager, options.steps, device=unisono.get_device())
         for step, loss in enumerate(losses, 1):

@@ -6,13 +6,14 @@ processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 requirements.py   what may not be installed, said in one sentence
 torch_import.py   tells whoever asked that torch has been imported
+torch_habits.py   what people who know torch may write here, and the call that they mean
 environment.py    which rank of how many this process is, as launchers say
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
 comm/             the Communicator, which moves data, and its implementations
 watch/            which rank, which call, which line (docs/diagnosis.md)
 torch_backend/    a Communicator as a torch.distributed backend (docs/torch.md)
 world/            init, setup, shutdown, and who this process is
-groups.py         ProcessGroupManager: every rank's groups along tp, cp, pp, dp (docs/groups.md)
+groups/           ProcessGroupManager: every rank's groups along tp, cp, pp, dp (docs/groups.md)
 collectives/      the primitives as plain functions (docs/collectives.md)
 training/         what training programs do with them (docs/training.md, docs/weights.md)
 launcher/         starts ranks (docs/launching.md)
@@ -82,7 +83,8 @@ _HOMES = {
         "WeightMismatch",
         "WeightUpdateError",
     ),
-    "unisono.groups": ("ProcessGroupManager",),
+    "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
+    "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
     "unisono.watch.debug": ("debug",),
@@ -114,7 +116,10 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        from unisono.torch_habits import INSTEAD
+
+        instead = f": use {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}{instead}")
     if home == "unisono":
         return importlib.import_module(f"unisono.{name}")
     try:

@@ -115,3 +115,29 @@ def test_results_do_not_depend_on_who_comes_first(comm: Communicator) -> None:
             torch.randn(200, 200) @ torch.randn(200, 200)
         comm.all_reduce(tensor)
         assert_same(tensor, expected, late)
+
+
+@pytest.mark.ranks([1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_number_of_a_half_type_is_rounded_once(comm: Communicator, dtype: Any) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    order = torch.Generator().manual_seed(4)
+    others = [every[torch.randperm(len(every), generator=order)] for _ in range(comm.size - 1)]
+    others.append(every ^ 1)  # neighbours: ties, and the smallest differences
+    given = [bits.view(dtype) for bits in [every, *others][: comm.size]]
+    wide = [tensor.float() for tensor in given]
+    for op in ("sum", "avg", "product", "min", "max"):
+        expected = wide[0].clone()
+        for tensor in wide[1:]:
+            if op in ("sum", "avg"):
+                expected += tensor
+            elif op == "product":
+                expected *= tensor
+            else:
+                expected = (torch.minimum if op == "min" else torch.maximum)(expected, tensor)
+        if op == "avg":
+            expected /= comm.size
+        comm.all_reduce(tensor := given[comm.rank].clone(), op)
+        torch.testing.assert_close(
+            tensor, expected.to(dtype), rtol=0, atol=0, equal_nan=True, msg=f"{op} of {dtype}"
+        )

@@ -114,6 +114,40 @@ def test_every_layout_of_4_and_8_ranks(
     check(example, comm, layout)
 
 
+WITH_EXPERTS = [
+    {"ep": 2},
+    {"ep": 4},
+    {"tp": 2, "ep": 2},
+    {"cp": 2, "ep": 2},
+    {"pp": 2, "ep": 2},
+    {"dp": 2, "ep": 2},
+]
+
+
+@in_layouts(WITH_EXPERTS, "unisono")
+def test_losses_with_experts_are_those_of_one_process(
+    comm: Communicator, example: Any, layout: dict[str, int]
+) -> None:
+    alone = losses(example, SoloCommunicator(), {}, experts=4)
+    assert losses(example, comm, layout, experts=4) == pytest.approx(alone, rel=1e-9)
+
+
+@in_layouts([{"ep": 2}, {"tp": 2, "ep": 2}, {"pp": 2, "ep": 2}], "unisono")
+def test_losses_with_experts_that_drop_tokens(
+    comm: Communicator, example: Any, layout: dict[str, int]
+) -> None:
+    limited = {"experts": 4, "capacity_factor": 0.75}
+    alone = losses(example, SoloCommunicator(), {}, **limited)
+    assert alone != losses(example, SoloCommunicator(), {}, experts=4)
+    assert losses(example, comm, layout, **limited) == pytest.approx(alone, rel=1e-9)
+
+
+@in_layouts([{"ep": 2}], "gloo")
+def test_experts_on_gloo(process_group: Any, example: Any, layout: dict[str, int]) -> None:
+    alone = losses(example, SoloCommunicator(), {}, experts=4)
+    assert losses(example, process_group, layout, experts=4) == pytest.approx(alone, rel=1e-9)
+
+
 @pytest.mark.ranks(4)
 def test_more_micro_batches_than_stages_and_fewer(comm: Communicator, example: Any) -> None:
     alone = losses(example, SoloCommunicator(), {})
@@ -136,6 +170,8 @@ def test_layouts_that_do_not_fit(comm: Communicator, example: Any) -> None:
         losses(example, comm, {"tp": 4}, heads=6)
     with pytest.raises(ValueError, match=r"pp 4 does not divide layers 2"):
         losses(example, comm, {"pp": 4}, layers=2)
+    with pytest.raises(ValueError, match=r"ep 4 does not divide experts 6: use ep 1, 2, 3, 6"):
+        losses(example, comm, {"ep": 4}, experts=6)
     with pytest.raises(ValueError, match=r"What fits: "):
         losses(example, comm, {"tp": 2, "pp": 4})
 

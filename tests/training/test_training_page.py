@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 @pytest.mark.ranks([1, 2])
 def test_every_snippet_runs(comm: Communicator) -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     for snippet in snippets:
         model = torch.nn.Linear(3, 2)
         batches = [torch.ones(2, 3) * comm.rank for _ in range(2)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,15 +20,16 @@ from implementations import on_backends
 from unisono import ProcessGroupManager, UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.solo import SoloCommunicator
+from unisono.groups import parents
 from unisono.world.world import resolve
 
 SHAPES = {
     1: [{}],
     2: [{"tp": 2}, {"pp": 2}, {"dp": 2}, {"ep": 2}],
     4: [{"tp": 2, "dp": 2}, {"cp": 2, "pp": 2}, {"cp": 4}, {"tp": 2, "ep": 2}],
-    8: [{"tp": 2, "cp": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2}, {"pp": 4, "dp": 2}],
+    8: [{"tp": 2, "cp": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2}, {"cp": 2, "ep": 2, "tp": 2}],
 }
-SLOWEST_FIRST = ("dp", "pp", "ep", "cp", "tp")
+SLOWEST_FIRST = ("dp", "pp", "cp", "ep", "tp")
 NAMES = ("tp", "cp", "ep", "pp", "dp", "cp_dp", "pp_dp")
 
 
@@ -192,7 +195,7 @@ def test_any_axes_together(comm: Communicator) -> None:
         assert both.ranks == (0, 1, 2, 3)
         assert sum_of_ranks(both.comm, comm.rank) == 6
         assert manager.along("ep", "tp") is both
-        with pytest.raises(ValueError, match="no axis 'sp': the axes are dp, pp, ep, cp, tp"):
+        with pytest.raises(ValueError, match="no axis 'sp': the axes are dp, pp, cp, ep, tp"):
             manager.along("sp")
         with pytest.raises(ValueError, match="at least one axis"):
             manager.along()
@@ -207,6 +210,76 @@ def test_where_a_rank_stands(comm: Communicator) -> None:
     )
     assert manager.mesh == unisono.Mesh({"dp": 2, "pp": 1, "cp": 1, "tp": 2})
     assert "cp+dp: 0 2 | 1 3" in manager.describe(ranks_per_node=2)
+    assert manager.get_info().splitlines() == [
+        f"rank {comm.rank} of 4, local rank {comm.rank}",
+        f"grid position: dp {dp}, pp 0, cp 0, tp {tp}",
+        f"tp: rank {tp} of 2: global ranks {2 * dp} and {2 * dp + 1}",
+        f"cp: rank 0 of 1: global rank {comm.rank}",
+        f"pp: rank 0 of 1: global rank {comm.rank}",
+        f"dp: rank {dp} of 2: global ranks {tp} and {tp + 2}",
+        "pipeline: stage 0 of 1",
+    ]
+
+
+@pytest.mark.ranks(2)
+def test_what_a_rank_knows_of_its_pipeline(comm: Communicator) -> None:
+    told = ProcessGroupManager(pp_size=2).get_info().splitlines()[-1]
+    assert (
+        told == "pipeline: stage " + ("0 of 2, next rank 1", "1 of 2, previous rank 0")[comm.rank]
+    )
+
+
+@pytest.mark.ranks(8)
+def test_the_grid_is_dp_pp_cp_ep_tp(comm: Communicator) -> None:
+    for tp, cp, pp, dp, ep in [(2, 2, 1, 1, 2), (1, 2, 1, 2, 2), (2, 1, 2, 1, 2), (1, 2, 2, 1, 2)]:
+        grid = numpy.arange(8).reshape(dp, pp, cp, ep, tp)
+        ((d, p, c, e, t),) = numpy.argwhere(grid == comm.rank)
+        with ProcessGroupManager(tp, cp, pp, dp, ep) as manager:
+            assert manager.grid.tolist() == grid.tolist()
+            assert manager.tp_group_ids == grid[d, p, c, e, :].tolist()
+            assert manager.ep_group_ids == grid[d, p, c, :, t].tolist()
+            assert manager.cp_group_ids == grid[d, p, :, e, t].tolist()
+            assert manager.pp_group_ids == grid[d, :, c, e, t].tolist()
+            assert manager.dp_group_ids == grid[:, p, c, e, t].tolist()
+            assert manager.cp_dp_group_ids == grid[:, p, :, e, t].ravel().tolist()
+            assert manager.pp_dp_group_ids == grid[:, :, c, e, t].ravel().tolist()
+            assert manager.local_rank == comm.rank
+
+
+@pytest.mark.ranks(2)
+def test_the_default_manager(comm: Communicator) -> None:
+    assert unisono.get_process_group_manager() is None
+    first = unisono.setup_process_group_manager(tp_size=2)
+    assert unisono.get_process_group_manager() is first
+    second = unisono.setup_process_group_manager(dp_size=2)
+    assert unisono.get_process_group_manager() is second
+    assert sum_of_ranks(first.tp, comm.rank) == sum_of_ranks(second.dp, comm.rank) == 1
+    with pytest.raises(ValueError, match="the world has 2"):
+        unisono.setup_process_group_manager(dp_size=3)
+    assert unisono.get_process_group_manager() is second
+    second.cleanup()
+    second.cleanup()
+    assert unisono.get_process_group_manager() is None
+    assert sum_of_ranks(first.tp, comm.rank) == 1
+    first.cleanup()
+
+
+@pytest.mark.ranks(1)
+def test_the_default_manager_goes_with_its_world(comm: Communicator) -> None:
+    own = comm.split([0], "a world that ends")
+    assert own is not None
+    manager = unisono.setup_process_group_manager(group=own)
+    assert unisono.get_process_group_manager() is manager
+    own.close()
+    assert unisono.get_process_group_manager() is None
+
+
+@pytest.mark.ranks(4)
+def test_a_live_manager_knows_its_node(comm: Communicator) -> None:
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        told = manager.describe().splitlines()
+        assert told[0] == "4 ranks: dp 2 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 4 ranks"
+        assert f"nodes: {socket.gethostname()} 0 1 2 3" in told
 
 
 @pytest.mark.ranks(3)
@@ -275,6 +348,48 @@ def test_communicators_over_gloo(process_group: Any) -> None:
         with ProcessGroupManager(tp_size=2, group=manager.tp) as inner:
             assert inner.tp_ranks == manager.tp_ranks
             assert sum_of_ranks(inner.tp, rank) == sum(inner.tp_ranks)
+
+
+@on_four
+def test_the_world_s_group(process_group: Any, backend: str) -> None:
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        assert manager.world_group is dist.group.WORLD
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2]
+    with ProcessGroupManager(dp_size=2, group=mine) as manager:
+        assert manager.world_group is mine
+    half = dist.DeviceMesh("cpu", torch.tensor([[0, 1], [2, 3]]), mesh_dim_names=("dp", "tp"))
+    with ProcessGroupManager.from_device_mesh(half["tp"]) as manager:
+        assert dist.get_process_group_ranks(manager.world_group) == list(manager.tp_ranks)
+
+
+@pytest.mark.ranks(2)
+def test_the_group_of_a_world_that_torch_does_not_know(
+    comm: Communicator, process_group: Any
+) -> None:
+    own = comm.split([1, 0])
+    assert own is not None
+    with ProcessGroupManager(dp_size=2, group=own) as manager:
+        assert dist.get_process_group_ranks(manager.world_group) == [1, 0]
+        assert sum_by_torch(manager.world_group) == 1
+    own.close()
+
+
+@pytest.mark.ranks(4, backend="gloo")
+def test_a_live_manager_knows_the_nodes_on_gloo(
+    process_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = dist.get_rank()
+    monkeypatch.setattr(socket, "gethostname", lambda: ("alpha", "beta", "alpha", "beta")[rank])
+    monkeypatch.setattr(parents, "boot_id", lambda: str(rank % 2))
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        if rank == 3:  # alone
+            told = manager.describe().splitlines()
+            assert told[0].endswith("; 2 nodes of 2 ranks")
+            assert told[2].split()[:6] == ["tp", "2", "2", "1", "2", "nodes"]
+            assert told[5].split()[4:7] == ["within", "a", "node"]
+            assert "nodes: alpha 0 2 | beta 1 3" in told
+        dist.barrier()
 
 
 @on_four

@@ -21,9 +21,8 @@ import torch
 from unisono.collectives import primitives, ragged
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.refusals import check_rank, refuse_type, resolve_for
 from unisono.comm.base import Communicator, Op, PremulSum
-from unisono.world.world import resolve
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
@@ -50,7 +49,7 @@ def reduce_scatter(
     tensors: torch.Tensor | Sequence[torch.Tensor], op: Any = "sum", group: Any = None
 ) -> torch.Tensor:
     """The ranks' tensors combined; rank r has part r. Sum, mean and PremulSum have gradients."""
-    comm = resolve(group)
+    comm = resolve_for("reduce_scatter", group)
     parts = primitives.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
@@ -63,7 +62,7 @@ def all_to_all(
 ) -> torch.Tensor | list[torch.Tensor]:
     """Part i of rank j's tensors is part j of rank i's result; of one tensor, which is cut evenly
     along its first dimension, the result is one tensor."""
-    comm = resolve(group)
+    comm = resolve_for("all_to_all", group)
     parts = primitives.parts(comm, "all_to_all", tensors)
     results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
@@ -78,7 +77,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Any = None) -> torch.Te
 
 
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
-    comm = resolve(group)
+    comm = resolve_for(operation, group)
     if not isinstance(tensor, torch.Tensor):
         refuse_type(comm, operation, f"{type(tensor).__name__} is not a torch tensor")
     return comm

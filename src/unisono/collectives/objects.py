@@ -13,7 +13,7 @@ from typing import Any
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.ragged import gather_rows
-from unisono.collectives.refusals import check_rank
+from unisono.collectives.refusals import check_rank, resolve_for
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
 from unisono.comm.base import Communicator
 from unisono.wording import name_ranks
@@ -43,7 +43,7 @@ def broadcast_object(
 
 def all_gather_object(obj: Any, group: Any = None, *, allow_pickle: bool = False) -> list[Any]:
     """A list of every rank's object, in rank order, on every rank. Raises as `broadcast_object`."""
-    return _gather(resolve(group), obj, None, allow_pickle) or []
+    return _gather(resolve_for("all_gather_object", group), obj, None, allow_pickle) or []
 
 
 def gather_object(
@@ -51,8 +51,8 @@ def gather_object(
 ) -> list[Any] | None:
     """A list of every rank's object, in rank order, on rank `dst`; None elsewhere. Raises as
     `broadcast_object`."""
-    comm = resolve(group)
-    check_rank(comm, "gather", dst)
+    comm = resolve_for("gather_object", group)
+    check_rank(comm, "gather", dst, "gather_object")
     return _gather(comm, obj, dst, allow_pickle)
 
 

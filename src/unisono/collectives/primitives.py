@@ -21,7 +21,13 @@ import torch
 from unisono.collectives import ragged, structures
 from unisono.collectives.integers import device_of
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, check_out, check_rank, refuse_type
+from unisono.collectives.refusals import (
+    as_dense_tensor,
+    check_out,
+    check_rank,
+    refuse_type,
+    resolve_for,
+)
 from unisono.collectives.results import ResultWork, result_or_work
 from unisono.comm.base import Communicator, Message, Work
 from unisono.world.world import resolve
@@ -97,7 +103,7 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     every rank, a list of tensors or one wide tensor that fits, no shapes are exchanged, and `out`
     is returned. With `async_op` shapes are exchanged at once and only the elements later.
     """
-    comm = resolve(group)
+    comm = resolve_for("all_gather", group)
     if out is not None:
         _check_tensor(comm, "all_gather", tensor)
         return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
@@ -116,7 +122,7 @@ def gather(
     Shapes may differ, as in `all_gather`, and structures are gathered whole. `out`, on `dst`, is a
     list of tensors of the right shapes, and is returned.
     """
-    comm = resolve(group)
+    comm = resolve_for("gather", group)
     check_rank(comm, "gather", dst)
     if not _is_tensor(tensor):
         _refuse_out(comm, "gather", out)
@@ -142,13 +148,16 @@ def scatter(
     that is cut evenly along its first dimension. Receivers need not know shape or dtype; where
     they pass `out`, it must fit.
     """
-    comm = resolve(group)
+    comm = resolve_for("scatter", group)
     check_rank(comm, "scatter", src)
     mine = None
     if comm.rank == src:
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
-        comm.refuse("scatter", f"only rank {src}, the source, passes tensors: pass None")
+        comm.refuse(
+            "scatter",
+            f"only rank {src}, the source, passes tensors: pass None, and take what is returned",
+        )
     device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
@@ -164,7 +173,7 @@ def reduce_scatter(
     `tensors` is a list with a tensor for each rank, or one tensor that is cut evenly along its
     first dimension.
     """
-    comm = resolve(group)
+    comm = resolve_for("reduce_scatter", group)
     if isinstance(tensors, (list, tuple)):
         _check_parts(comm, "reduce_scatter", tensors)
         shape, like = tensors[comm.rank].shape, tensors[comm.rank]
@@ -183,7 +192,7 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
     Of a list with a tensor for each rank, of one dtype and any shapes, the result is a list; of a
     tensor that is cut evenly along its first dimension, a tensor of the same shape.
     """
-    comm = resolve(group)
+    comm = resolve_for("all_to_all", group)
     listed = isinstance(tensors, (list, tuple))
     if not listed:
         _part_shape(comm, "all_to_all", tensors)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from unisono.collectives.refusals import refuse_type
 from unisono.comm.arguments import describe_meaningless, describe_unknown_reduction
 from unisono.comm.base import REDUCTIONS, Communicator, Op, PremulSum, dtype_name, has_meaning
+from unisono.torch_habits import describe_output_first, name_type
 
 _NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg", "prod": "product"}
 
@@ -20,6 +23,13 @@ def reduction(op: Any, comm: Communicator, operation: str, *tensors: Any, where:
     """
     known = _known(op)
     if known is None:
+        if isinstance(op, Communicator) or hasattr(op, "rank"):
+            comm.refuse(
+                operation, f"{op!r} is not a reduction: pass a group by its name, group=..."
+            )
+        hint = describe_output_first(operation)
+        if hint and isinstance(op, (list, tuple, torch.Tensor)):
+            comm.refuse(operation, f"{name_type(op)} is not a reduction: {hint}")
         others = "PremulSum, or a torch ReduceOp"
         comm.refuse(operation, describe_unknown_reduction(op, others))
     name = "premul_sum" if isinstance(known, PremulSum) else known

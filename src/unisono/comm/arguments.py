@@ -12,6 +12,7 @@ from typing import Any
 
 from unisono.comm.base import (
     REDUCTIONS,
+    Communicator,
     Op,
     PremulSum,
     count,
@@ -20,6 +21,7 @@ from unisono.comm.base import (
     holds,
 )
 from unisono.comm.overlaps import overlaps_itself
+from unisono.wording import name_ranks
 
 LISTS = (list, tuple)
 _NAMES = {name: name for name in REDUCTIONS} | {"mean": "avg"}
@@ -68,10 +70,32 @@ def describe_meaningless(name: str, dtype: str) -> str:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
+class NotARank(ValueError):
+    """`rank`, which was passed as `what`, is not a rank of a group of `size`."""
+
+    def __init__(self, what: str, rank: object, size: int) -> None:
+        super().__init__(f"{what} {rank!r} is not a rank of a group of {size}")
+        self.rank = rank
+
+    def among(self, global_ranks: Sequence[int] | None) -> str:
+        """The reason, and what was meant if it is a global rank of a group of these, or a group."""
+        if isinstance(self.rank, Communicator) or hasattr(self.rank, "rank"):
+            return f"{self}: pass a group by its name, group=..."
+        if not isinstance(self.rank, int) or not global_ranks:
+            return str(self)
+        if list(global_ranks) == list(range(len(global_ranks))):
+            return str(self)
+        text = f"{self}: ranks count from 0 in every group, and this one's members are global "
+        text += name_ranks(global_ranks)
+        if self.rank in global_ranks:
+            text += f": for global rank {self.rank} pass {global_ranks.index(self.rank)}"
+        return text
+
+
 def check_root(root: object, size: int) -> None:
     """A root must be a rank of the group."""
     if not isinstance(root, int) or not 0 <= root < size:
-        raise ValueError(f"root {root!r} is not a rank of a group of {size}")
+        raise NotARank("root", root, size)
 
 
 def check_wide_side(root: int, rank: int, size: int, wide: Any, side: str) -> None:
@@ -86,7 +110,7 @@ def check_wide_side(root: int, rank: int, size: int, wide: Any, side: str) -> No
 def check_peer(peer: object, size: int) -> None:
     """A message's peer must be a rank of the group."""
     if type(peer) is not int or not 0 <= peer < size:
-        raise ValueError(f"peer {peer!r} is not a rank of a group of {size}")
+        raise NotARank("peer", peer, size)
 
 
 # -- sizes and dtypes ------------------------------------------------------------------------------

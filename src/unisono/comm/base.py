@@ -98,6 +98,25 @@ class Message:
     peer: int
     tag: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("send", "recv"):
+            raise ValueError(f'a Message is a "send" or a "recv", not {self.kind!r}')
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """The messages of a batch. Raises TypeError before any of them has begun."""
+    if isinstance(messages, Message):
+        raise TypeError("a batch is a list of Messages, not one")
+    checked = list(messages)
+    for message in checked:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"a batch is made of unisono.Message, not of {type(message).__name__}: "
+                'Message("send", tensor, peer) or Message("recv", tensor, peer), where torch has '
+                "P2POp(dist.isend, tensor, peer); here peer is a rank of the group"
+            )
+    return checked
+
 
 class Work(ABC):
     """An operation that may not have finished. It keeps its tensors alive until it has.
@@ -264,7 +283,7 @@ class Communicator(ABC):
             self.isend(message.tensor, message.peer, message.tag)
             if message.kind == "send"
             else self.irecv(message.tensor, message.peer, message.tag)
-            for message in messages
+            for message in check_messages(messages)
         ]
 
     @abstractmethod
@@ -286,7 +305,12 @@ class Communicator(ABC):
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks of a group must be different and at least one: {members}")
         if min(members) < 0 or max(members) >= self.size:
-            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}")
+            known = self.global_ranks
+            hint = ""
+            if known and set(members) <= set(known):
+                meant = [known.index(member) for member in members]
+                hint = f": they are global ranks, and {meant} within this group"
+            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
         return members
 
     @abstractmethod

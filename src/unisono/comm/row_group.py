@@ -11,6 +11,7 @@ import torch
 
 from unisono.comm.arguments import (
     LISTS,
+    NotARank,
     check_coalesced,
     check_own_part,
     check_parts,
@@ -55,6 +56,8 @@ class RowGroup(Communicator):
         self._raise_if_ended()
         try:
             return check(*arguments)
+        except NotARank as error:
+            self._refuse(what, error.among(self.global_ranks))
         except (ValueError, TypeError) as error:
             self._refuse(what, str(error), type(error))
 

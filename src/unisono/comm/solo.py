@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from unisono import variables
 from unisono.comm.arguments import (
     LISTS,
+    NotARank,
     check_coalesced,
     check_own_part,
     check_parts,
@@ -161,6 +162,8 @@ class SoloCommunicator(Communicator):
         self._raise_if_ended()
         try:
             return check(*arguments)
+        except NotARank as error:
+            self._refuse(operation, error.among(self.global_ranks))
         except (ValueError, TypeError) as error:
             self._refuse(operation, str(error), type(error))
 

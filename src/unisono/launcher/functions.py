@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import pickle
 import signal
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from reprlib import repr as shorten
 from typing import Any, TypeVar
 
 from unisono.errors import UnisonoError
@@ -62,12 +64,13 @@ def launch(
     rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
     """
     _check(fn, ranks, timeout, threads)
+    args = _checked_arguments(fn, args, kwargs)
     listener: Listener = Callback() if capture else Terminal()
     if on_line is not None:
         listener = Callback(on_line)
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
-    job = _pickle(fn, "the function") + _pickle((tuple(args), dict(kwargs or {})), "its arguments")
+    job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
     with ExitStack() as stack:
         store = stack.enter_context(nameless_file())
         instructions = Instructions(
@@ -129,12 +132,44 @@ def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> N
     if not callable(fn):
         raise TypeError(f"launch needs a function, not a {type(fn).__name__}")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise ValueError(f"ranks must be a whole number and at least 1, not {ranks!r}")
+        order = ": launch(fn, ranks, args)" if isinstance(ranks, (tuple, list)) else ""
+        raise ValueError(f"ranks must be a whole number and at least 1, not {ranks!r}{order}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be more than 0, not {timeout!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads!r}")
     share.check_memory(ranks)
+
+
+def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """`args`. What `fn` could not be called with is refused before any process is started."""
+    name = getattr(fn, "__name__", "fn")
+    name = name if name.isidentifier() else "fn"
+    if not isinstance(args, Iterable) or isinstance(args, (str, bytes)):
+        raise TypeError(
+            f"args are the arguments of {name} as a list or tuple, not {shorten(args)}: "
+            f"launch({name}, ranks, ({shorten(args)},))"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"kwargs are named arguments of {name} as a dict, not {shorten(kwargs)}: "
+            f"launch({name}, ranks, args, {{'name': value}})"
+        )
+    given: tuple[Any, ...] = tuple(args)
+    named = dict(kwargs or {})
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):  # of C, perhaps
+        return given
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}{signature} cannot be called with {shorten(given)}, {shorten(named)}: {error}. "
+            "The rank is not among the arguments (torch's spawn passes it first): "
+            "unisono.get_rank() has it after unisono.init()"
+        ) from None
+    return given
 
 
 def _pickle(value: Any, what: str) -> bytes:

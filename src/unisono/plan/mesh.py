@@ -186,34 +186,59 @@ class Mesh:
 
     # -- for people ------------------------------------------------------------------------------
 
-    def describe(self, ranks_per_node: int = 8, joint: Sequence[Sequence[str]] = ()) -> str:
+    def describe(
+        self,
+        ranks_per_node: int = 8,
+        joint: Sequence[Sequence[str]] = (),
+        nodes: Sequence[str] | None = None,
+    ) -> str:
         """A table of every axis, and of the joint groups asked for: how many groups of which size,
         how far apart their members are, and over how many nodes a group reaches. Ranks are taken to
-        fill nodes one after another. A mesh of at most 64 ranks is listed group by group below."""
-        if ranks_per_node < 1:
-            raise ValueError(f"a node has at least one rank, not {ranks_per_node}")
-        nodes = -(-self.size // ranks_per_node)
+        fill nodes one after another, or `nodes` names the node of each. A mesh of at most 64 ranks
+        is listed group by group below."""
+        if nodes is None:
+            if ranks_per_node < 1:
+                raise ValueError(f"a node has at least one rank, not {ranks_per_node}")
+            on_node = np.arange(self.size) // ranks_per_node
+            filled = f"{name_number(int(on_node[-1]) + 1, 'node')} of "
+            filled += name_number(ranks_per_node, "rank")
+        else:
+            if len(nodes) != self.size:
+                raise ValueError(f"{len(nodes)} nodes were named for {self.size:,} ranks")
+            number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+            on_node = np.array([number_of[node] for node in nodes])
+            filled = _filled(np.bincount(on_node).tolist())
         lines = [
-            f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; "
-            f"{name_number(nodes, 'node')} of {name_number(ranks_per_node, 'rank')}"
+            f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}",
         ]
         asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
         head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
-        lines += _aligned([head, *(self._row(axes, ranks_per_node) for axes in asked)])
+        lines += _aligned([head, *(self._row(axes, on_node) for axes in asked)])
         if self.size <= _LISTED_RANKS:
             lines.append("")
+            if nodes is not None:
+                named = {
+                    node: [rank for rank in range(self.size) if nodes[rank] == node]
+                    for node in number_of
+                }
+                lines.append(
+                    "nodes: "
+                    + " | ".join(
+                        f"{node} {_listed(ranks, self.size)}" for node, ranks in named.items()
+                    )
+                )
             for axes in asked:
                 groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
                 lines.append(f"{'+'.join(axes)}: {groups}")
         return "\n".join(lines)
 
-    def _row(self, axes: Sequence[str], ranks_per_node: int) -> tuple[str, ...]:
+    def _row(self, axes: Sequence[str], on_node: Ranks) -> tuple[str, ...]:
         groups = self._groups(axes)
         size = groups.shape[1]
         steps = np.unique(np.diff(groups, axis=1))
         stride = "-" if not steps.size else f"{steps[0]:,}" if steps.size == 1 else "mixed"
-        on_node = groups // ranks_per_node  # ascending in every row: count where it changes
-        reach = 1 + np.count_nonzero(np.diff(on_node, axis=1), axis=1)
+        theirs = np.sort(on_node[groups], axis=1)  # count where it changes
+        reach = 1 + np.count_nonzero(np.diff(theirs, axis=1), axis=1)
         least, most = int(reach.min()), int(reach.max())
         if most == 1:
             where = "within a node"
@@ -259,6 +284,15 @@ def _listed(ranks: Sequence[int], most: int) -> str:
     if len(ranks) <= most:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[: most - 1])) + f" ... {ranks[-1]}"
+
+
+def _filled(sizes: Sequence[int]) -> str:
+    """ "2 nodes of 8 ranks", "3 nodes of 4 to 8 ranks"."""
+    least, most = min(sizes), max(sizes)
+    ranks = name_number(most, "rank")
+    return f"{name_number(len(sizes), 'node')} of " + (
+        ranks if least == most else f"{least:,} to {ranks}"
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,6 +6,7 @@ coalescing.py   many tensors in few messages
 memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
+experts.py      tokens that travel to the ranks of their experts, and back
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 deferral.py     signals that wait until something is done
@@ -20,6 +21,12 @@ from unisono.training.agreement import agree, all_ranks, any_rank, main_process_
 from unisono.training.attention import ring_attention, tree_attention
 from unisono.training.coalescing import broadcast_many, reduce_many
 from unisono.training.evaluate import gather_in_order, mean_over_samples
+from unisono.training.experts import (
+    DispatchedTokens,
+    ExpertParallel,
+    combine_tokens,
+    dispatch_tokens,
+)
 from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
 from unisono.training.weights.endpoints import (
@@ -31,6 +38,8 @@ from unisono.training.weights.endpoints import (
 )
 
 __all__ = [
+    "DispatchedTokens",
+    "ExpertParallel",
     "GradientReport",
     "GradientSync",
     "ShardedOptimizer",
@@ -42,6 +51,8 @@ __all__ = [
     "all_ranks",
     "any_rank",
     "broadcast_many",
+    "combine_tokens",
+    "dispatch_tokens",
     "gather_in_order",
     "main_process_first",
     "mean_over_samples",

@@ -14,6 +14,7 @@ from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
 from unisono.requirements import require_torch
+from unisono.torch_habits import describe_no_group
 from unisono.world.start import StartedWorld, device_index, start
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ def init(
     machine; UnisonoError if there is a world already or the backend cannot be had.
     """
     if _world is not None:
-        raise UnisonoError("unisono is already initialised: call unisono.shutdown() first")
+        raise UnisonoError(
+            f"unisono is already initialised: this process is rank {_world.rank} of {_world.size} "
+            f"on {_world.backend}. unisono.get_world() returns that world; to start another one, "
+            "call unisono.shutdown() first"
+        )
     if (rank is None) != (size is None):
         raise ValueError("rank and size go together: give both or neither")
     existing = None if with_torch is False else _default_group()
@@ -188,7 +193,7 @@ def resolve(group: Any = None) -> Communicator:
         if comm is not None:
             return comm
     if group is not None:
-        raise UnisonoError(f"{group!r} is not a group that this process is a member of")
+        raise UnisonoError(describe_no_group(group))
     size = read_size()
     if size > 1:
         raise UnisonoError(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono.comm.arguments import check_peer, check_tensor
+from unisono.comm.arguments import NotARank, check_peer, check_tensor
 from unisono.comm.base import Tensor, Work, dtype_name
 from unisono.comm.executors import ThreadExecutor
 from unisono.comm.hosts.deadlocks import DeadlockSearch
@@ -97,8 +97,10 @@ class HostsMessages(HostsGroup):
                 raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
             check_tensor(tensor, writable, self._devices)
         except (ValueError, TypeError) as error:
-            doing = "recv" if writable else "send"
-            raise type(error)(f"{doing} on group {self.name}: {error}") from None
+            doing, kind, why = "recv" if writable else "send", type(error), str(error)
+            if isinstance(error, NotARank):
+                kind, why = ValueError, error.among(self.global_ranks)
+            raise kind(f"{doing} on group {self.name}: {why}") from None
         here = self.placement.here
         return here.index(peer) if peer in here else None
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from unisono.comm.arguments import check_peer, check_tensor
-from unisono.comm.base import Message, Tensor, Work
+from unisono.comm.arguments import NotARank, check_peer, check_tensor
+from unisono.comm.base import Message, Tensor, Work, check_messages
 from unisono.comm.over_torch.group import TorchGroup
 from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.comm.row_collectives import device_of
@@ -55,6 +55,7 @@ class TorchMessages(TorchGroup):
         return self._begin_message(begin, end, tensor, f"recv from rank {who} (tag {tag})")
 
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
+        messages = check_messages(messages)
         devices = {device_of([message.tensor]) for message in messages}
         if not any(self._transport.backend(device) in ON_STREAMS for device in devices):
             return super().batch_isend_irecv(messages)
@@ -79,8 +80,10 @@ class TorchMessages(TorchGroup):
                 raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
             check_tensor(tensor, writable, tuple(self._transport.backends))
         except (ValueError, TypeError) as error:
-            doing = "recv" if writable else "send"
-            raise type(error)(f"{doing} on group {self.name}: {error}") from None
+            doing, kind, why = "recv" if writable else "send", type(error), str(error)
+            if isinstance(error, NotARank):
+                kind, why = ValueError, error.among(self.global_ranks)
+            raise kind(f"{doing} on group {self.name}: {why}") from None
         return row_of(tensor)
 
     def _begin_message(

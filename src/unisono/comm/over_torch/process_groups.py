@@ -24,13 +24,23 @@ def world() -> Any | None:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
+def default_store() -> Any:
+    """The store in which the ranks of torch's default group have met."""
+    return _torch._world.pg_map[dist.group.WORLD][1]
+
+
+def exists(group: Any) -> bool:
+    """Whether torch.distributed knows the group: nobody has destroyed it."""
+    return group in _torch._world.pg_map
+
+
 def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
     """A torch process group on the backend of the group `like`, of these global ranks in this
     order. Its members alone call, and agree on the name, which no other group may have had.
 
     Raises UnisonoError where torch would need all ranks for it, or does not know `like`.
     """
-    if like not in _torch._world.pg_map:
+    if not exists(like):
         raise UnisonoError("a group that torch.distributed does not know cannot be split")
     backend = _torch._world.pg_map[like][0]
     if backend == dist.Backend.MPI:
@@ -43,7 +53,7 @@ def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | Non
 
 def destroy(group: Any) -> None:
     """Destroy a group, unless somebody has already, with torch's world perhaps."""
-    if group in _torch._world.pg_map:
+    if exists(group):
         dist.destroy_process_group(group)
 
 
@@ -57,13 +67,12 @@ def make_group(
     timeout = _torch._get_default_timeout(dist.Backend(backend))
     if timeout_s is not None:
         timeout = type(timeout)(seconds=timeout_s)
-    _, store = _torch._world.pg_map[dist.group.WORLD]
     group, _ = _torch._new_process_group_helper(
         len(ranks),
         ranks.index(dist.get_rank()),
         list(ranks),
         dist.Backend(backend),
-        store,
+        default_store(),
         name,
         backend_options=made,
         timeout=timeout,

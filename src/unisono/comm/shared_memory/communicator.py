@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unisono import variables
 from unisono.comm.arguments import (
+    NotARank,
     check_coalesced,
     check_peer,
     check_reduction,
@@ -166,6 +167,7 @@ class SharedMemoryCommunicator(Communicator):
         """As of all Communicators; `name` is the group's, where it is part of a larger one."""
         members = self._members(ranks)
         if self.rank not in members:
+            self._exceptions.left_out_of = members
             return None
         if self._lobby is None:
             raise self._exceptions.closed()
@@ -470,8 +472,9 @@ class SharedMemoryCommunicator(Communicator):
     def _check_peer(self, what: str, peer: int) -> None:
         try:
             check_peer(peer, self.size)
-        except ValueError as error:
-            raise ValueError(f"{what} on group {self.name}: {error}") from None
+        except NotARank as error:
+            why = error.among(self.global_ranks)
+            raise ValueError(f"{what} on group {self.name}: {why}") from None
 
     def _check_wide_side(self, operation: Operation, root: int, wide: Any, side: str) -> None:
         self._checked(operation, check_wide_side, root, self.rank, self.size, wide, side)
@@ -480,6 +483,8 @@ class SharedMemoryCommunicator(Communicator):
         """What a check of `arguments` returns, or its refusal as this group's."""
         try:
             return check(*arguments)
+        except NotARank as error:
+            self._refuse(operation, error.among(self.global_ranks))
         except (ValueError, TypeError) as error:
             self._refuse(operation, str(error), type(error))
 

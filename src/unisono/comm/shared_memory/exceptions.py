@@ -13,6 +13,7 @@ from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.failures import describe_failure, whereabouts, with_global_ranks
 from unisono.errors import (
+    CollectiveMismatch,
     CollectiveTimeout,
     GroupClosed,
     GroupError,
@@ -38,6 +39,7 @@ class GroupExceptions:
         self._name = name
         self._rank = membership.rank
         self.cause: GroupError | None = None
+        self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
 
     def message_error(
@@ -121,7 +123,13 @@ class GroupExceptions:
             self.cause = describe_failure(self._membership, self._name, doing)
         if not self._is_worded:  # in whichever words
             self._is_worded = True
-            self.cause.args = (with_global_ranks(self.cause, self._global_ranks),)
+            text = with_global_ranks(self.cause, self._global_ranks)
+            if self.left_out_of and isinstance(self.cause, (CollectiveMismatch, CollectiveTimeout)):
+                text += (
+                    f"\nrank {self._rank} got None from split({list(self.left_out_of)}), whose "
+                    "group it is not in: only members call, for group=None is the world"
+                )
+            self.cause.args = (text,)
         if diagnose is not None and self.cause.report is None:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive

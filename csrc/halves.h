@@ -1,0 +1,157 @@
+/* float16 and bfloat16 as float32 and back, STEP elements at a time.
+ *
+ * Compilers of today widen and round half types one by one; so here are vectors, with the
+ * instructions that each set has. They all widen exactly and round to the nearest, ties to even.
+ * A NaN of bfloat16 becomes the quiet one; one of float16 stays what the processor makes of it.
+ */
+#ifndef UNISONO_HALVES_H
+#define UNISONO_HALVES_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+
+enum { STEP = 2 * LANES };
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
+
+/* STEP elements, widened, in whatever order suits the processor. */
+typedef struct {
+    lanes low, high;
+} wide;
+
+/* Lane by lane a where the mask has ones, b where it has zeros. */
+static inline lane_bits select_bits(lane_bits mask, lane_bits a, lane_bits b) {
+    return (a & mask) | (b & ~mask);
+}
+
+static inline lanes select_lanes(lane_bits mask, lanes a, lanes b) {
+    return (lanes)select_bits(mask, (lane_bits)a, (lane_bits)b);
+}
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+static inline wide widen_half(const uint16_t *from) {
+    float16x8_t half = vreinterpretq_f16_u16(vld1q_u16(from));
+    return (wide){(lanes)vcvt_f32_f16(vget_low_f16(half)), (lanes)vcvt_high_f32_f16(half)};
+}
+
+static inline void round_half(uint16_t *to, wide value) {
+    float16x4_t low = vcvt_f16_f32((float32x4_t)value.low);
+    vst1q_u16(to, vreinterpretq_u16_f16(vcvt_high_f16_f32(low, (float32x4_t)value.high)));
+}
+
+static inline wide widen_brain(const uint16_t *from) {
+    uint16x8_t brain = vld1q_u16(from), zero = vdupq_n_u16(0);
+    return (wide){(lanes)vzip1q_u16(zero, brain), (lanes)vzip2q_u16(zero, brain)};
+}
+
+/* In 16 bits: the upper halves, one more where the lower halves are above half of the last place,
+ * or are just that and the upper ones odd. What comes out of arithmetic shows a NaN there, too. */
+static inline void round_brain(uint16_t *to, wide value) {
+    uint16x8_t low = (uint16x8_t)value.low, high = (uint16x8_t)value.high;
+    uint16x8_t upper = vuzp2q_u16(low, high), lower = vuzp1q_u16(low, high);
+    uint16x8_t odd = vandq_u16(upper, vdupq_n_u16(1));
+    uint16x8_t up = vcgtq_u16(vqaddq_u16(lower, odd), vdupq_n_u16(0x8000)); /* -1 where true */
+    uint16x8_t nan = vcgtq_u16(vaddq_u16(upper, upper), vdupq_n_u16(0xff00));
+    vst1q_u16(to, vbslq_u16(nan, vdupq_n_u16(0x7fc0), vsubq_u16(upper, up)));
+}
+
+#else /* x86-64 */
+#include <immintrin.h>
+
+/* Lanes of 32 bits hold two elements each: those in the lower halves, those in the upper ones. */
+static inline lane_bits load_pairs(const uint16_t *from) {
+    lane_bits pairs;
+    memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+}
+
+static inline void store_pairs(uint16_t *to, lane_bits pairs) { memcpy(to, &pairs, sizeof pairs); }
+
+static inline wide widen_brain(const uint16_t *from) {
+    lane_bits pairs = load_pairs(from);
+    return (wide){(lanes)(pairs << 16), (lanes)(pairs & 0xffff0000)};
+}
+
+/* The upper 16 bits are the rounded number. */
+static inline lane_bits round_brain_lanes(lanes value) {
+    lane_bits bits = (lane_bits)value, nan = (lane_bits)(value != value);
+    return select_bits(nan, (lane_bits){0} + 0x7fc00000, bits + 0x7fff + (bits >> 16 & 1));
+}
+
+static inline void round_brain(uint16_t *to, wide value) {
+    lane_bits low = round_brain_lanes(value.low), high = round_brain_lanes(value.high);
+    store_pairs(to, low >> 16 | (high & 0xffff0000));
+}
+
+#if defined(__AVX512F__)
+
+static inline wide widen_half(const uint16_t *from) {
+    __m512i halves = _mm512_loadu_si512(from);
+    return (wide){(lanes)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
+                  (lanes)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+}
+
+static inline void round_half(uint16_t *to, wide value) {
+    __m256i low = _mm512_cvtps_ph((__m512)value.low, _MM_FROUND_TO_NEAREST_INT);
+    __m256i high = _mm512_cvtps_ph((__m512)value.high, _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256((__m256i *)to, low);
+    _mm256_storeu_si256((__m256i *)(to + LANES), high);
+}
+
+#elif defined(__F16C__)
+
+static inline wide widen_half(const uint16_t *from) {
+    return (wide){(lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)),
+                  (lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + LANES)))};
+}
+
+static inline void round_half(uint16_t *to, wide value) {
+    __m128i low = _mm256_cvtps_ph((__m256)value.low, _MM_FROUND_TO_NEAREST_INT);
+    __m128i high = _mm256_cvtps_ph((__m256)value.high, _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i *)to, low);
+    _mm_storeu_si128((__m128i *)(to + LANES), high);
+}
+
+#else
+
+/* Shift the fields into place, let a multiplication correct the exponent (subnormals included). */
+static inline lanes widen_half_lanes(lane_bits half) {
+    lanes scaled = (lanes)((half & 0x7fff) << 13) * 0x1p112f;
+    lane_bits special = (lane_bits)((half & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (lanes)((lane_bits)scaled | special | (half & 0x8000) << 16);
+}
+
+static inline wide widen_half(const uint16_t *from) {
+    lane_bits pairs = load_pairs(from);
+    return (wide){widen_half_lanes(pairs & 0xffff), widen_half_lanes(pairs >> 16)};
+}
+
+static inline lane_bits round_half_lanes(lanes value) {
+    lane_bits bits = (lane_bits)value, sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    lane_bits normal = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
+    lane_bits subnormal = (lane_bits)((lanes)bits + 0.5f) - 0x3f000000; /* 0.5 has half's last bit */
+    lane_bits result = select_bits((lane_bits)(bits < 0x38800000), subnormal, normal);
+    result = select_bits((lane_bits)(bits >= 0x477ff000), (lane_bits){0} + 0x7c00, result);
+    result = select_bits((lane_bits)(bits > 0x7f800000), (lane_bits){0} + 0x7e00, result);
+    return result | sign;
+}
+
+static inline void round_half(uint16_t *to, wide value) {
+    store_pairs(to, round_half_lanes(value.low) | round_half_lanes(value.high) << 16);
+}
+
+#endif
+#endif
+#endif

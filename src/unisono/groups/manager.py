@@ -1,0 +1,449 @@
+"""ProcessGroupManager: the groups of a program that is parallel in several ways at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from unisono.comm.base import Communicator
+from unisono.environment import read_local_rank, read_rank_info
+from unisono.groups.axis_group import AxisGroup
+from unisono.groups.parents import Parent, parent_of
+from unisono.plan.mesh import Mesh
+from unisono.requirements import require_torch
+from unisono.wording import name_ranks
+from unisono.world.world import resolve
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+AXES = ("dp", "pp", "cp", "ep", "tp")
+"""The axes that every manager knows, slowest first, in the order of ScaleTorch's grid: one that its
+mesh lacks has a single rank."""
+
+_JOINT = (("cp", "dp"), ("pp", "dp"))
+
+T = TypeVar("T")
+
+
+class _GroupAttribute(Generic[T]):
+    """A name of the manager for something of one of its groups: `tp_rank`, `cp_dp_group`, ..."""
+
+    def __init__(self, axes: Sequence[str], read: Callable[[AxisGroup], T]) -> None:
+        self._axes, self._read = axes, read
+
+    def __get__(self, manager: ProcessGroupManager | None, owner: type) -> T:
+        if manager is None:
+            return self  # type: ignore[return-value] # nobody but pydoc asks the class
+        return self._read(manager.along(*self._axes))
+
+
+def _attributes(
+    *axes: str,
+) -> tuple[
+    _GroupAttribute[Communicator],
+    _GroupAttribute[ProcessGroup],
+    _GroupAttribute[int],
+    _GroupAttribute[int],
+    _GroupAttribute[tuple[int, ...]],
+    _GroupAttribute[list[int]],
+    _GroupAttribute[int],
+    _GroupAttribute[int],
+]:
+    return (
+        _GroupAttribute(axes, lambda own: own.comm),
+        _GroupAttribute(axes, lambda own: own.group),
+        _GroupAttribute(axes, lambda own: own.size),
+        _GroupAttribute(axes, lambda own: own.rank),
+        _GroupAttribute(axes, lambda own: own.ranks),
+        _GroupAttribute(axes, lambda own: list(own.ranks)),
+        _GroupAttribute(axes, lambda own: own.ranks[0]),
+        _GroupAttribute(axes, lambda own: own.ranks[-1]),
+    )
+
+
+class ProcessGroupManager:
+    """Every rank's groups along tp, cp, pp, dp (and ep), jointly along cp and dp, pp and dp:
+    `tp_size`, `cp_size`, `pp_size`, `dp_size` and `ep_size` say how many ranks each axis has.
+
+    Ranks are laid out as `Mesh` says, tp fastest, then ep, cp, pp, dp. For each axis `x` there are
+
+    - `x`, the Communicator, and `x_group`, the torch process group (for `dist.*` and DDP);
+    - `x_world_size` and `x_rank`, the size of this rank's group and its rank in it;
+    - `x_ranks`, `x_first_rank`, `x_last_rank`: the members, as global ranks; `x_group_ids` is
+      `x_ranks` as a list.
+
+    `global_rank` and `local_rank` are this process's own: among all, and on its machine as its
+    launcher says (the global rank where nobody says).
+
+    `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
+    asked for, by their members alone; a group of one is made without talking to anybody, and
+    axes with the same members share one group. Nothing is global: any number of managers may
+    live at once, provided that their ranks make them in the same order.
+
+    `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
+    the world. Raises ValueError if the sizes do not multiply to its size.
+
+    >>> with unisono.ProcessGroupManager(pp_size=2) as manager:
+    ...     manager.pp.barrier()
+    ...     print(manager.pp_ranks, manager.tp_group_ids == [comm.rank])
+    (0, 1) True
+    >>> manager.pp_is_first_stage == (comm.rank == 0), manager.pp_is_last_stage == (comm.rank == 1)
+    (True, True)
+    >>> (manager.pp_prev_rank, manager.pp_next_rank) == ((None, 1) if comm.rank == 0 else (0, None))
+    True
+    >>> manager.cp_send_rank == manager.cp_recv_rank == comm.rank  # alone along cp
+    True
+    >>> manager.is_closed
+    True
+    """
+
+    (
+        tp,
+        tp_group,
+        tp_world_size,
+        tp_rank,
+        tp_ranks,
+        tp_group_ids,
+        tp_first_rank,
+        tp_last_rank,
+    ) = _attributes("tp")
+    (
+        cp,
+        cp_group,
+        cp_world_size,
+        cp_rank,
+        cp_ranks,
+        cp_group_ids,
+        cp_first_rank,
+        cp_last_rank,
+    ) = _attributes("cp")
+    (
+        ep,
+        ep_group,
+        ep_world_size,
+        ep_rank,
+        ep_ranks,
+        ep_group_ids,
+        ep_first_rank,
+        ep_last_rank,
+    ) = _attributes("ep")
+    (
+        pp,
+        pp_group,
+        pp_world_size,
+        pp_rank,
+        pp_ranks,
+        pp_group_ids,
+        pp_first_rank,
+        pp_last_rank,
+    ) = _attributes("pp")
+    (
+        dp,
+        dp_group,
+        dp_world_size,
+        dp_rank,
+        dp_ranks,
+        dp_group_ids,
+        dp_first_rank,
+        dp_last_rank,
+    ) = _attributes("dp")
+    (
+        cp_dp,
+        cp_dp_group,
+        cp_dp_world_size,
+        cp_dp_rank,
+        cp_dp_ranks,
+        cp_dp_group_ids,
+        cp_dp_first_rank,
+        cp_dp_last_rank,
+    ) = _attributes("cp", "dp")
+    (
+        pp_dp,
+        pp_dp_group,
+        pp_dp_world_size,
+        pp_dp_rank,
+        pp_dp_ranks,
+        pp_dp_group_ids,
+        pp_dp_first_rank,
+        pp_dp_last_rank,
+    ) = _attributes("pp", "dp")
+
+    def __init__(
+        self,
+        tp_size: int = 1,
+        cp_size: int = 1,
+        pp_size: int = 1,
+        dp_size: int = 1,
+        ep_size: int = 1,
+        group: Any = None,
+    ) -> None:
+        sizes = {"dp": dp_size, "pp": pp_size, "cp": cp_size, "ep": ep_size, "tp": tp_size}
+        if ep_size == 1:
+            del sizes["ep"]
+        mesh, parent = Mesh(sizes), parent_of(group)
+        mesh.check_world(parent.size)
+        self._begin(mesh, parent, range(parent.size))
+
+    def _begin(self, mesh: Mesh, parent: Parent, parent_ranks: Sequence[int]) -> None:
+        self.mesh = mesh
+        self.global_rank = parent.global_ranks[parent.rank]
+        self.world_size = mesh.size
+        is_known = read_rank_info() is not None or "LOCAL_RANK" in os.environ
+        self.local_rank = read_local_rank() if is_known else self.global_rank
+        self._parent = parent
+        self._parent_ranks = list(parent_ranks)  # a rank of the mesh -> a rank of the parent
+        self._rank = self._parent_ranks.index(parent.rank)
+        self._suffix = parent.next_suffix(self._parent_ranks)
+        self._groups: dict[tuple[str, ...], AxisGroup] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- groups ----------------------------------------------------------------------------------
+
+    def along(self, *axes: str) -> AxisGroup:
+        """This rank's group along one of the `axes` or several. Nothing is made before its `comm`
+        or `group` is asked for. Raises ValueError for an axis that does not exist.
+
+        >>> with unisono.ProcessGroupManager(dp_size=2) as manager:
+        ...     own = manager.along("ep", "dp")
+        ...     print(own.ranks, own.comm.size)
+        (0, 1) 2
+        """
+        key = self._axes_of_several(axes)
+        with self._lock:
+            if key not in self._groups:
+                self._groups[key] = self._axis_group(key)
+                if self._closed:
+                    self._groups[key].close()
+            return self._groups[key]
+
+    def _axes_of_several(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """Those with more than one rank, fastest first: groups with the same ones are the same."""
+        known = [axis for axis in axes if axis in self.mesh.axes or axis not in AXES]
+        if known or not axes:
+            self.mesh.members(self._rank, *known)  # raises what is wrong with them
+        order = reversed(self.mesh.axes)
+        return tuple(axis for axis in order if axis in known and self.mesh[axis] > 1)
+
+    def _axis_group(self, axes: tuple[str, ...]) -> AxisGroup:
+        members = self.mesh.members(self._rank, *axes) if axes else [self._rank]
+        parent_ranks = [self._parent_ranks[member] for member in members]
+        return self._parent.axis_group(parent_ranks, "_".join(axes or ("own",)) + self._suffix)
+
+    @property
+    def pp_next_rank(self) -> int | None:
+        """The global rank of the next pipeline stage, None at the last one."""
+        return None if self.pp_is_last_stage else self.along("pp").neighbour(1)
+
+    @property
+    def pp_prev_rank(self) -> int | None:
+        """The global rank of the previous pipeline stage, None at the first one."""
+        return None if self.pp_is_first_stage else self.along("pp").neighbour(-1)
+
+    @property
+    def pp_is_first_stage(self) -> bool:
+        """Whether this rank is in the first pipeline stage."""
+        return self.pp_rank == 0
+
+    @property
+    def pp_is_last_stage(self) -> bool:
+        """Whether this rank is in the last pipeline stage."""
+        return self.pp_rank == self.pp_world_size - 1
+
+    @property
+    def cp_send_rank(self) -> int:
+        """The global rank that this one sends to in the ring along cp."""
+        return self.along("cp").neighbour(1)
+
+    @property
+    def cp_recv_rank(self) -> int:
+        """The global rank that this one receives from in the ring along cp."""
+        return self.along("cp").neighbour(-1)
+
+    @property
+    def grid(self) -> torch.Tensor:
+        """The global ranks as a tensor of five dimensions: dp, pp, cp, ep, tp. A manager of a
+        DeviceMesh with other axes, or in another order, has the mesh's own dimensions.
+
+        >>> unisono.ProcessGroupManager(pp_size=2).grid
+        tensor([[[[[0]]], [[[1]]]]])
+        """
+        require_torch("the manager's grid")
+        import torch
+
+        mesh = self.mesh
+        shape = mesh.shape
+        if mesh.axes == tuple(axis for axis in AXES if axis in mesh.axes):
+            shape = tuple(mesh[axis] if axis in mesh.axes else 1 for axis in AXES)
+        return torch.tensor(self._global_ranks).reshape(shape)
+
+    @property
+    def _global_ranks(self) -> list[int]:
+        return [self._parent.global_ranks[rank] for rank in self._parent_ranks]
+
+    @property
+    def world_group(self) -> ProcessGroup:
+        """torch's process group of all ranks of this manager: the one that they are taken from,
+        where torch has it. Raises UnisonoError where torch.distributed is not started.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> unisono.ProcessGroupManager(pp_size=2).world_group is dist.group.WORLD
+        True
+        """
+        parent = self._parent
+        is_whole = self._parent_ranks == list(range(parent.size))
+        if is_whole and parent.process_group is not None:
+            group: ProcessGroup = parent.process_group
+            return group
+        return self.along(*self.mesh.axes).group
+
+    # -- torch's meshes --------------------------------------------------------------------------
+
+    def to_device_mesh(self, device_type: str = "cpu") -> DeviceMesh:
+        """The same layout as torch's DeviceMesh for a `device_type`, over the groups of this
+        manager; a dimension for each axis. Every rank calls it, for all groups along one axis are
+        made.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> manager = unisono.ProcessGroupManager(tp_size=2)
+        >>> manager.to_device_mesh().mesh_dim_names
+        ('dp', 'pp', 'cp', 'tp')
+
+        Raises UnisonoError where torch.distributed is not started.
+        """
+        require_torch("to_device_mesh")
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh
+
+        groups = [self.along(axis).group for axis in self.mesh.axes]
+        return DeviceMesh.from_group(
+            groups,
+            device_type,
+            mesh=torch.tensor(self._global_ranks).reshape(self.mesh.shape),
+            mesh_dim_names=self.mesh.axes,
+        )
+
+    @classmethod
+    def from_device_mesh(cls, device_mesh: DeviceMesh) -> Self:
+        """A manager of the groups of torch's `device_mesh`, which stay the mesh's own: `close`
+        leaves them alone. Its dimensions are the axes, by their names; `along` takes those that are
+        not tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that
+        this process is not in.
+
+        >>> import torch.distributed as dist  # initialised
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        >>> unisono.ProcessGroupManager.from_device_mesh(mesh).tp_ranks
+        (0, 1)
+        """
+        from unisono.comm.over_torch import process_groups
+
+        names = device_mesh.mesh_dim_names
+        if not names:
+            raise ValueError("the DeviceMesh has no mesh_dim_names: axes need names")
+        if device_mesh.get_coordinate() is None:
+            raise ValueError("this process is not in the DeviceMesh")
+        manager = cls.__new__(cls)
+        mesh = Mesh(dict(zip(names, device_mesh.mesh.shape, strict=True)))
+        parent = parent_of(process_groups.world())
+        manager._begin(mesh, parent, device_mesh.mesh.flatten().tolist())
+        for axis in names:
+            if mesh[axis] > 1:
+                ranks = [manager._parent_ranks[rank] for rank in mesh.members(manager._rank, axis)]
+                manager._groups[axis,] = AxisGroup(
+                    ranks,
+                    manager.global_rank,
+                    lambda own: resolve(own.group),
+                    _always(device_mesh.get_group(axis)),
+                    owned=False,
+                )
+        return manager
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def describe(self, ranks_per_node: int | None = None) -> str:
+        """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. One rank
+        may ask alone. With `ranks_per_node` ranks are taken to fill nodes of that size instead.
+
+        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s;
+        ValueError for a node without ranks.
+
+        >>> print(unisono.ProcessGroupManager(tp_size=2).describe())
+        2 ranks: dp 1 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 2 ranks
+        ...
+        """
+        joint = [axes for axes in _JOINT if set(axes) <= set(self.mesh.axes)]
+        if ranks_per_node is not None:
+            return self.mesh.describe(ranks_per_node, joint)
+        return self.mesh.describe(joint=joint, nodes=self._parent.nodes(self._parent_ranks))
+
+    def get_info(self) -> str:
+        """Where this rank stands, in a few lines: its coordinates, the members of its groups, its
+        neighbours in the pipeline.
+
+        >>> print(unisono.ProcessGroupManager(tp_size=2).get_info())
+        rank ... of 2, local rank ...
+        grid position: dp 0, pp 0, cp 0, tp ...
+        tp: rank ... of 2: global ranks 0 and 1
+        ...
+        """
+        where = self.mesh.coordinates(self._rank)
+        lines = [
+            f"rank {self.global_rank} of {self.world_size}, local rank {self.local_rank}",
+            "grid position: " + ", ".join(f"{axis} {at}" for axis, at in where.items()),
+        ]
+        for axis in reversed(self.mesh.axes):
+            own = self.along(axis)
+            lines.append(f"{axis}: rank {own.rank} of {own.size}: global {name_ranks(own.ranks)}")
+        if "pp" in self.mesh.axes:
+            neighbours = {"previous": self.pp_prev_rank, "next": self.pp_next_rank}
+            lines.append(
+                f"pipeline: stage {self.pp_rank} of {self.pp_world_size}"
+                + "".join(
+                    f", {name} rank {rank}" for name, rank in neighbours.items() if rank is not None
+                )
+            )
+        return "\n".join(lines)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or what its ranks were taken from has ended."""
+        return self._closed or self._parent.is_closed()
+
+    def close(self) -> None:
+        """Give every group back that this manager has made. Closing twice does nothing.
+        `cleanup` is ScaleTorch's name for it.
+
+        >>> manager = unisono.ProcessGroupManager(tp_size=2)
+        >>> manager.tp.barrier()
+        >>> manager.close()
+        """
+        with self._lock:
+            self._closed = True
+            groups = list(self._groups.values())
+        for group in groups:
+            group.close()
+
+    cleanup = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = self.mesh.coordinates(self._rank)
+        coordinates = (
+            f"{axis} {where[axis]}/{self.mesh[axis]}" for axis in reversed(self.mesh.axes)
+        )
+        return f"<{type(self).__name__} rank {self.global_rank}: {', '.join(coordinates)}>"
+
+
+def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
+    return lambda own: group

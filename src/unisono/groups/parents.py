@@ -1,0 +1,191 @@
+"""What a manager's ranks are taken from, and how it makes their groups.
+
+A Communicator splits; of a process group of another backend torch makes the groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from unisono.comm.base import Communicator
+from unisono.errors import GroupClosed, UnisonoError
+from unisono.groups.axis_group import AxisGroup
+from unisono.processes import boot_id
+from unisono.wording import name_ranks
+from unisono.world.world import get_world, resolve
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
+_managers_lock = threading.Lock()
+_NODES_LIMIT_S = 10
+
+
+class Parent:
+    """What a manager's ranks are taken from: a Communicator, which splits."""
+
+    def __init__(
+        self, source: Any, rank: int, global_ranks: Sequence[int], process_group: Any = None
+    ) -> None:
+        self.source = source
+        self.rank = rank
+        self.global_ranks = global_ranks
+        self.size = len(global_ranks)
+        self.process_group = process_group  # torch's for all of these ranks, where there is one
+
+    def is_closed(self) -> bool:
+        """Whether its groups are gone, and those of its managers with them."""
+        return isinstance(self.source.errored, GroupClosed)
+
+    def nodes(self, members: Sequence[int]) -> list[str]:
+        """The name of each member's node: shared memory is that of one machine."""
+        return [socket.gethostname()] * len(members)
+
+    def next_suffix(self, members: Sequence[int]) -> str:
+        """What tells the groups of a new manager of these members from those of all others. They
+        agree on it without a message, for each of them has made the same ones before."""
+        layout = ""
+        if list(members) != list(range(self.size)):
+            layout = "@" + hashlib.sha256(repr(list(members)).encode()).hexdigest()[:8]
+        with _managers_lock:
+            made = _managers.setdefault(self.source, Counter())
+            made[layout] += 1
+            number = made[layout]
+        return layout + (f"#{number}" if number > 1 else "")
+
+    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
+        def split(own: AxisGroup) -> Communicator:
+            comm: Communicator = self.source.split(members, label)
+            return comm
+
+        def group_over(own: AxisGroup) -> ProcessGroup:
+            from unisono.torch_backend import groups as torch_groups
+
+            torch_groups.check_started()
+            group: ProcessGroup = torch_groups.group_over(own.comm)
+            return group
+
+        return self._axis_group(members, split, group_over)
+
+    def _axis_group(
+        self,
+        members: Sequence[int],
+        make_comm: Callable[[AxisGroup], Communicator],
+        make_group: Callable[[AxisGroup], ProcessGroup],
+    ) -> AxisGroup:
+        ranks = [self.global_ranks[member] for member in members]
+        return AxisGroup(ranks, self.global_ranks[self.rank], make_comm, make_group)
+
+
+class TorchParent(Parent):
+    """A torch process group of another backend: torch makes the groups, and we wrap them."""
+
+    def __init__(self, group: Any, rank: int, global_ranks: Sequence[int]) -> None:
+        super().__init__(group, rank, global_ranks, group)
+        store = self._store()
+        if store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+            store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
+
+    def _store(self) -> Any:
+        from unisono.comm.over_torch import process_groups
+
+        return process_groups.default_store()
+
+    def is_closed(self) -> bool:
+        from unisono.comm.over_torch import process_groups
+
+        return not process_groups.exists(self.source)
+
+    def nodes(self, members: Sequence[int]) -> list[str]:
+        """The name of each member's node, as it has said when it made its manager."""
+        ranks = [self.global_ranks[member] for member in members]
+        keys = [_node_key(rank) for rank in ranks]
+        store = self._store()
+        if store is None:
+            raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
+        try:
+            store.wait(keys, timedelta(seconds=_NODES_LIMIT_S))
+        except RuntimeError:  # DistStoreError among them
+            missing = [
+                rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])
+            ]
+            raise UnisonoError(
+                f"{name_ranks(missing)} did not make a manager within {_NODES_LIMIT_S} s, so "
+                "nobody knows their nodes: every rank makes the same managers"
+            ) from None
+        found = [json.loads(store.get(key)) for key in keys]
+        same_name = Counter(host for host, _ in {tuple(node) for node in found})
+        return [host if same_name[host] == 1 else f"{host} ({boot[:8]})" for host, boot in found]
+
+    def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
+        ranks = [self.global_ranks[member] for member in members]
+        # Groups with one label have no member in common: the first one tells them apart.
+        name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
+
+        def new_group(own: AxisGroup) -> ProcessGroup:
+            from unisono.comm.over_torch import process_groups
+
+            group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
+            return group
+
+        return self._axis_group(members, lambda own: resolve(own.group), new_group)
+
+
+def parent_of(group: Any) -> Parent:
+    if group is None:
+        group = _our_world()
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        from unisono.comm.over_torch import process_groups
+        from unisono.torch_backend import groups as torch_groups
+
+        if group is None:
+            group = process_groups.world()
+        wrapped = getattr(group, "process_group", group)
+        if torch_groups.moves_data_elsewhere(wrapped):
+            return TorchParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
+    comm = resolve(group)
+    ranks = comm.global_ranks or range(comm.size)
+    return Parent(comm, comm.rank, ranks, _process_group_of(comm, group))
+
+
+def _process_group_of(comm: Communicator, given: Any) -> Any:
+    """torch's group for a Communicator: what was given, or torch's default group over it."""
+    if given is not comm and given is not None:
+        return given
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    return world if getattr(world, "comm", None) is comm else None
+
+
+def _node_key(global_rank: int) -> str:
+    return f"unisono/node/{global_rank}"
+
+
+def _this_node() -> tuple[str, str]:
+    """The machine's name, and what tells it from others of that name."""
+    boot = ""
+    with contextlib.suppress(OSError):  # not Linux
+        boot = boot_id()
+    return socket.gethostname(), boot
+
+
+def _our_world() -> Communicator | None:
+    try:
+        return get_world()
+    except UnisonoError:
+        return None

@@ -1,0 +1,85 @@
+"""What people who know torch.distributed may write here, and the call that they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
+
+INSTEAD = {
+    "P2POp": 'unisono.Message("send", tensor, peer), where peer is a rank of the group',
+    "ReduceOp": 'a name, op="sum"; torch\'s own ReduceOp.SUM will do as well',
+    "all_gather_into_tensor": "unisono.all_gather(tensor, out=wide)",
+    "all_reduce_coalesced": "unisono.all_reduce([a, b])",
+    "all_to_all_single": "unisono.all_to_all(tensor)",
+    "broadcast_object_list": "obj = unisono.broadcast_object(obj, src)",
+    "destroy_process_group": "unisono.shutdown()",
+    "get_global_rank": "comm.global_ranks[rank]",
+    "get_group_rank": "comm.global_ranks.index(global_rank)",
+    "get_process_group_ranks": "comm.global_ranks",
+    "init_process_group": "unisono.init()",
+    "new_group": "unisono.get_world().split(ranks)",
+    "reduce_scatter_tensor": "unisono.reduce_scatter(tensor)",
+    "scatter_object_list": "unisono.broadcast_object(objects, src)[rank]",
+    "spawn": "unisono.launch(work, ranks, args)",
+}
+"""Names of torch's that unisono does not have, and what to use."""
+
+_RIGHT_CALLS = {
+    "all_gather": "outputs = unisono.all_gather(tensor)",
+    "all_gather_object": "objects = unisono.all_gather_object(obj)",
+    "all_to_all": "outputs = unisono.all_to_all(inputs)",
+    "gather": "outputs = unisono.gather(tensor, dst)",
+    "gather_object": "objects = unisono.gather_object(obj, dst)",
+    "reduce_scatter": "part = unisono.reduce_scatter(tensors, op)",
+    "scatter": "part = unisono.scatter(tensors, src), with None for tensors on the other ranks",
+}
+
+
+def describe_output_first(function: str) -> str:
+    """What to say to somebody who passed torch's outputs to this function of ours, or ""."""
+    right = _RIGHT_CALLS.get(function)
+    if right is None:
+        return ""
+    return f"inputs come first here, and results are returned (torch has outputs first): {right}"
+
+
+def name_type(thing: object) -> str:
+    """ "a list", "an int"."""
+    name = type(thing).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
+def may_be_output_first(argument: Any) -> bool:
+    """Whether it may be an argument of torch's function: tensors, objects, a rank, a ReduceOp."""
+    if type(argument) is int:
+        return argument >= 0
+    if isinstance(argument, (list, tuple)):
+        return not argument or not all(type(part) is int for part in argument)
+    return hasattr(argument, "dtype") or type(argument).__name__ in ("ReduceOp", "RedOpType")
+
+
+def describe_no_group(group: Any) -> str:
+    """What to say of something that is not a group, or not one that this process is in."""
+    if type(group) is int and group == _NON_GROUP_MEMBER:
+        return (
+            "this process is not a member of that group (it has GroupMember.NON_GROUP_MEMBER): "
+            "only members call, so ask first: if dist.get_rank(group) >= 0"
+        )
+    kind = name_type(group)
+    if isinstance(group, (list, tuple, range)) and all(type(rank) is int for rank in group):
+        return (
+            f"{group!r} is a list of ranks, not a group: make one, once, by "
+            f"unisono.get_world().split({list(group)}) or torch.distributed.new_group, and pass it"
+        )
+    if hasattr(group, "along") and hasattr(group, "dp_group"):
+        return f"{kind} is not a group but has many: pass manager.dp, for instance"
+    if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
+        return f'{kind} is not a group but has many: pass mesh.get_group("dp"), for instance'
+    if hasattr(group, "comm") and hasattr(group, "ranks"):
+        return f"{kind} is not a group: pass its .comm"
+    if isinstance(group, str):
+        return f"{group!r} is a name, not a group: pass the group itself, manager.tp for instance"
+    if hasattr(group, "shape") or isinstance(group, (list, tuple, dict, int, float)):
+        return f"{kind} is not a group: group= is a Communicator, a torch process group or None"
+    return f"{group!r} is not a group that this process is a member of"
