@@ -102,6 +102,12 @@ def _name(text: str) -> str:
     return text.strip().lower()
 
 
+def _replaced(text: str) -> str:
+    if text.strip().lower() != "gloo":
+        raise ValueError("must be gloo")
+    return "gloo"
+
+
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -153,6 +159,13 @@ RENDEZVOUS = Variable(
 )
 BACKEND = Variable(
     "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named", _name
+)
+REPLACE = Variable(
+    "UNISONO_REPLACE",
+    "gloo: programs that ask torch for gloo by name get unisono",
+    _replaced,
+    ("gloo",),
+    worth_knowing=True,
 )
 ALGO = Variable(
     "UNISONO_ALGO",
