@@ -75,6 +75,16 @@ def state_of(pid: int) -> ProcessState:
         return ProcessState("")
 
 
+def handles_signal(pid: int, number: int) -> bool:
+    """Whether a process would survive a signal: it has a handler for it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    _, _, caught = status.partition("SigCgt:")
+    return bool(int(caught.split(maxsplit=1)[0], 16) >> (number - 1) & 1) if caught else False
+
+
 def kernel_function(pid: int) -> str:
     """In which function of the kernel a process sleeps; "" where that is not known."""
     try:
