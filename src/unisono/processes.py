@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
@@ -46,12 +45,12 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-@dataclass(frozen=True)
 class ProcessState:
     """What a process does. `letter` is ps's, and "" where the process cannot be seen: it is gone,
     or in another PID namespace."""
 
-    letter: str
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
 
     @property
     def has_ended(self) -> bool:
@@ -74,6 +73,16 @@ def state_of(pid: int) -> ProcessState:
         return ProcessState(_read_stat(pid)[_STATE])
     except OSError:
         return ProcessState("")
+
+
+def handles_signal(pid: int, number: int) -> bool:
+    """Whether a process would survive a signal: it has a handler for it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    _, _, caught = status.partition("SigCgt:")
+    return bool(int(caught.split(maxsplit=1)[0], 16) >> (number - 1) & 1) if caught else False
 
 
 def kernel_function(pid: int) -> str:

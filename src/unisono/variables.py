@@ -108,6 +108,12 @@ def _label(text: str) -> str:
     return text.strip()
 
 
+def _replaced(text: str) -> str:
+    if text.strip().lower() != "gloo":
+        raise ValueError("must be gloo")
+    return "gloo"
+
+
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -164,6 +170,13 @@ HOSTID = Variable(
     "UNISONO_HOSTID",
     "this rank's host: ranks with the same text share memory; instead of what the system tells",
     _label,
+)
+REPLACE = Variable(
+    "UNISONO_REPLACE",
+    "gloo: programs that ask torch for gloo by name get unisono",
+    _replaced,
+    ("gloo",),
+    worth_knowing=True,
 )
 ALGO = Variable(
     "UNISONO_ALGO",

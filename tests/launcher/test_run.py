@@ -287,6 +287,21 @@ def test_a_timeout_shows_where_each_rank_was(program: WriteProgram) -> None:
     assert "in stuck" in done.stderr
 
 
+def test_a_program_that_gives_signals_their_defaults_back_is_not_killed_by_the_question(
+    program: WriteProgram,
+) -> None:
+    script = program("""
+        import signal, time
+        for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+            signal.signal(number, signal.SIG_DFL)
+        time.sleep(600)
+    """)
+    done = run(script, 2, options=("--timeout", "2"))
+    assert done.returncode == 124
+    assert "not done within 2 s: ranks 0 and 1" in done.stderr
+    assert "killed by signal" not in done.stderr
+
+
 def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> None:
     script = program("import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
     quiet = run(script, 2, "0", options=("--capture",))

@@ -9,9 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from unisono import variables
 from unisono.comm.base import Work
@@ -78,19 +77,6 @@ ABOUT_MESSAGES = 2**64 - 1
 
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
-
-
-class Waiting(NamedTuple):
-    """A message that a rank waits for. `is_started` says that it could have been waited for later
-    (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
-    with `unmatched_tag`."""
-
-    sends: int
-    is_started: int
-    peer: int
-    tag: int
-    unmatched: int
-    unmatched_tag: int
 
 
 class Group(Protocol):
@@ -209,32 +195,10 @@ def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0
 # -- records and sites -------------------------------------------------------------------------
 
 
-class RecordsLayout(NamedTuple):
-    """Where in a segment the records lie; the order is that of un_layout_of_records."""
-
-    first_control: int
-    control_bytes: int
-    identity: int
-    records: int
-    record_bytes: int
-    record_count: int
-    sites: int
-    site_bytes: int
-    site_count: int
-    asked: int
-    answer: int
-    reason: int
-    progress: int
-    closed: int
-
-    def control(self, rank: int) -> int:
-        """Where the control block of a rank begins; of the first rank too many, where all end."""
-        return self.first_control + rank * self.control_bytes
-
-
-def records_layout(ranks: int) -> RecordsLayout:
-    """Where the records lie in the segment of a group of so many ranks."""
-    return RecordsLayout(*_module().records_layout(ranks))
+def records_layout(ranks: int) -> tuple[int, ...]:
+    """Where the records lie in the segment of a group of so many ranks: un_layout_of_records."""
+    layout: tuple[int, ...] = _module().records_layout(ranks)
+    return layout
 
 
 def now_by_both_clocks() -> tuple[int, int]:
@@ -276,7 +240,7 @@ def where_is_program() -> str:
     return (frame is not None and site_of(frame)) or "an unknown line"
 
 
-_hidden = [str(Path(__file__).parents[1])]
+_hidden = [os.path.dirname(os.path.dirname(__file__))]
 
 
 def hide_files(folder: str) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -30,8 +29,7 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value not in (None, usual)]
 
 
-@dataclass(frozen=True)
-class UnequalPair:
+class UnequalPair(NamedTuple):
     """One rank gives another what that does not want, in elements."""
 
     giver: int
@@ -58,8 +56,7 @@ def abbreviate_sizes(sizes: Sequence[int]) -> str:
     return text + (", ..." if len(sizes) > _MOST_SHOWN else "")
 
 
-@dataclass(frozen=True)
-class PairwiseSizes:
+class PairwiseSizes(NamedTuple):
     """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from
     each, in elements."""
 

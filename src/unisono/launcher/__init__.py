@@ -12,6 +12,7 @@ guardian.py           ends what ranks have started if the launching process is k
 record_keeper.py      keeps the records of watched ranks beyond their end
 store.py              torch's store for the programs of `unisono run`
 debugger.py           `breakpoint()` in a rank; terminal.py: who reads from the terminal
+torchrun_options.py   what to use instead of options that only torchrun has
 share.py              each rank's share of cores, threads and memory
 """
 

@@ -12,11 +12,23 @@ from unisono.misuse import Misuse
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
-    "-n", "--ranks", required=True, type=click.IntRange(min=1), help="How many processes to start."
+    "-n",
+    "--ranks",
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "-np",
+    "ranks",
+    metavar="COUNT",
+    help="How many processes to start; auto: as many as there are cores.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
 @click.option(
     "--backend", metavar="NAME", help="The default for init_process_group() without a backend."
+)
+@click.option(
+    "--replace",
+    type=click.Choice(["gloo"]),
+    help="Give unisono to a program that asks torch for gloo by name (UNISONO_REPLACE).",
 )
 @click.option(
     "--threads",
@@ -54,9 +66,10 @@ from unisono.misuse import Misuse
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    ranks: int,
+    ranks: str | None,
     module: bool,
     backend: str | None,
+    replace: str | None,
     threads: int | None,
     pin: bool,
     timeout_s: float | None,
@@ -74,6 +87,7 @@ def run(
       unisono run -n 4 train.py --lr 0.1       four ranks of train.py
       unisono run -n 2 -m package.train        a module
       unisono run -n 4 --backend gloo train.py
+      unisono run --nproc-per-node 4 --replace gloo train.py   as written for torchrun and gloo
 
     In the program, unisono.init() joins the ranks, and so does torch.distributed's
     init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
@@ -88,13 +102,19 @@ def run(
     """
     from unisono.launcher.protocol import Script
     from unisono.launcher.script import RunSettings, run_script
+    from unisono.launcher.torchrun_options import what_instead
 
+    if program.startswith("-"):  # an option that click does not know
+        raise Misuse(what_instead(program))
+    if replace is not None and replace == (backend or "").lower():
+        raise Misuse(f"--backend {backend} asks for what --replace {replace} takes away")
     if not module and not Path(program).is_file():
         there = "is not a file" if Path(program).exists() else "does not exist"
         raise Misuse(f"{program} {there}")
     settings = RunSettings(
-        ranks=ranks,
+        ranks=_count_ranks(ranks),
         backend=None if backend is None else _known_backend(backend),
+        replace=replace,
         threads=threads,
         pin=pin,
         timeout_s=timeout_s,
@@ -113,6 +133,19 @@ def run(
     if outcome.error is not None:
         click.echo(f"\nunisono run: {outcome.error}", err=True)
     raise SystemExit(outcome.exit_code)
+
+
+def _count_ranks(text: str | None) -> int:
+    """The number of ranks; torchrun also knows words for it."""
+    from unisono.launcher.share import core_count
+
+    if text is None:
+        raise Misuse("how many ranks? -n 4 starts four")
+    if text in ("auto", "cpu"):
+        return core_count()
+    if not text.isdecimal() or int(text) < 1:
+        raise Misuse(f"-n must be a number of ranks from 1 on, or auto, not {text!r}")
+    return int(text)
 
 
 def _known_backend(name: str) -> str:

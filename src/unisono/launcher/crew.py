@@ -19,6 +19,7 @@ from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Lines, Listener, Stream
 from unisono.launcher.process import Rank, start_rank
 from unisono.launcher.protocol import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
+from unisono.processes import handles_signal
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -200,7 +201,12 @@ class Crew:
 
     def _ask_for_stacks(self) -> None:
         """Have those who live write down where they are."""
-        asked = [rank for rank in self._living() if rank.started]
+        asked = [
+            rank
+            for rank in self._living()
+            # a program may have given every signal its default back, as Lightning's Trainer does
+            if rank.started and handles_signal(rank.process.pid, STACK_SIGNAL)
+        ]
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
                 rank.process.send_signal(STACK_SIGNAL)

@@ -27,7 +27,7 @@ from unisono.launcher.protocol import (
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.processes import describe_exit
-from unisono.variables import BACKEND, RECORD_KEEPER, WATCH
+from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, WATCH
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
 
@@ -43,12 +43,14 @@ TIMED_OUT_CODE = 124
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How to run a program. `capture` keeps the output of ranks that do not fail to itself;
-    `trace` is where a trace is written, for which the ranks must be watched; `watch_grace_s` is
-    how long they go on after a report of a mismatch or of ranks that wait for each other."""
+    """How to run a program. `replace` is a backend whose place unisono takes; `capture` keeps the
+    output of ranks that do not fail to itself; `trace` is where a trace is written, for which the
+    ranks must be watched; `watch_grace_s` is how long they go on after a report of a mismatch or of
+    ranks that wait for each other."""
 
     ranks: int
     backend: str | None = None
+    replace: str | None = None
     threads: int | None = None
     pin: bool = False
     timeout_s: float | None = None
@@ -165,6 +167,8 @@ def _program_variables(settings: RunSettings, store: LazyStore) -> dict[str, str
     variables |= share.thread_variables(settings.ranks, settings.threads, os.environ)
     if settings.backend is not None:
         variables[BACKEND.name] = settings.backend
+    if settings.replace is not None:
+        variables[REPLACE.name] = settings.replace
     if settings.watch or settings.trace is not None:
         variables["UNISONO_WATCH"] = "1"
     if settings.trace is not None:

@@ -8,5 +8,6 @@ work.py              works as torch knows them
 futures.py           the Futures that DDP and `work.get_future()` wait for
 flight_recorder.py   torch's Flight Recorder, where it is asked for
 autoload.py          what torch calls at `import torch`
+replacement.py       UNISONO_REPLACE: our groups for programs that name gloo
 versions.py          which versions of torch it works with
 """

@@ -16,7 +16,8 @@ _log = logging.getLogger("unisono")
 
 def autoload() -> None:
     """Register our backend, make the one that UNISONO_BACKEND names the default of
-    `init_process_group()`, and start the watch if UNISONO_WATCH says so.
+    `init_process_group()`, take the place of the one that UNISONO_REPLACE names, and start the
+    watch if UNISONO_WATCH says so.
 
     `import torch` must not fail: a variable that means nothing is a warning.
     """
@@ -28,6 +29,9 @@ def autoload() -> None:
             _log.warning("UNISONO_BACKEND=%s has no effect: %s", name, problem)
         else:
             set_default_backend(name)
+    replaced = variables.REPLACE.read_or_warn()
+    if replaced:
+        _replace_backend(replaced)
     watch_groups = torch_import.listener
     if watch_groups is None and variables.WATCH.read_or_warn():
         from unisono.watch import start_if_asked as watch_groups
@@ -37,6 +41,15 @@ def autoload() -> None:
         except Exception as error:
             _log.warning("unisono.watch does not watch torch's groups: %s", error)
             _log.debug("unisono.watch: at import torch", exc_info=True)
+
+
+def _replace_backend(name: str) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        from unisono.torch_backend.replacement import replace_backend
+
+        replace_backend(name)
 
 
 def register() -> None:

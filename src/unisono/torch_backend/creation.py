@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.hosts.connect import connect, connect_beside
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.solo import SoloCommunicator
 from unisono.errors import GroupError, PeerLost, UnisonoError
-from unisono.torch_backend.flight_recorder import group_over
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.torch_backend.versions import (
     NEWEST_TRIED_TORCH,
@@ -51,6 +50,8 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     name = str(options.group_id) if dist.is_initialized() else "world"
     if size == 1:
+        from unisono.comm.solo import SoloCommunicator
+
         return group_over(SoloCommunicator(name, ranks, timeout_s), options.store)
     world = _world()
     end = time.monotonic() + _LATECOMERS_S
@@ -81,6 +82,15 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
         _raise_if_ended(world, ranks, error)
         raise
     return group_over(comm, options.store)
+
+
+def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
+    """A torch process group over a Communicator, such that this torch's hooks can be attached."""
+    if hasattr(_distributed_c10d, "FlightRecorderHook"):
+        from unisono.torch_backend.flight_recorder import recorded_group_over
+
+        return recorded_group_over(comm, store)
+    return UnisonoProcessGroup(comm, store)
 
 
 def _world() -> _World | None:

@@ -56,10 +56,8 @@ _ProcessGroup: Any = dist.ProcessGroup
 _Backend: Any = _distributed_c10d.Backend
 
 
-def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
-    """A torch process group over a Communicator, such that this torch's hooks can be attached."""
-    if not hasattr(_distributed_c10d, "FlightRecorderHook"):
-        return UnisonoProcessGroup(comm, store)
+def recorded_group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
+    """A torch process group over a Communicator, such that torch's hooks can be attached."""
     group = (RecordedProcessGroup if _is_asked_for() else UnisonoProcessGroup)(comm, store)
     group.recorded_backend = RecordedBackend(group)  # torch keeps its C++ half alone
     kind = _ProcessGroup.BackendType.CUSTOM

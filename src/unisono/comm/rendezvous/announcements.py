@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,7 @@ class FileAnnouncements:
             os.pwrite(self._where, data, 0)
             return
         path = Path(self._where)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
         try:
             descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 
 from unisono.comm import engine
@@ -147,7 +146,7 @@ class Leader:
             everyone += [self._visitors[rank].hello for rank in range(1, request.size)]
             payloads = tuple(str(member.get("payload", "")) for member in everyone)
             invitation = {
-                "nonce": secrets.randbits(63),
+                "nonce": int.from_bytes(os.urandom(8), "big") >> 1,
                 "members": [(member["address"], member["pid"]) for member in everyone],
                 "payloads": payloads,
             }

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import socket
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.comm.rendezvous.announcements import Announcement
@@ -29,14 +27,14 @@ _HELLO_S = 10.0
 """How long a connection may stay silent before it is hung up."""
 
 
-@dataclass
 class Visitor:
     """A process that has said for which group it comes, and as which rank."""
 
-    connection: Connection
-    hello: Announcement
-    key: str
-    rank: int
+    def __init__(self, connection: Connection, hello: Announcement) -> None:
+        self.connection = connection
+        self.hello = hello
+        self.key = str(hello["key"])
+        self.rank = int(hello["rank"])
 
     def dismiss(self, answer: dict[str, Any]) -> None:
         """Say why, and hang up."""
@@ -64,7 +62,7 @@ class Lobby:
     """
 
     def __init__(self) -> None:
-        self.address = f"unisono-{secrets.token_hex(16)}"
+        self.address = f"unisono-{os.urandom(16).hex()}"
         self.pid = os.getpid()
         with descriptors_needed():
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -149,7 +147,7 @@ class Lobby:
                 hello = connection.poll()
                 if hello is None:
                     continue
-                visitors.append(Visitor(connection, hello, str(hello["key"]), int(hello["rank"])))
+                visitors.append(Visitor(connection, hello))
             except TooFewDescriptors as error:
                 connection.try_send({"error": f"rank 0: {error}"})
                 connection.close()

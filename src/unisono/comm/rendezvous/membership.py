@@ -1,54 +1,69 @@
-"""What a rank brings to the meeting of a new group, and what it has afterwards."""
+"""What a rank brings to the meeting of a new group, and what it has afterwards.
+
+Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from unisono.comm.engine import Group
 from unisono.comm.rendezvous.announcements import Announcement
 from unisono.comm.rendezvous.unix_socket import Deadline, TooFewDescriptors, descriptors_needed
 
 
-@dataclass(frozen=True)
 class JoinRequest:
     """What one rank brings: the group's key, which rank of how many it is, and how to open the
     group's segment.
 
-    `check` raises once there is nobody to wait for any more: the parent group has ended.
+    `payload` is what the others shall know of this rank. `check` raises once there is nobody to
+    wait for any more: the parent group has ended.
     """
 
-    key: str
-    rank: int
-    size: int
-    deadline: Deadline
-    open: Callable[[int, int, int, int], Group]
-    payload: str = ""
-    """What the others shall know of this rank."""
-    check: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        open: Callable[[int, int, int, int], Group],
+        payload: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.key, self.rank, self.size = key, rank, size
+        self.deadline = deadline
+        self.open = open
+        self.payload = payload
+        self.check = check
 
 
-@dataclass(frozen=True)
 class Membership:
-    """What one rank has once the group is made."""
+    """What one rank has once the group is made. `payloads` is what each rank wanted the others to
+    know."""
 
-    key: str
-    rank: int
-    size: int
-    group: Group
-    members: tuple[Member, ...]
-    payloads: tuple[str, ...] = ()
-    """What each rank wanted the others to know."""
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        group: Group,
+        members: tuple[Member, ...],
+        payloads: tuple[str, ...] = (),
+    ) -> None:
+        self.key, self.rank, self.size = key, rank, size
+        self.group = group
+        self.members = members
+        self.payloads = payloads
 
 
-@dataclass(frozen=True)
 class Member:
     """A rank as its peers know it."""
 
-    address: str
-    pid: int
+    def __init__(self, address: str, pid: int) -> None:
+        self.address = address
+        self.pid = pid
 
     @property
     def identity(self) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import socket
 import struct
 import time
@@ -45,6 +44,8 @@ class TooFewDescriptors(RendezvousError):
     """This process may open no more files, or the machine has no more."""
 
     def __init__(self, reason: str) -> None:
+        import resource  # when there is need: few ever have
+
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
             f"process {os.getpid()} has no file descriptors left for the group ({reason}; its "

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from sys import _getframe as _caller
+from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unisono import variables
@@ -44,7 +45,6 @@ from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_aband
 from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.solo import SoloCommunicator
 from unisono.comm.work import join_works
 from unisono.errors import GroupError, ScheduleError
 
@@ -111,8 +111,8 @@ class SharedMemoryCommunicator(Communicator):
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_group"):
+    def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
+        if hasattr(self, "_group") and not is_finalizing():  # then this module's names are gone
             abandon_group(self._group)
 
     @classmethod
@@ -175,6 +175,8 @@ class SharedMemoryCommunicator(Communicator):
         parents = self.global_ranks
         global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
         if len(members) == 1:
+            from unisono.comm.solo import SoloCommunicator
+
             return SoloCommunicator(name, global_ranks, self.timeout_s)
         request = JoinRequest(
             f"{self._membership.key}/{listed}/{serial}",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status, Waiting
+from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
@@ -24,6 +25,19 @@ _FLOAT8 = {
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
+
+
+class Waiting(NamedTuple):
+    """A message that a rank waits for. `is_started` says that it could have been waited for later
+    (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
+    with `unmatched_tag`."""
+
+    sends: int
+    is_started: int
+    peer: int
+    tag: int
+    unmatched: int
+    unmatched_tag: int
 
 
 def dtype_name(dtype: int) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
-from unisono.comm.rendezvous.membership import Membership
-from unisono.comm.shared_memory import error_texts
-from unisono.comm.shared_memory.failures import describe_failure, whereabouts, with_global_ranks
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -20,6 +17,11 @@ from unisono.errors import (
     MessageMismatch,
     SegmentError,
 )
+
+if TYPE_CHECKING:
+    from unisono.comm.rendezvous.membership import Membership
+
+# What words them is imported with the first one: most groups never fail.
 
 _Error = TypeVar("_Error", bound=GroupError)
 
@@ -47,6 +49,9 @@ class GroupExceptions:
     ) -> Exception:
         """The exception for a message whose status is not OK. `about` is whether it sends, its
         tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
+        from unisono.comm.shared_memory import error_texts
+        from unisono.comm.shared_memory.failures import whereabouts
+
         sends, tensor, peer, tag = about
         doing = error_texts.describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
@@ -91,6 +96,7 @@ class GroupExceptions:
         if status == Status.REFUSED:
             # Imported here: it needs NumPy, which a launcher of ranks does not.
             from unisono.comm.arguments import describe_meaningless
+            from unisono.comm.shared_memory import error_texts
 
             name = dtype if isinstance(dtype, str) else error_texts.dtype_name(dtype)
             why = describe_meaningless(REDUCTION_NAMES[reduction], name)
@@ -119,6 +125,8 @@ class GroupExceptions:
 
     def failure(self, doing: str) -> GroupError:
         """The first cause of the group's end, as an exception of this rank."""
+        from unisono.comm.shared_memory.failures import describe_failure, with_global_ranks
+
         if self.cause is None:
             self.cause = describe_failure(self._membership, self._name, doing)
         if not self._is_worded:  # in whichever words

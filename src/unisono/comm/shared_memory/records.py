@@ -12,12 +12,12 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
-    RecordsLayout,
     Status,
     layout_version,
     now_by_both_clocks,
@@ -36,6 +36,29 @@ _SITE = struct.Struct("<Q120s")
 _NOTE = struct.Struct("<Q248s")
 _SITE_BITS = 12
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
+
+
+class RecordsLayout(NamedTuple):
+    """Where in a segment the records lie; the order is that of un_layout_of_records."""
+
+    first_control: int
+    control_bytes: int
+    identity: int
+    records: int
+    record_bytes: int
+    record_count: int
+    sites: int
+    site_bytes: int
+    site_count: int
+    asked: int
+    answer: int
+    reason: int
+    progress: int
+    closed: int
+
+    def control(self, rank: int) -> int:
+        """Where the control block of a rank begins; of the first rank too many, where all end."""
+        return self.first_control + rank * self.control_bytes
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,7 @@ def map_segment(
         return None
     if version != layout_version():
         raise UnisonoError("this shared memory was written by another version of unisono")
-    layout = records_layout(size)
+    layout = RecordsLayout(*records_layout(size))
     return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
 
 

@@ -1,0 +1,105 @@
+"""UNISONO_REPLACE=gloo: programs that ask torch for gloo by name get groups of ours.
+
+torch's `init_process_group` and `new_group` are wrapped at `import torch`, before a program can
+have taken them by name. Calls from within unisono (`unisono.init("gloo")`, benchmarks) mean what
+they say.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.torch_backend.autoload import NAME
+
+_log = logging.getLogger("unisono")
+
+
+def replace_backend(replaced: str) -> None:
+    """Let `init_process_group` and `new_group` make a group of ours where they are asked for the
+    backend `replaced`, or for none where torch would take it. Rank 0 says so once."""
+    notice = _Notice(replaced)
+    for function in (c10d.init_process_group, c10d.new_group):
+        wrapped = _wrap(function, replaced, notice)
+        for module in list(sys.modules.values()):  # torch's own modules have it by name, too
+            if getattr(module, "__dict__", {}).get(function.__name__) is function:
+                setattr(module, function.__name__, wrapped)
+
+
+class _Notice:
+    """What rank 0 says once, when the first group has been replaced."""
+
+    def __init__(self, replaced: str) -> None:
+        self._replaced = replaced
+        self._is_due = True
+
+    def say(self) -> None:
+        if self._is_due and dist.get_rank() == 0:
+            _log.warning(
+                "unisono: this program asks for %s, and gets unisono (UNISONO_REPLACE=%s)",
+                self._replaced,
+                self._replaced,
+            )
+        self._is_due = False
+
+
+@functools.cache
+def _say_left_alone(asked: str, replaced: str) -> None:
+    _log.warning(
+        'unisono: UNISONO_REPLACE=%s leaves "%s" as it is: a group of unisono serves CPU tensors '
+        "alone",
+        replaced,
+        asked,
+    )
+
+
+def _wrap(function: Callable[..., Any], replaced: str, notice: _Notice) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    makes_default = function.__name__ == "init_process_group"
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **keywords: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith("unisono."):
+            return function(*args, **keywords)
+        call = signature.bind(*args, **keywords)
+        asked = call.arguments.get("backend")
+        if asked is None and makes_default:
+            asked = _default_backend(call.arguments.get("device_id"))
+        if not _is_replaced(asked, replaced):
+            return function(*args, **keywords)
+        call.arguments["backend"] = NAME
+        result = function(*call.args, **call.kwargs)
+        notice.say()
+        return result
+
+    return wrapped
+
+
+def _default_backend(device: Any) -> str | None:
+    """What torch takes where nobody names a backend."""
+    if device is None:
+        kind = torch._C._get_accelerator().type
+    else:
+        kind = "cuda" if isinstance(device, int) else device.type
+    return dist.Backend.default_device_backend_map.get(kind)
+
+
+def _is_replaced(asked: str | None, replaced: str) -> bool:
+    """Whether a group of ours can be made instead of what was asked for."""
+    names = {part.rpartition(":")[2].strip() for part in (asked or "").lower().split(",")}
+    if replaced not in names:
+        return False
+    devices = {part.partition(":")[0].strip() for part in str(asked).lower().split(",")}
+    if names == {replaced} and devices <= {replaced, "cpu"}:
+        return True
+    _say_left_alone(str(asked), replaced)
+    return False

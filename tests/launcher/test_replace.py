@@ -1,0 +1,112 @@
+"""Programs that name gloo, on unisono; and torchrun's options for `unisono run`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli import main
+from user_programs import WriteProgram
+
+RUN = ("-m", "unisono", "run")
+NOTICE = "this program asks for gloo, and gets unisono (UNISONO_REPLACE=gloo)"
+
+NAMES_GLOO = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import init_process_group, new_group
+    from torch.distributed.device_mesh import init_device_mesh
+
+    init_process_group(backend="gloo")
+    groups = [dist.group.WORLD, new_group(backend="GLOO"), new_group([0, 1], None, "cpu:gloo")]
+    groups.append(dist.new_subgroups(2, backend="gloo")[0])
+    groups.append(init_device_mesh("cpu", (2,)).get_group())
+    sums = []
+    for group in groups:
+        tensor = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(tensor, group=group)
+        sums.append(tensor.item())
+    os.write(1, f"{[dist.get_backend(group) for group in groups]} {sums}\\n".encode())
+    dist.destroy_process_group()
+"""
+EXPECTED = f"{['unisono'] * 5} {[3.0] * 5}"
+
+
+def test_a_program_that_names_gloo_gets_unisono_and_is_told_once(program: WriteProgram) -> None:
+    ended = program(NAMES_GLOO).run(
+        before=(*RUN, "--nproc_per_node=2", "--replace", "gloo", "--no-prefix", "--threads", "1")
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [EXPECTED] * 2
+    assert ended.stderr.count(NOTICE) == 1
+
+
+def test_under_torchrun_a_variable_does_it_and_no_name_is_replaced_as_well(
+    program: WriteProgram,
+) -> None:
+    script = program("""
+        import os
+        import torch.distributed as dist
+        dist.init_process_group()
+        os.write(1, f"made {dist.get_backend()}\\n".encode())
+        dist.destroy_process_group()
+    """)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    ended = script.run(before=torchrun, environment={"UNISONO_REPLACE": "gloo"})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("made unisono") == 2
+    assert ended.stderr.count(NOTICE) == 1
+
+
+def test_a_program_of_unisono_that_says_gloo_means_it(program: WriteProgram) -> None:
+    script = program("""
+        import torch.distributed as dist
+        import unisono
+        unisono.init("gloo")
+        print(dist.get_backend())
+    """)
+    ended = script.run(before=(*RUN, "-np", "1", "--replace", "gloo", "--no-prefix"))
+    assert (ended.returncode, ended.stdout) == (0, "gloo\n"), ended.stderr
+    assert NOTICE not in ended.stderr
+
+
+def test_a_group_for_several_devices_is_left_alone_and_that_is_said() -> None:
+    from unisono.torch_backend.replacement import _is_replaced
+
+    assert _is_replaced("Gloo", "gloo")
+    assert _is_replaced("cpu:gloo", "gloo")
+    for asked in (None, "nccl", "unisono", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:gloo", "mygloo"):
+        assert not _is_replaced(asked, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--nnodes=1", "this machine alone"),
+        ("--standalone", "always is"),
+        ("--rdzv_endpoint=localhost:29400", "without an address"),
+        ("--rdzv-backend", "without an address"),
+        ("--master_port", "without an address"),
+        ("--max-restarts=3", "use torchrun"),
+        ("--tee", "--no-prefix"),
+        ("--numa-binding", "use --pin"),
+        ("--nonsense", "there is no such option"),
+    ],
+)
+def test_an_option_of_torchrun_that_does_not_fit_is_one_sentence(option: str, words: str) -> None:
+    refused = CliRunner().invoke(main, ["run", option, "--nproc-per-node", "2", "train.py"])
+    assert refused.exit_code == 2
+    assert refused.output.startswith(f"Error: {option}: ")
+    assert words in refused.output
+    assert refused.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("count", [[], ["-n", "0"], ["-np", "two"], ["--nproc-per-node", "gpu"]])
+def test_a_count_that_means_nothing_is_one_sentence(
+    program: WriteProgram, count: list[str]
+) -> None:
+    refused = CliRunner().invoke(main, ["run", *count, str(program("").path)])
+    assert refused.exit_code == 2
+    assert refused.output.startswith("Error: ")
+    assert refused.output.count("\n") == 1
