@@ -71,7 +71,7 @@ def schedule_frame(schedule: Schedule) -> str:
 
 
 def write_catalog(folder: Path, ranks: int = 8) -> Iterator[tuple[Algorithm, Path]]:
-    """A page for every algorithm in the catalog, in `folder`, each with the algorithm that it shows.
+    """Write a page for every algorithm of the catalog into `folder`; each with what it shows.
 
     Raises OSError where the folder cannot be written.
     """

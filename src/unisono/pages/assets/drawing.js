@@ -50,6 +50,59 @@ function font(size, weight = 400) {
   return `${weight} ${size}px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif`;
 }
 
+/* What share of a buffer, or of several, is there, as the red, green and blue of a pixel. */
+class Shades {
+  constructor() {
+    const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const pixel = (colour) => {
+      one.fillStyle = colour;
+      one.fillRect(0, 0, 1, 1);
+      return new Uint32Array(one.getImageData(0, 0, 1, 1).data.buffer)[0];
+    };
+    this.full = pixel(theme.good);
+    this.parts = Array.from({ length: 101 }, (_, at) => pixel(mix(theme.accent, at ? 0.12 + (0.88 * at) / 100 : 0)));
+  }
+
+  of(model, at, row) {
+    const of = Math.min(model.perRow, model.chunks - row * model.perRow);
+    if (model.rowFull[at] === of) return this.full;
+    return this.parts[Math.round(Math.min(1, model.rowShare[at] / of) * 100)];
+  }
+}
+
+/* The buffers of many ranks that stand in a ring, on its inside: chunk 0 is the outermost. */
+class Disc {
+  constructor(model, radius) {
+    const size = Math.ceil(2 * radius), scale = window.devicePixelRatio || 1;
+    Object.assign(this, { model, radius, shades: new Shades() });
+    this.canvas = document.createElement("canvas");
+    this.canvas.width = this.canvas.height = Math.round(size * scale);
+    const side = this.canvas.width, outer = side / 2, inner = outer * 0.42;
+    this.image = new ImageData(side, side);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.cells = new Int32Array(side * side).fill(-1);
+    for (let y = 0; y < side; y++) {
+      for (let x = 0; x < side; x++) {
+        const away = Math.hypot(x + 0.5 - outer, y + 0.5 - outer);
+        if (away < inner || away >= outer) continue;
+        const turn = (Math.atan2(y + 0.5 - outer, x + 0.5 - outer) / (2 * Math.PI) + 1.25) % 1;
+        const rank = Math.floor(turn * model.ranks + 0.5) % model.ranks;
+        const row = Math.floor(((outer - away) / (outer - inner)) * model.rows);
+        this.cells[y * side + x] = rank * model.rows + Math.min(row, model.rows - 1);
+      }
+    }
+    this.colours = new Uint32Array(model.ranks * model.rows);
+  }
+
+  draw(context, [x, y]) {
+    const { model, colours, cells, pixels } = this;
+    for (let at = 0; at < colours.length; at++) colours[at] = this.shades.of(model, at, at % model.rows);
+    for (let at = 0; at < cells.length; at++) if (cells[at] >= 0) pixels[at] = colours[cells[at]];
+    this.canvas.getContext("2d").putImageData(this.image, 0, 0);
+    context.drawImage(this.canvas, x - this.radius, y - this.radius, 2 * this.radius, 2 * this.radius);
+  }
+}
+
 /* The ranks, where the layout has them, and the messages between them. */
 class Stage {
   constructor(parent, model) {
@@ -81,6 +134,9 @@ class Stage {
     }
     this.middle = this.scale([0.5, 0.5]);
     this.radius = this.scale([1, 0.5])[0] - this.middle[0];
+    const isRing = kind === "circle" && this.layout.places[0].pairs.length <= this.model.ranks;
+    const room = this.radius - this.size.radius - 26;
+    this.disc = isRing && !this.size.isCard && room > 60 && this.layout.places[0].pairs.length ? new Disc(this.model, room) : null;
   }
 
   /* Cards with chunks where there is room, otherwise dots. */
@@ -108,6 +164,7 @@ class Stage {
     const context = this.sheet.clear();
     this.drawHosts(context);
     this.drawPairs(context);
+    if (this.disc) this.disc.draw(context, this.middle);
     const active = this.model.underWay();
     for (const message of active) this.drawWay(context, message, active.length);
     this.points.forEach((points, place) => points.forEach((point, rank) => {
@@ -248,6 +305,11 @@ class Stage {
     } else {
       context.arc(x, y, total > 400 ? 1.6 : Math.max(2.2, Math.min(5, this.size.radius ? this.size.radius * 0.5 : 5)), 0, 7);
       context.fill();
+      if (!this.size.isCard && total <= 400) {
+        context.lineWidth = 1;
+        context.strokeStyle = theme.panel;
+        context.stroke();
+      }
     }
   }
 
@@ -351,25 +413,12 @@ class Buffers {
 
   resize(width) {
     const { ranks, rows } = this.model;
-    this.left = 34;
+    this.left = 14 + 7 * String(this.model.chunks).length;
     this.column = Math.min(64, (width - this.left) / ranks);
     this.row = Math.max(Math.min(22, 300 / rows), rows > 150 ? 1 : 2);
     this.top = 18;
     this.sheet.resize(width, this.top + this.row * rows + 2);
-    this.readColours();
-  }
-
-  readColours() {
-    const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    one.canvas.width = one.canvas.height = 1;
-    const rgb = (colour) => {
-      one.clearRect(0, 0, 1, 1);
-      one.fillStyle = colour;
-      one.fillRect(0, 0, 1, 1);
-      return one.getImageData(0, 0, 1, 1).data;
-    };
-    this.full = rgb(theme.good);
-    this.shades = Array.from({ length: 101 }, (_, share) => rgb(mix(theme.accent, share ? 0.12 + (0.88 * share) / 100 : 0)));
+    this.shades = new Shades();
   }
 
   draw() {
@@ -415,13 +464,10 @@ class Buffers {
   }
 
   drawImage(context) {
-    const { model } = this, { data } = this.image;
-    for (let row = 0; row < model.rows; row++) {
-      const of = Math.min(model.perRow, model.chunks - row * model.perRow);
-      for (let rank = 0; rank < model.ranks; rank++) {
-        const at = rank * model.rows + row, share = Math.min(1, model.rowShare[at] / of);
-        const colour = model.rowFull[at] === of ? this.full : this.shades[Math.round(share * 100)];
-        data.set(colour, 4 * (row * model.ranks + rank));
+    const { model } = this, pixels = new Uint32Array(this.image.data.buffer);
+    for (let rank = 0; rank < model.ranks; rank++) {
+      for (let row = 0; row < model.rows; row++) {
+        pixels[row * model.ranks + rank] = this.shades.of(model, rank * model.rows + row, row);
       }
     }
     this.small.getContext("2d").putImageData(this.image, 0, 0);

@@ -59,7 +59,7 @@ class Part {
     this.facts = {};
     const facts = make("dl", { class: "facts" });
     const inHosts = model.data.node_size < model.ranks;
-    for (const [name, label] of [["step", "step"], ["done", "in place"], ["sending", "under way"], ["ends", "takes"]]) {
+    for (const [name, label] of [["step", "steps done"], ["done", "in place"], ["sending", "under way"], ["ends", "takes"]]) {
       this.facts[name] = make("dd", { "data-fact": name });
       facts.append(make("div", {}, make("dt", { text: label }), this.facts[name]));
     }
