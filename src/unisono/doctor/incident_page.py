@@ -12,6 +12,7 @@ from unisono.pages import build_page, escape
 from unisono.watch.report import RankReport, Report
 
 _MOST_STACKS = 4
+_OURS = ("launcher/", "<string>", "watch/", "shared_memory/")
 
 _KINDS = {
     "hang": "A rank never came",
@@ -107,7 +108,11 @@ def _culprit(rank: RankReport) -> str:
         f'<section class="panel culprit"><h2>Where {escape(rank.name())} was</h2>'
         + (f"<p>{escape(where)}</p>" if where else "")
         + "".join(_source(rank.source))
-        + (f"<h3>Its stack, the innermost first</h3>{_stack(rank.stack)}" if rank.stack else "")
+        + (
+            f"<h3>Its stack, the innermost first</h3>{_stack(_of_program(rank))}"
+            if rank.stack
+            else ""
+        )
         + "</section>"
     )
 
@@ -119,6 +124,17 @@ def _source(lines: Sequence[str]) -> Iterator[str]:
             for line in lines
         )
         yield f'<pre class="source">{shown}</pre>'
+
+
+def _of_program(rank: RankReport) -> list[str]:
+    """The stack from the program's own line on, without the frames of whoever started it."""
+    lines = list(rank.stack)
+    own = [number for number, line in enumerate(lines) if rank.place and line.strip() == rank.place]
+    if own and all(line.lstrip().startswith((*_OURS, "python")) for line in lines[1 : own[0]]):
+        lines[1 : own[0]] = []
+    while len(lines) > 1 and lines[-1].lstrip().startswith(_OURS):
+        lines.pop()
+    return lines
 
 
 def _stack(lines: Sequence[str]) -> str:

@@ -58,24 +58,27 @@ def _chosen(report: Report) -> list[RankReport]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """`wait_s` is when the first call that is not over began; before it all is logarithmic."""
+    """`wait_s` is when the first call that is not over began; before it all is logarithmic.
+    `end_s` is when the last of them failed, or now."""
 
     first_s: float
     wait_s: float
+    end_s: float
     finest_s: float
 
     @classmethod
     def of(cls, calls: Sequence[CallReport]) -> _Axis:
-        waiting = [call.arrived_s for call in calls if call.state in _OPEN]
-        wait = min(waiting) if waiting else max(call.arrived_s for call in calls)
+        waiting = [call for call in calls if call.state in _OPEN]
+        wait = min(call.arrived_s for call in waiting or [calls[-1]])
+        end = max((call.ended_s or 0.0 for call in waiting), default=0.0)
         gaps = [wait - call.arrived_s for call in calls if call.arrived_s < wait]
         longest = max(gaps, default=1e-3)
         finest = max(min(gaps, default=1e-3) / 2, longest / 1e5)
-        return cls(wait - longest, wait, finest)
+        return cls(wait - longest, wait, max(end, wait + finest), finest)
 
     def x(self, moment_s: float) -> float:
         if moment_s >= self.wait_s:
-            share = (moment_s - self.wait_s) / (-self.wait_s or 1.0)
+            share = (moment_s - self.wait_s) / (self.end_s - self.wait_s)
             return _LEFT + _BEFORE + _WAIT * min(1.0, share)
         whole = math.log1p((self.wait_s - self.first_s) / self.finest_s)
         here = math.log1p((self.wait_s - moment_s) / self.finest_s)
@@ -87,7 +90,7 @@ def _grid(axis: _Axis, height: float) -> Iterator[str]:
     yield f'<rect class="wait" x="{begin}" y="{_TOP - 8}" width="{_WAIT}" height="{tall}"/>'
     yield _text(begin + 8, 14, "the wait", "head")
     yield _text(_LEFT + 14, 14, "before it", "head")
-    length = -axis.wait_s
+    length = axis.end_s - axis.wait_s
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = begin + _WAIT * share
         yield _line(x, _TOP - 8, x, height - 16, "grid")

@@ -23,7 +23,7 @@ def add_history(report: Report, groups: Sequence[GroupRecords]) -> Report:
     for rank in report.ranks:
         known = replace(rank, calls=_calls_of(rank.pid, groups, now))
         to_blame = rank.rank in report.culprits
-        ranks.append(replace(known, source=_source_of(known)) if to_blame else known)
+        ranks.append(replace(known, source=_source_of(known, report)) if to_blame else known)
     made_at = datetime.now().astimezone().isoformat(timespec="seconds")
     return replace(report, ranks=tuple(ranks), made_at=made_at)
 
@@ -60,8 +60,6 @@ def _before(moment_s: float | None, now: float) -> float | None:
     return None if moment_s is None else moment_s - now
 
 
-def _source_of(rank: RankReport) -> tuple[str, ...]:
-    """The lines around the place where a rank is, or around those of its last call."""
-    if rank.source:
-        return rank.source
-    return lines_of_site(rank.place or next((c.site for c in reversed(rank.calls) if c.site), ""))
+def _source_of(rank: RankReport, report: Report) -> tuple[str, ...]:
+    """The lines around the place where a rank is, or around the one that the report names."""
+    return rank.source or lines_of_site(rank.place or report.site)
