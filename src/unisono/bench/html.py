@@ -22,8 +22,8 @@ _READING = """
 over all samples, a sample the time of the slowest rank. Up to 64 KiB a sample is the mean of many
 calls back to back after one barrier; above, one call after a barrier of its own. The result of
 every backend was compared with the exact one before and after.</p>
-<p>In the curves a band is the middle half of the samples, a dashed line what the model expected, and
-the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing that
+<p>In the curves a band is the middle half of the samples, a dashed line what the model expected,
+and the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing that
 goes through memory can be much faster than the floor.</p>
 <p>The model (latency, and a cost of a byte for each cache) was fitted to the rows marked
 <i>calibrates</i>, and its expectation for the others was made before they were measured.</p>
@@ -76,7 +76,8 @@ def _verdicts(run: Run) -> str:
     if run.wrong:
         title = "Wrong results"
     elif slow:
-        title = f"Every result was exact; {slow} of {name_number(len(judged), 'time')} slower than expected"
+        times = name_number(len(judged), "time")
+        title = f"Every result was exact; {slow} of {times} slower than expected"
     else:
         title = "Every result was exact, and no time was slower than expected"
     left_out = [str(skipped) for skipped in run.skipped if ": " not in skipped.what]

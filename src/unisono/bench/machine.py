@@ -1,4 +1,4 @@
-"""When and on what a run was made: processor, cores, caches, memory and versions. No environment."""
+"""When and on what a run was made: host, processor, cores, caches, versions. No environment."""
 
 from __future__ import annotations
 
