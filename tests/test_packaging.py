@@ -123,7 +123,11 @@ def packages(folder: Path, wheel: str, files: list[str], sources: list[str]) -> 
 
 
 GOOD_WHEEL = "unisono-1.2.3-cp311-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
-GOOD_FILES = ["unisono/_native.abi3.so", "unisono/py.typed"]
+GOOD_FILES = [
+    "unisono/_native.abi3.so",
+    "unisono/py.typed",
+    "unisono/pages/assets/page.css",
+]
 
 
 def test_good_packages_are_passed(tmp_path: Path) -> None:

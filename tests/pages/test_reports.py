@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return read(RESULTS / "xeon-16-cores-4-ranks.json")
+    return read(RESULTS / "neoverse-n1-2-cores-2-ranks.json")
 
 
 def column(page: Any, name: str) -> list[str]:
@@ -107,7 +107,7 @@ def test_an_incident_is_explained(scheme: str, open_page: OpenPage) -> None:
     assert page.locator(".todo li").count() > 0
     # 24 of the 40 ranks have room; all but the culprit wait for it
     assert page.locator("path.arrow").count() == 23
-    assert page.locator(".timeline .blamed").all_inner_texts() == ["rank 1"]
+    assert page.locator(".timeline .blamed").all_text_contents() == ["rank 1"]
     assert page.locator("tr.blamed").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     raw = page.locator("details pre").last.text_content()

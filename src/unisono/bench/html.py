@@ -23,8 +23,8 @@ over all samples, a sample the time of the slowest rank. Up to 64 KiB a sample i
 calls back to back after one barrier; above, one call after a barrier of its own. The result of
 every backend was compared with the exact one before and after.</p>
 <p>In the curves a band is the middle half of the samples, a dashed line what the model expected,
-and the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing that
-goes through memory can be much faster than the floor.</p>
+and the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing
+that goes through memory can be much faster than the floor.</p>
 <p>The model (latency, and a cost of a byte for each cache) was fitted to the rows marked
 <i>calibrates</i>, and its expectation for the others was made before they were measured.</p>
 """
@@ -151,7 +151,7 @@ def _ratio(duel: Duel | None) -> str:
     told = f"{text.time_text(duel.first.time_us.p50)} us, {duel.other.backend} "
     told += f"{text.time_text(duel.other.time_us.p50)} us"
     shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-    return f'<td class="{kind} s{strength}" title="{escape(told)}">{shown}×</td>'
+    return f'<td class="{kind} s{strength}" title="{escape(told)}">{shown}&times;</td>'
 
 
 def _legend(backends: Sequence[str], has_old: bool) -> str:
