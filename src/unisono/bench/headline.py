@@ -47,8 +47,8 @@ def headline(run: Run) -> str:
     if not against:
         names = ", ".join(dict.fromkeys(row.backend for row in run.in_order))
         return f"{names or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
-    names = sorted({row.backend for row in run.rows} - {_first(run)})
-    others = names[0] if len(names) == 1 else f"the fastest of {', '.join(names)}"
+    rivals = sorted({row.backend for row in run.rows} - {_first(run)})
+    others = rivals[0] if len(rivals) == 1 else f"the fastest of {', '.join(rivals)}"
     mean = geometric_mean([duel.ratio for duel in against])
     won = sum(duel.ratio > 1 for duel in against)
     first = _first(run)
