@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo test test-slow test-watched test-torch real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-pages test-watched test-torch real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -31,6 +31,12 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+# Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
+# test is skipped, and says so.
+test-pages: .venv/.stamp ## look at the HTML pages in a real browser
+	.venv/bin/python -m pip install --quiet -c constraints.txt playwright
+	.venv/bin/python -m pytest -m pages tests/pages
 
 # Where the reports of a watched run go; a call that waits for HANG_S is one.
 REPORTS ?= build/watched

@@ -123,7 +123,11 @@ def packages(folder: Path, wheel: str, files: list[str], sources: list[str]) -> 
 
 
 GOOD_WHEEL = "unisono-1.2.3-cp311-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
-GOOD_FILES = ["unisono/_native.abi3.so", "unisono/py.typed"]
+GOOD_FILES = [
+    "unisono/_native.abi3.so",
+    "unisono/py.typed",
+    "unisono/pages/assets/page.css",
+]
 
 
 def test_good_packages_are_passed(tmp_path: Path) -> None:
@@ -141,13 +145,14 @@ def test_mistakes_in_packages_are_found(tmp_path: Path) -> None:
         ["unisono/_native.abi3.so", "unisono/libother.so.2", "tests/test_x.py"],
         sorted({*checks.SOURCES, "tests", "src/picture.png"} - {"csrc"}),
     )
-    assert len(found) == 6
+    assert len(found) == 7
     assert "['csrc', 'tests']" in found[0]
     assert "src/picture.png" in found[1]
     assert "auditwheel" in found[2]
     assert "libother.so.2" in found[3]
     assert "py.typed" in found[4]
-    assert "'tests'" in found[5]
+    assert "pages/assets" in found[5]
+    assert "'tests'" in found[6]
 
 
 def test_a_package_that_is_too_large_is_found(tmp_path: Path) -> None:

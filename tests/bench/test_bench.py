@@ -220,7 +220,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     assert run.settings["sizes_bytes"] == [8, 16, 32, 64, 1024]
     assert len(list(csv.DictReader(csv_path.open()))) == len(run.rows)
     assert plot_path.read_bytes().startswith(b"\x89PNG")
-    assert html_path.read_text().count("<svg") == 1
+    assert html_path.read_text().count("<svg") == 2
     # Nothing of the environment is in the file.
     assert "PATH" not in json_path.read_text()
 

@@ -61,6 +61,18 @@ def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: Write
     wide = plain_environment() | {"COLUMNS": "200"}
     out = subprocess.check_output(command, env=wide, cwd=tmp_path, text=True)
     assert plain(out) == plain(expected)
+    told = watch.load(tmp_path / "report-0.json")
+    waiting, late = told.ranks[0], told.ranks[2]
+    assert [call.name for call in late.calls] == [f"all_reduce #{call}" for call in (1, 2, 3)]
+    assert waiting.calls[-1].name == "all_reduce #4"
+    assert waiting.calls[-1].waits_for == (late.pid,)
+    assert -60 < waiting.calls[-1].arrived_s < -1.9  # of the two seconds that it waited
+    (marked,) = [line for line in late.source if line.startswith(">")]
+    assert marked.endswith("time.sleep(4)  # a slow disk")
+    subprocess.run([*command, "--html", "incident.html"], cwd=tmp_path, check=True)
+    page = (tmp_path / "incident.html").read_text()
+    assert page.count('class="arrow"') == 3
+    assert "What to do" in page
 
 
 def plain(text: str) -> list[str]:

@@ -14,7 +14,8 @@ forecast.py        what each row should take; kept_models.py: what earlier runs 
 statistics.py      what samples say
 machine.py         on what a run was made
 results.py         rows and runs, and their JSON; compare.py: two runs
-text.py, table.py, show.py, plot.py, html.py   a run as text, CSV, on a terminal, plots, a page
+text.py, table.py, show.py, plot.py   a run as text, CSV, on a terminal, plots
+html.py            a run as a page; headline.py: who is faster; charts.py: its curves
 """
 
 from unisono.bench.api import measure, measure_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,14 @@ EXAMPLES = """\b
 """
 
 
+_COMMAND = "unisono.bench.command"
+
+
 class _Bench(click.Group):
     """`bench compare` compares; everything else measures."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_COMMAND] = shlex.join(["unisono", "bench", *args])
         if args[:1] != ["compare"]:
             args = ["measure", *args]
         return super().parse_args(ctx, args)
@@ -174,6 +179,7 @@ def measure(
     if not is_first:
         raise SystemExit(130 if interrupted else 1 if failure is not None else 0)
     if show.run is not None:
+        show.run.machine["command"] = click.get_current_context().meta[_COMMAND]
         for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
@@ -199,24 +205,33 @@ def measure(
     type=click.FloatRange(min=0),
     help="Smaller changes are left out.",
 )
-def compare_command(old: Path, new: Path, threshold: float) -> None:
+@click.option(
+    "--html", "html_path", type=click.Path(path_type=Path), metavar="FILE", help="NEW as a page."
+)
+def compare_command(old: Path, new: Path, threshold: float, html_path: Path | None) -> None:
     """Compare two files of `unisono bench --json`: OLD before a change, NEW after it.
 
     A row is slower (or faster) if its median moved by more than the threshold and the middle
     halves of the two runs' samples do not overlap; other differences are noise. The exit code is
     1 if anything became slower or wrong.
     """
+    from unisono.bench import html
     from unisono.bench.compare import compare, lines
     from unisono.bench.results import read
 
     try:
-        comparison = compare(read(old), read(new), threshold / 100)
+        before, after = read(old), read(new)
+        comparison = compare(before, after, threshold / 100)
     except UnisonoError as error:
         raise Misuse(str(error)) from error
     if not comparison.changes:
         raise Misuse(f"{old} and {new} have no row in common")
+    if html_path is not None:
+        _check_writable(html_path)
     for line in lines(comparison):
         click.echo(line)
+    if html_path is not None:
+        _save([(html_path, lambda run, path: path.write_text(html.page(run, before)))], after)
     raise SystemExit(1 if comparison.is_regression else 0)
 
 

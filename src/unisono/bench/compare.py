@@ -73,7 +73,7 @@ def lines(comparison: Comparison) -> list[str]:
     """The comparison as text: what changed first, then how many did not."""
     found = []
     for kind in ("wrong", "slower", "faster"):
-        found += [f"{kind:7} {_line(change)}" for change in comparison.of_kind(kind)]
+        found += [f"{kind:7} {describe_change(change)}" for change in comparison.of_kind(kind)]
     noise, same = comparison.of_kind("noise"), comparison.of_kind("same")
     found.append(
         f"{len(comparison.changes)} rows in both: {len(comparison.of_kind('slower'))} slower, "
@@ -90,7 +90,8 @@ def lines(comparison: Comparison) -> list[str]:
     return found
 
 
-def _line(change: Change) -> str:
+def describe_change(change: Change) -> str:
+    """What was measured, before and after."""
     row = change.new
     placement = "in place" if row.placement == "in" else "out of place"
     disturbed = " (disturbed by other programs)" if change.disturbed else ""

@@ -1,9 +1,10 @@
-"""On what a run was made: processor, cores, caches, memory and versions. No environment."""
+"""When and on what a run was made: host, processor, cores, caches, versions. No environment."""
 
 from __future__ import annotations
 
 import platform
 import re
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def caches_bytes() -> tuple[int, ...]:
 def machine() -> dict[str, Any]:
     """What of the machine matters to a reader of the figures."""
     return {
+        "date": datetime.now().astimezone().isoformat(" ", "minutes"),
+        "host": platform.node(),
         "processor": _processor(),
         "architecture": platform.machine(),
         "cores": share.core_count(),

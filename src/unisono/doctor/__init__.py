@@ -7,4 +7,5 @@ variables.py       the environment variables: what they mean, how they stand
 ranks.py           the self-test on new ranks, one backend after the other
 selftest/          unisono.debug_communication: every primitive on the group at hand
 saved_reports.py   reports of the watch that ranks have saved
+incident_page.py   the same as a page; incident_timeline.py: who waits for whom, on one time axis
 """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
+
+if TYPE_CHECKING:
+    from unisono.doctor.saved_reports import Reading
 
 
 @click.command()
@@ -24,6 +28,12 @@ from unisono.misuse import Misuse
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
 @click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
 @click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With REPORTS: write a page that explains them, for a browser.",
+)
 @click.argument("reports", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_context
 def doctor(
@@ -34,6 +44,7 @@ def doctor(
     variables: bool,
     markdown: bool,
     stacks: bool,
+    html: Path | None,
     reports: tuple[Path, ...],
 ) -> None:
     """Check this machine and every primitive on it, or show saved REPORTS.
@@ -49,8 +60,10 @@ def doctor(
     have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
-        _show_reports(reports, stacks, as_json, context)
+        _show_reports(reports, stacks, as_json, html, context)
         return
+    if html is not None:
+        raise Misuse("--html goes with saved reports")
     if stacks:
         raise Misuse("--stacks goes with saved reports")
     if markdown and not variables:
@@ -69,7 +82,11 @@ def doctor(
 
 
 def _show_reports(
-    files: tuple[Path, ...], stacks: bool, as_json: bool, context: click.Context
+    files: tuple[Path, ...],
+    stacks: bool,
+    as_json: bool,
+    html: Path | None,
+    context: click.Context,
 ) -> None:
     for name in ("ranks", "backends", "variables", "markdown"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -77,6 +94,8 @@ def _show_reports(
     from unisono.doctor.saved_reports import print_json, print_reports, read
 
     reading = read(files)
+    if html is not None and reading.incidents:
+        _write_page(reading, html)
     if as_json:
         print_json(reading)
     else:
@@ -84,6 +103,16 @@ def _show_reports(
     for problem in reading.problems:
         click.echo(f"Error: {problem}", err=True)
     raise SystemExit(1 if reading.problems else 0)
+
+
+def _write_page(reading: Reading, path: Path) -> None:
+    from unisono.doctor.incident_page import incident_page
+
+    try:
+        path.write_text(incident_page(reading), encoding="utf-8")
+    except OSError as error:
+        raise Misuse(f"{path} cannot be written: {error.strerror}") from error
+    click.echo(f"wrote {path}", err=True)
 
 
 def _show_variables(markdown: bool) -> None:

@@ -93,7 +93,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
         facts.append(f"after {report.waited_s:.0f} s")
     facts.append(f"from {', '.join(map(str, incident.files))}")
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
-    if any(_where(rank) or rank.last for rank in report.ranks):
+    if any(place_of(rank) or rank.last for rank in report.ranks):
         console.print()
         console.print(_table(report))
     hidden = []
@@ -120,13 +120,13 @@ def _table(report: Report) -> Table:
     table.add_column("last call it finished", overflow="fold")
     for rank in report.ranks:
         numbers = [rank.rank, *([rank.global_rank] if moved else []), rank.pid or "-"]
-        texts = ["yes" if rank.arrived else "no", _where(rank) or "-", rank.last or "-"]
+        texts = ["yes" if rank.arrived else "no", place_of(rank) or "-", rank.last or "-"]
         style = "bold red" if rank.rank in report.culprits else ""
         table.add_row(*(Text(str(cell)) for cell in (*numbers, *texts)), style=style)
     return table
 
 
-def _where(rank: RankReport) -> str:
+def place_of(rank: RankReport) -> str:
     """The state, or the line and what it calls; empty where nothing is known."""
     if rank.state or not rank.place:
         return rank.state or rank.doing or rank.call

@@ -47,6 +47,14 @@ _QUIET_S = 5.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the drawing (.svg), or the chart of --sizes (.svg, .png).",
 )
+@click.option("--algorithm", metavar="NAME", help="--html: which one.  [default: the fastest]")
+@click.option("--against", metavar="NAME", help="--html: another one beside it, on one clock.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a page on which the algorithm plays, in any browser.",
+)
 @click.pass_context
 def plan(
     context: click.Context,
@@ -63,6 +71,9 @@ def plan(
     pieces: int | None,
     as_json: bool,
     output: Path | None,
+    algorithm: str | None,
+    against: str | None,
+    html: Path | None,
 ) -> None:
     """Compare the algorithms of a collective, or show one.
 
@@ -70,6 +81,7 @@ def plan(
       unisono plan all_reduce -n 4096 --nodes 512 --size 64M --topology h100
       unisono plan all_reduce -n 64 --sizes 8:1G -o crossover.png
       unisono plan show double_tree -n 8 -o double_tree.svg
+      unisono plan all_reduce -n 8 --algorithm ring --against double_tree --html play.html
       unisono plan --table -n 8
 
     The first two simulate every algorithm on a cluster: nothing has to be there for it. Sizes are
@@ -82,8 +94,11 @@ def plan(
     console = Console(highlight=False)
     given = _given_options(context)
     try:
-        if output is not None and not output.resolve().parent.is_dir():
-            raise ValueError(f"the folder of {output} does not exist")
+        for file in (output, html):
+            if file is not None and not file.resolve().parent.is_dir():
+                raise ValueError(f"the folder of {file} does not exist")
+        if html is None and (algorithm or against):
+            raise ValueError("--algorithm and --against go with --html")
         if ranks < 1:
             raise ValueError(f"-n must be at least 1, not {ranks}")
         cluster = find_topology(topology)
@@ -109,7 +124,13 @@ def plan(
         elif what in COLLECTIVES:
             if name is not None:
                 raise ValueError(f"to see {name}, write: unisono plan show {name}")
-            if sizes is None:
+            if html is not None:
+                _refuse_others(
+                    given, "--html", "--nodes", "--topology", "--size", "--root", "--pieces",
+                    "--algorithm", "--against", "--html",
+                )  # fmt: skip
+                _play(console, what, ranks, (algorithm, against), size, cluster, root, pieces, html)
+            elif sizes is None:
                 _refuse_others(given, "a ranking", "--nodes", "--topology", "--size")
                 _rank(console, what, ranks, size, cluster, as_json)
             else:
@@ -188,6 +209,37 @@ def _schedule(
         if "node_size" in entry.options and ranks % options["node_size"]:
             raise ValueError(f"{error}: --nodes says how many there are") from error
         raise
+
+
+def _play(
+    console: Console,
+    collective: str,
+    ranks: int,
+    names: tuple[str | None, str | None],
+    size: str,
+    topology: Topology,
+    root: int,
+    pieces: int | None,
+    path: Path,
+) -> None:
+    from unisono.plan import find, rank_algorithms, verify
+    from unisono.plan.player import schedule_page
+    from unisono.plan.sizes import parse_size
+
+    total = parse_size(size)
+    chosen = []
+    for number, name in enumerate(names):
+        if name is None and number == 0:
+            best = rank_algorithms(collective, ranks, total, topology).best
+            name, pieces = best.algorithm.name, pieces or best.pieces
+        if name is not None:
+            schedule = _schedule(find(collective, name), ranks, topology, root, pieces)
+            verify(schedule)
+            chosen.append(schedule)
+    path.write_text(schedule_page(chosen, topology, total), encoding="utf-8")
+    for schedule in chosen:
+        console.print(f"{schedule.title()}; verified")
+    console.print(f"Wrote {path}.")
 
 
 # -- what is shown -------------------------------------------------------------------------------

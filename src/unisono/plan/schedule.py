@@ -362,6 +362,12 @@ class Schedule:
             f"{name_number(self.chunks, 'chunk')}, {name_number(self.rounds, 'step')}{root}"
         )
 
+    def _repr_html_(self) -> str:
+        """In a notebook the schedule plays (docs/schedules.md)."""
+        from unisono.plan.player import schedule_frame
+
+        return schedule_frame(self)
+
     def to_json(self) -> str:
         """As JSON, for other programs; `from_json` brings it back."""
         names = ("source", "destination", "chunk", "reduces", "count")

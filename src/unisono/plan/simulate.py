@@ -12,7 +12,7 @@ that comes later than before may leave it to one that is waited for (Graham's an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,10 @@ from unisono.plan.repetition import take, take_repeatedly
 from unisono.plan.schedule import Schedule, Step
 from unisono.plan.stages import Indices, Messages, Parts, Seconds
 from unisono.plan.topology import Topology
+
+# Of a step's messages: source, destination, how long each keeps its sender's port; when each rank
+# begins the step; when each message has been dealt with.
+OnStep = Callable[[Indices, Indices, Seconds, Seconds, Seconds], None]
 
 # Up to this many (steps x ranks) it is remembered what every rank waited for in every step.
 _REMEMBERED = 4_000_000
@@ -99,19 +103,21 @@ def simulate(
     slow_ranks: Mapping[int, float] | None = None,
     slow_links: Mapping[str, float] | None = None,
     late_s: Mapping[int, float] | None = None,
+    on_step: OnStep | None = None,
 ) -> Timeline:
     """Simulate `schedule` on `topology`, with a tensor of `total_bytes`.
 
     `slow_ranks` maps ranks to how many times longer their overhead and their adding take;
     `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they
-    have; `late_s` maps ranks to how much later they begin. Raises ValueError for ranks and links
-    that are not there.
+    have; `late_s` maps ranks to how much later they begin. `on_step` is told of every step, in
+    order. Raises ValueError for ranks and links that are not there.
     """
     if total_bytes < 0:
         raise ValueError(f"a tensor cannot have {total_bytes} bytes")
     parts = Parts(schedule.ranks, topology)
     slowness = parts.slowness(slow_ranks or {}, slow_links or {})
     simulation = _Simulation(schedule, topology, parts, slowness, schedule.chunk_bytes(total_bytes))
+    simulation.on_step = on_step
     for rank, seconds in (late_s or {}).items():
         parts.check_rank(rank)
         simulation.ready[rank] += seconds
@@ -143,12 +149,13 @@ class _Simulation:
         self.remembers = schedule.rounds * schedule.ranks <= _REMEMBERED
         self.past: list[tuple[Seconds, Indices]] = []
         self.latest: tuple[Step, Messages] | None = None
+        self.on_step: OnStep | None = None
 
     def run(self, step: Step, times: int) -> None:
         """A step, taken `times` times."""
         messages = self._messages_of(step)
         self._count(messages, times)
-        if self.remembers or times == 1:
+        if self.remembers or times == 1 or self.on_step is not None:
             for _ in range(times):
                 self._take(messages)
             return
@@ -166,6 +173,9 @@ class _Simulation:
     def _take(self, messages: Messages) -> None:
         before = self.ready
         self.ready, arrived, done = take(messages, before, self.free)
+        if self.on_step is not None:
+            ends = messages.source, messages.destination
+            self.on_step(*ends, messages.sending.busy_s, before, done)
         if self.remembers:
             cause = np.arange(len(before), dtype=np.int64)
             to = messages.destination

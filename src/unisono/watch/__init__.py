@@ -8,6 +8,7 @@ monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
+history.py                    the last calls of every rank of a report, on one clock
 stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
 whereabouts.py                where a process is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there

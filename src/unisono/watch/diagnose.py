@@ -33,6 +33,7 @@ from unisono.watch.calls import (
     newest_calls,
     waits,
 )
+from unisono.watch.history import add_history
 from unisono.watch.report import RankReport, Report
 from unisono.watch.steps import Steps, sentence, step_name
 from unisono.wording import name_ranks, plural
@@ -43,7 +44,8 @@ class Whereabouts:
     """Where a process is. `state` is set where it cannot go on: it has ended, or is stopped.
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
-    it is inside a call of a communication library, as far as its stack tells.
+    it is inside a call of a communication library, as far as its stack tells; `source` are the
+    lines around `location`.
     """
 
     state: str = ""
@@ -51,6 +53,7 @@ class Whereabouts:
     doing: str = ""
     in_call: bool = True
     stack: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
 
 
 Ask = Callable[[int], Whereabouts]
@@ -69,7 +72,8 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
                 for r in range(group.size)
             ]
             if len({call for call in calls if call is not None}) > 1:
-                return _shifted(group, _mismatch(group, number, calls, records))
+                found = _shifted(group, _mismatch(group, number, calls, records))
+                return add_history(found, [group])
     return None
 
 
@@ -157,7 +161,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     if shift is None:
         return None
     example = shift.example
-    return Report(
+    found = Report(
         kind="apart",
         verdict=_global(group, sentence(group, shift)),
         group=group.name,
@@ -175,6 +179,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
             for member in group.ranks
         ),
     )
+    return add_history(found, [group])
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -185,8 +190,10 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
         return different
     path, culprit = _follow(groups, stuck, ask_once, [])
     if culprit is not None:
-        return _missing(path[-1], culprit, ask_once, path)
-    return _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
+        found: Report | None = _missing(path[-1], culprit, ask_once, path)
+    else:
+        found = _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
+    return None if found is None else add_history(found, groups)
 
 
 def _follow(
@@ -374,6 +381,7 @@ def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> Rank
         call=str(wait) if arrived else elsewhere,
         last=_last_of(member),
         stack=where.stack,
+        source=where.source,
     )
 
 

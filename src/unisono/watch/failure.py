@@ -19,6 +19,7 @@ from unisono.errors import (
 )
 from unisono.watch.calls import call_name, last_finished, line_of, newest_calls, snapshot
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
+from unisono.watch.history import add_history
 from unisono.watch.report import RankReport, Report
 from unisono.watch.stack_server import request_stacks
 from unisono.watch.stacks import is_users, short_path
@@ -63,11 +64,12 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
                 doing=where.doing,
                 last=call_name(last) if last is not None else "",
                 stack=where.stack,
+                source=where.source,
             )
         )
     if isinstance(error, CollectiveMismatch) and culprits:
         site = line_of(error.sites[culprits[0]])
-    return Report(
+    found = Report(
         kind=kind,
         verdict=verdict,
         group=error.group,
@@ -79,6 +81,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
         details=tuple(line.strip() for line in details),
         ranks=tuple(ranks),
     )
+    return add_history(found, groups)
 
 
 def _from_records(error: GroupError, ask: Ask) -> Report | None:

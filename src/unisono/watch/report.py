@@ -17,13 +17,30 @@ _FORMAT = "unisono report 1"
 
 
 @dataclass(frozen=True)
+class CallReport:
+    """One of a rank's last calls, in whichever group. Times are seconds, 0 when the report was made
+    and negative before; `started_s` is when all peers were there. `waits_for` are the processes
+    without which it cannot go on, by their pids."""
+
+    name: str
+    group: str
+    state: str
+    site: str
+    arrived_s: float
+    started_s: float | None = None
+    ended_s: float | None = None
+    waits_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankReport:
     """One rank of the group at hand: `rank`, its `global_rank`, its `pid`, whether it has `arrived`
     at the call. Texts are empty where nothing is known.
 
     `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
     the call that it is in, `last` the last one that it finished, `state` what the system says,
-    `stack` where it is, line by line.
+    `stack` where it is, line by line. `source` are the lines around `place`, with a mark; `calls`
+    its last ones, the oldest first.
 
     >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
     'is in data.py:41 in load'
@@ -39,6 +56,8 @@ class RankReport:
     call: str = ""
     last: str = ""
     stack: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    calls: tuple[CallReport, ...] = ()
 
     def name(self) -> str:
         """ "rank 1", or "rank 1 (global 3)" where its number in the world is another.
@@ -74,7 +93,7 @@ class Report:
 
     `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
     `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is
-    known of each rank.
+    known of each rank, `made_at` when the report was made, with the time zone.
 
     >>> Report = unisono.watch.Report
     >>> print(Report("lost", "rank 1 has ended", "world", "unisono", "barrier", 2, culprits=(1,)))
@@ -92,6 +111,7 @@ class Report:
     waited_s: float = 0.0
     details: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
+    made_at: str = ""
 
     def __str__(self) -> str:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
@@ -183,9 +203,18 @@ def from_text(text: str, origin: str = "this") -> Report:
 
 
 def _from_fields(found: dict[str, Any]) -> Report:
-    ranks = tuple(RankReport(**(rank | {"stack": tuple(rank["stack"])})) for rank in found["ranks"])
+    ranks = tuple(_rank_from_fields(rank) for rank in found["ranks"])
     lists = {"culprits": tuple(found["culprits"]), "details": tuple(found["details"])}
     return Report(**(found | lists | {"ranks": ranks}))
+
+
+def _rank_from_fields(found: dict[str, Any]) -> RankReport:
+    calls = tuple(
+        CallReport(**(call | {"waits_for": tuple(call["waits_for"])}))
+        for call in found.get("calls", ())
+    )
+    lists = {"stack": tuple(found["stack"]), "source": tuple(found.get("source", ()))}
+    return RankReport(**(found | lists | {"calls": calls}))
 
 
 _SHAPES: dict[str, Callable[[Any], bool]] = {
@@ -194,12 +223,14 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "int | None": lambda value: value is None or type(value) is int,
     "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "float | None": lambda value: value is None or _SHAPES["float"](value),
     "tuple[int, ...]": lambda value: all(type(number) is int for number in value),
     "tuple[str, ...]": lambda value: all(isinstance(text, str) for text in value),
+    "tuple[CallReport, ...]": lambda value: all(_is_sound(call) for call in value),
     "tuple[RankReport, ...]": lambda value: all(_is_sound(rank) for rank in value),
 }
 
 
-def _is_sound(report: Report | RankReport) -> bool:
+def _is_sound(report: Report | RankReport | CallReport) -> bool:
     """Whether every field has its type: a file may hold anything."""
     return all(_SHAPES[str(field.type)](getattr(report, field.name)) for field in fields(report))

@@ -20,6 +20,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_FRAMES = 500
+_LINES_BEFORE, _LINES_AFTER = 5, 3
 WATCHING = "unisono watch"
 """The name of the watching thread."""
 
@@ -145,6 +146,32 @@ def callee_of(expression: str) -> str:
     while bare != (bare := _BRACKETS.sub("", bare)):
         pass
     return name if _NAME.fullmatch(bare) and len(name) <= _LONGEST_NAME else ""
+
+
+def lines_around(file: str, line: int) -> tuple[str, ...]:
+    """The source around a line, each with its number, a ">" before the line itself; none where the
+    file cannot be read."""
+    linecache.checkcache(file)
+    source = linecache.getlines(file)
+    if not 1 <= line <= len(source):
+        return ()
+    first = max(1, line - _LINES_BEFORE)
+    return tuple(
+        f"{'>' if number == line else ' '} {number:4}  {text.rstrip()}"
+        for number, text in enumerate(source[first - 1 : line + _LINES_AFTER], first)
+    )
+
+
+def lines_of_site(site: str) -> tuple[str, ...]:
+    """The same for a line as reports name it ("train.py:88"), if this process knows the file."""
+    name, _, line = site.partition(" in ")[0].rpartition(":")
+    if not name or not line.isdigit():
+        return ()
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    known = [file for file in loaded if file and file.endswith(os.sep + name)]
+    files = [os.path.abspath(name), *(os.path.abspath(file) for file in known)]
+    found = next((file for file in files if os.path.isfile(file)), "")
+    return lines_around(found, int(line)) if found else ()
 
 
 def as_text(stacks: Iterable[Stack]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unisono.processes import describe_zombie, kernel_function, state_of
 from unisono.watch import stack_server
 from unisono.watch.diagnose import Whereabouts
-from unisono.watch.stacks import Stack, as_text, of_program
+from unisono.watch.stacks import Stack, as_text, lines_around, of_program
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", "scatter")
@@ -41,6 +41,7 @@ def whereabouts(
         doing=frame.doing if frame else "",
         in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
+        source=lines_around(frame.file, frame.line) if frame else (),
     )
 
 

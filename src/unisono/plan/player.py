@@ -1,0 +1,208 @@
+"""Schedules that play: a page on which the messages of one or two schedules move.
+
+The page has the schedule as it is written down, the simulated time of every message, and where
+the ranks stand; assets/player.js works out the rest. Two schedules share one clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.pages import as_data, build_page, escape, in_frame
+from unisono.plan.catalog import Algorithm, catalog
+from unisono.plan.layout import Layout, arrange
+from unisono.plan.proof import holds_after, holds_before
+from unisono.plan.schedule import Schedule
+from unisono.plan.simulate import Timeline, simulate
+from unisono.plan.sizes import format_seconds, format_size
+from unisono.plan.topology import PRESETS, Topology
+from unisono.wording import name_number
+
+TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
+MOST_MOVES = 2_000_000
+MOST_BUFFERS = 20_000_000
+_BUSIEST = 5
+_MOST_PAIRS = 2_000  # more lines than that are a blot
+
+
+def schedule_page(
+    schedules: Schedule | Sequence[Schedule],
+    topology: Topology = PRESETS[TOPOLOGY],
+    total_bytes: int = TOTAL_BYTES,
+) -> str:
+    """The text of an HTML file that plays one schedule, or two on one clock.
+
+    It needs no network. Times are those of `simulate` on `topology` with a tensor of
+    `total_bytes`. Raises ValueError for a schedule too large to be played.
+    """
+    chosen = [schedules] if isinstance(schedules, Schedule) else list(schedules)
+    if not 1 <= len(chosen) <= 2:
+        raise ValueError(f"a page plays one schedule or two, not {len(chosen)}")
+    recordings = [_Recording(schedule, topology, total_bytes) for schedule in chosen]
+    title = " and ".join(dict.fromkeys(schedule.algorithm for schedule in chosen))
+    heading = f"{chosen[0].collective} by {title}"
+    body = (
+        f'<header><p class="kicker">unisono plan</p><h1>{escape(heading)}</h1>'
+        f'<p class="soft">{escape(_setting(chosen[0], topology, total_bytes))}</p>'
+        f"{_comparison(recordings)}</header>"
+        '<main id="player"></main>'
+        + as_data("schedules", [recording.as_data() for recording in recordings])
+        + "<noscript><p>This page plays by JavaScript, which is off.</p></noscript>"
+    )
+    return build_page(heading, body, ("player.css", "model.js", "drawing.js", "player.js"))
+
+
+def schedule_frame(schedule: Schedule) -> str:
+    """The page inside another one, for a notebook; where it is too large, what it is in a line."""
+    try:
+        page = schedule_page(schedule)
+    except ValueError as error:
+        return f"<p>{escape(schedule.title())} ({escape(error)})</p>"
+    return in_frame(page, 860, schedule.title())
+
+
+def write_catalog(folder: Path, ranks: int = 8) -> Iterator[tuple[Algorithm, Path]]:
+    """Write a page for every algorithm of the catalog into `folder`; each with what it shows.
+
+    Raises OSError where the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    topology = PRESETS[TOPOLOGY]
+    for entry in catalog():
+        # Hosts of half the ranks, where an algorithm is about hosts.
+        hosts = topology.with_nodes_of(max(1, ranks // 2))
+        uses_hosts = "node_size" in entry.options
+        schedule = entry.schedule(ranks, node_size=hosts.node_size, pieces=4)
+        path = folder / f"{entry.collective}-{entry.name}.html"
+        path.write_text(
+            schedule_page(schedule, hosts if uses_hosts else topology), encoding="utf-8"
+        )
+        yield entry, path
+
+
+class _Recording:
+    """What a page needs to know of one schedule."""
+
+    def __init__(self, schedule: Schedule, topology: Topology, total_bytes: int) -> None:
+        moves = sum(int(phase.step.count.sum()) * phase.times for phase in schedule.phases)
+        buffers = schedule.ranks * schedule.chunks
+        if moves > MOST_MOVES or buffers > MOST_BUFFERS:
+            raise ValueError(
+                f"{schedule.title()}: too large to be played; a page has room for "
+                f"{MOST_MOVES:,} chunks that move, and this has {moves:,}, and for "
+                f"{MOST_BUFFERS:,} buffers, and this has {buffers:,}"
+            )
+        self.schedule, self.topology = schedule, topology
+        self._times: list[NDArray[np.float32]] = []
+        self.timeline: Timeline = simulate(schedule, topology, total_bytes, on_step=self._note_step)
+
+    def _note_step(
+        self,
+        source: NDArray[np.int64],
+        destination: NDArray[np.int64],
+        sending_s: NDArray[np.float64],
+        ready_s: NDArray[np.float64],
+        done_s: NDArray[np.float64],
+    ) -> None:
+        """When each message of a step begins to leave, has left, and is in its buffer.
+
+        A port sends the messages of a step one after the other, as they are listed.
+        """
+        order = np.argsort(source, kind="stable")
+        busy = sending_s[order]
+        before = np.cumsum(busy) - busy
+        first = np.concatenate([[True], source[order][1:] != source[order][:-1]])
+        before -= np.maximum.accumulate(np.where(first, before, -np.inf))
+        begin = np.empty_like(sending_s)
+        begin[order] = ready_s[source[order]] + before
+        # What comes early is in its buffer when the receiver has come to this step.
+        kept = np.maximum(done_s, ready_s[destination])
+        self._times.append(np.stack([begin, begin + sending_s, kept], axis=1).astype("<f4"))
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON can hold it; the times of messages, in the order of steps, are packed."""
+        schedule, topology = self.schedule, self.topology
+        times = np.concatenate(self._times) if self._times else np.zeros((0, 3), "<f4")
+        # Equal columns lie together, and compress to almost nothing.
+        packed = zlib.compress(np.ascontiguousarray(times.T).tobytes(), 9)
+        reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier")
+        busiest = sorted(self.timeline.links, key=lambda link: link.busy_s, reverse=True)
+        return {
+            "schedule": json.loads(schedule.to_json()),
+            "title": schedule.title(),
+            "wanted": schedule.ranks if reduces else 1,
+            "before": [_ranges(holds_before(schedule, rank)) for rank in range(schedule.ranks)],
+            "after": [_ranges(holds_after(schedule, rank)) for rank in range(schedule.ranks)],
+            "times": base64.b64encode(packed).decode(),
+            "messages": len(times),
+            "time_s": self.timeline.time_s,
+            "chunk_bytes": schedule.chunk_bytes(self.timeline.total_bytes),
+            "node_size": min(topology.node_size, schedule.ranks),
+            "layout": _layout_data(arrange(schedule, topology.node_size)),
+            "links": [asdict(link) for link in busiest[:_BUSIEST] if link.busy_s],
+        }
+
+
+def _layout_data(layout: Layout) -> dict[str, Any]:
+    def rounded(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
+        return [[round(value, 5) for value in point] for point in points]
+
+    return {
+        "kind": layout.kind,
+        "aspect": layout.aspect,
+        "places": [
+            {
+                "points": rounded(place.points),
+                "pairs": place.pairs if len(place.pairs) <= _MOST_PAIRS else (),
+            }
+            for place in layout.places
+        ],
+        "second": sorted(layout.second_place_chunks),
+        "hosts": [asdict(host) for host in layout.hosts],
+    }
+
+
+def _ranges(numbers: range | list[int]) -> list[list[int]]:
+    """Runs of consecutive numbers, each as [first, how many]."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][0] + found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, 1])
+    return found
+
+
+def _setting(schedule: Schedule, topology: Topology, total_bytes: int) -> str:
+    nodes = topology.nodes(schedule.ranks)
+    where = f" on {name_number(nodes, 'host')}" if nodes > 1 else ""
+    size = "" if schedule.collective == "barrier" else f", {format_size(total_bytes)}B"
+    root = f", root {schedule.root}" if schedule.root else ""
+    return (
+        f"{name_number(schedule.ranks, 'rank')}{where}{size}{root}; "
+        f"times simulated for {topology.name}"
+    )
+
+
+def _comparison(recordings: Sequence[_Recording]) -> str:
+    if len(recordings) < 2:
+        return ""
+    fast, slow = sorted(recordings, key=lambda recording: recording.timeline.time_s)
+    times = [format_seconds(recording.timeline.time_s) for recording in (fast, slow)]
+    names = [recording.schedule.algorithm for recording in (fast, slow)]
+    ratio = slow.timeline.time_s / fast.timeline.time_s if fast.timeline.time_s else 1.0
+    if ratio < 1.005:
+        return f"<p><b>Both take {escape(times[0])}.</b></p>"
+    return (
+        f"<p><b>{escape(names[0])}</b> is {ratio:.2g} times as fast as {escape(names[1])}: "
+        f"{escape(times[0])} against {escape(times[1])}.</p>"
+    )

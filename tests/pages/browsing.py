@@ -1,0 +1,18 @@
+"""What tests of pages share: how a page is opened, and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+OpenPage = Callable[..., Any]
+
+
+def until(page: Any, condition: str, seconds: float = 30) -> None:
+    """Wait until an expression of the page is true. (Playwright's own way is an eval, which the
+    pages forbid.)"""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"never true: {condition}"
+        page.wait_for_timeout(20)

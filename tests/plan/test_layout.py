@@ -1,0 +1,73 @@
+"""Where ranks stand on the page of a schedule, and what the command refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli import main
+from unisono.plan import catalog, find
+from unisono.plan.layout import arrange
+from unisono.plan.player import schedule_page, write_catalog
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "ranks", "node_size", "kind"),
+    [
+        ("all_reduce", "ring", 8, 8, "circle"),
+        ("all_reduce", "double_tree", 8, 8, "trees"),
+        ("all_reduce", "ring_2d", 16, 16, "grid"),
+        ("all_reduce", "hierarchical", 16, 4, "hosts"),
+        ("broadcast", "binomial", 16, 16, "tree"),
+        ("broadcast", "chain", 16, 16, "circle"),
+        ("gather", "linear", 8, 8, "star"),
+    ],
+)
+def test_ranks_stand_as_they_talk(
+    collective: str, name: str, ranks: int, node_size: int, kind: str
+) -> None:
+    schedule = find(collective, name).schedule(ranks, node_size=node_size)
+    assert arrange(schedule, node_size).kind == kind
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 12])
+def test_every_rank_has_a_place_of_its_own(ranks: int) -> None:
+    for entry in catalog():
+        schedule = entry.schedule(ranks, node_size=1)
+        for place in arrange(schedule, 4).places:
+            assert len(set(place.points)) == ranks, entry
+            assert all(-1e-9 <= value <= 1 + 1e-9 for point in place.points for value in point)
+
+
+def test_there_is_a_page_for_every_algorithm(tmp_path: Path) -> None:
+    written = list(write_catalog(tmp_path, ranks=4))
+    assert [entry for entry, _ in written] == list(catalog())
+    for _, path in written:
+        text = path.read_text()
+        assert text.startswith("<!doctype html>")
+        for outside in ("http://", "https://", " src=", "@import"):
+            assert outside not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_what_is_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large to be played; a page has room for 2,000,000"):
+        schedule_page(find("all_reduce", "ring").schedule(2048))
+    shown = find("all_reduce", "ring").schedule(2048)._repr_html_()
+    assert "too large to be played" in shown
+    assert "<iframe" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--algorithm", "ring"], "--algorithm and --against go with --html"),
+        (["--html", "/nowhere/a.html"], "the folder of /nowhere/a.html does not exist"),
+        (["--html", "a.html", "--algorithm", "rnig"], "all_reduce has no algorithm 'rnig', only"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, ["plan", "all_reduce", "-n", "4", *arguments])
+    assert ran.exit_code == 2
+    assert said in ran.output
