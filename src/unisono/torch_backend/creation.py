@@ -8,15 +8,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
-from unisono.comm.hosts.communicator import HostsCommunicator
-from unisono.comm.hosts.connect import connect, connect_beside
+from unisono.comm.hosts.connect import connect
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, PeerLost, UnisonoError
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
@@ -28,7 +27,10 @@ from unisono.torch_backend.versions import (
     is_untried,
 )
 
-_World: TypeAlias = SharedMemoryCommunicator | HostsCommunicator
+if TYPE_CHECKING:
+    from unisono.comm.hosts.communicator import HostsCommunicator
+
+_World: TypeAlias = "SharedMemoryCommunicator | HostsCommunicator"
 
 _NOTICE_S = 0.5
 """How long it may take until a death that a meeting has noticed is known to the world."""
@@ -60,7 +62,9 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
         _raise_if_hopeless(world, ranks, end)
 
     try:
-        if isinstance(world, HostsCommunicator):
+        if world is not None and not isinstance(world, SharedMemoryCommunicator):
+            from unisono.comm.hosts.making import connect_beside
+
             comm = connect_beside(
                 world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
             )
@@ -97,7 +101,7 @@ def _world() -> _World | None:
     """What moves the data of torch's default group; None where there is none, or not ours."""
     group = dist.group.WORLD if dist.is_initialized() else None
     comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
-    return comm if isinstance(comm, _World) else None
+    return cast(_World, comm) if hasattr(comm, "ending") else None
 
 
 def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -> None:

@@ -1,6 +1,7 @@
 """Ranks on several hosts: shared memory inside each, gloo between them.
 
-connect.py            how such a group is made; communicator.py: its collectives
+connect.py            how ranks that meet make a group, of one host or over several
+making.py             how one over several is made; communicator.py: its collectives
 group.py              one member: what every call goes through, and how the group ends
 identity.py           which ranks share a host, and the proof; placement.py: of one group
 meeting.py            how a call begins: all ranks compare; small calls are over with it

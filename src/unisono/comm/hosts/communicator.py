@@ -37,7 +37,7 @@ class HostsCommunicator(HostsMessages):
         super().__init__(*args)
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
-        from unisono.comm.hosts.connect import split_group
+        from unisono.comm.hosts.making import split_group
 
         members = self._members(ranks)
         return split_group(self, members, label) if self.rank in members else None

@@ -1,21 +1,16 @@
-"""How a group over hosts is made: of ranks that meet in a store, or of members of one that is."""
+"""How ranks that meet in a store make a group: of one host, or over several."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
-from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.hosts.identity import find_hosts
-from unisono.comm.hosts.links import Links
-from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.solo import SoloCommunicator
 
 
 def connect(
@@ -50,111 +45,6 @@ def connect(
             payload=payload,
             check=check,
         )
-    links = Links(store, hosts, rank)
-    placement = place(range(size), hosts, rank)
-    try:
-        made = _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
-    except BaseException:
-        links.close_all()
-        raise
-    return made
+    from unisono.comm.hosts.making import make_world  # what one host alone need not load
 
-
-def connect_beside(
-    world: HostsCommunicator,
-    store: Any,
-    members: Sequence[int],
-    *,
-    name: str,
-    timeout_s: float,
-    check: Callable[[], None] = lambda: None,
-) -> Communicator:
-    """Make a group of these ranks of a world over hosts, which meet in a store of their own."""
-    links = world.links
-    placement = place(members, links.hosts, links.me)
-    deadline = Deadline(timeout_s)
-    ranks = tuple(members)
-    if len(placement.hosts) == 1:
-        return _local_group(placement, store, name, ranks, timeout_s, deadline, check)
-    return _make(links, placement, store, name, ranks, timeout_s, deadline, check)
-
-
-def _make(
-    links: Links,
-    placement: Placement,
-    store: Any,
-    name: str,
-    global_ranks: tuple[int, ...],
-    timeout_s: float,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> HostsCommunicator:
-    local = _local_group(placement, store, name, global_ranks, timeout_s, deadline, check)
-    return _over(links, placement, local, name, global_ranks, timeout_s)
-
-
-def _local_group(
-    placement: Placement,
-    store: Any,
-    name: str,
-    global_ranks: tuple[int, ...],
-    timeout_s: float,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> Communicator:
-    """The group of the members on this host, who meet in their part of the store."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    here = tuple(global_ranks[rank] for rank in placement.here)
-    if len(here) == 1:
-        return SoloCommunicator(name, here, timeout_s)
-    return SharedMemoryCommunicator.connect(
-        StoreAnnouncements(PrefixStore(f"unisono/host/{min(here)}", store)),
-        placement.index,
-        len(here),
-        name=name,
-        global_ranks=here,
-        timeout_s=timeout_s,
-        deadline=deadline,
-        check=check,
-    )
-
-
-def split_group(parent: HostsCommunicator, members: tuple[int, ...], label: str) -> Communicator:
-    """Make a group of these ranks of a group over hosts."""
-    parent._raise_if_ended()
-    links, before = parent.links, parent.placement
-    serial = parent._splits[members, label] = parent._splits.get((members, label), 0) + 1
-    listed = f"{label}[{','.join(map(str, members))}]"
-    name = f"{parent.name}.{listed}" if label else f"{parent.name}{listed}"
-    name += f"/{serial}" if serial > 1 else ""
-    known = parent.global_ranks
-    global_ranks = None if known is None else tuple(known[rank] for rank in members)
-    placement = place([before.members[rank] for rank in members], links.hosts, links.me)
-    here = [before.here.index(members[rank]) for rank in placement.here]
-    ranks_here = None if known is None else tuple(known[members[rank]] for rank in placement.here)
-    if len(here) == 1:
-        local: Communicator = SoloCommunicator(name, ranks_here, parent.timeout_s)
-    else:
-        assert isinstance(parent.local, SharedMemoryCommunicator)
-        made = parent.local.split(here, label=f"{label}@{name}", name=name)
-        assert made is not None
-        local = made
-    if len(placement.hosts) == 1:
-        return local
-    return _over(links, placement, local, name, global_ranks, parent.timeout_s)
-
-
-def _over(
-    links: Links,
-    placement: Placement,
-    local: Communicator,
-    name: str,
-    global_ranks: tuple[int, ...] | None,
-    timeout_s: float,
-) -> HostsCommunicator:
-    with contextlib.ExitStack() as stack:
-        stack.callback(local.close)
-        made = HostsCommunicator(links, placement, local, name, global_ranks, timeout_s)
-        stack.pop_all()
-        return made
+    return make_world(store, hosts, rank, name, global_ranks, timeout_s, deadline, check)
