@@ -157,9 +157,7 @@ class StoreAnnouncements:
         with contextlib.suppress(RendezvousError):  # the store is gone, with all that is in it
             if announcement is not None and self.look_up(rank) != announcement:
                 return
-            with contextlib.suppress(RuntimeError):  # not all stores can forget
-                if self._store.delete_key(key):
-                    return
+            # Not deleted: whoever has just seen that it is there would wait for it.
             with store_answers():
                 self._store.set(key, "")
 
