@@ -52,9 +52,14 @@ def _nothing_is_left(cluster: Any) -> Iterator[None]:
     yield
     from ray.util import placement_group_table
 
-    eventually(lambda: ray.available_resources().get("CPU") == 4)
+    all_cpus_are_free()
     assert all(group["state"] == "REMOVED" for group in placement_group_table().values())
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 8  # Ray's own connections
+
+
+def all_cpus_are_free() -> None:
+    """Nodes tell Ray a moment later that they have room again."""
+    eventually(lambda: ray.available_resources().get("CPU") == 4)
 
 
 # -- results -------------------------------------------------------------------------------------
@@ -78,7 +83,9 @@ def summed(more: int, factor: float) -> tuple[int, float, str, tuple[str, str]]:
 
 def test_spread_uses_every_node_and_pack_as_few_as_fit() -> None:
     assert unisono.launch(node_number, 2, on="ray", spread=True) == ["0", "1"]
+    all_cpus_are_free()
     assert unisono.launch(node_number, 2, on="ray") == ["0", "0"]
+    all_cpus_are_free()
     assert unisono.launch(node_number, 2, on="ray", resources={"CPU": 2}) == ["0", "1"]
 
 
@@ -162,8 +169,8 @@ def one_loses_its_actor(folder: Path) -> None:
 
 
 def test_a_timeout_shows_where_each_rank_was(tmp_path: Path) -> None:
-    with pytest.raises(RanksTimedOut, match="not done within 30 s: rank 1 of 2 ranks") as caught:
-        unisono.launch(one_sleeps, 2, (tmp_path,), on="ray", timeout=30)
+    with pytest.raises(RanksTimedOut, match="not done within 20 s: rank 1 of 2 ranks") as caught:
+        unisono.launch(one_sleeps, 2, (tmp_path,), on="ray", timeout=20)
     first, second = caught.value.endings
     assert first.how == "returned"
     assert "in one_sleeps" in second.stack
@@ -246,20 +253,3 @@ def test_the_end_of_the_launching_program(
     if number == signal.SIGINT:
         assert out.count("tidied up") == 2, err
         assert out.endswith("interrupted\n"), err
-
-
-# -- arguments -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"on": "slurm"}, 'on must be "ray", or None for this machine'),
-        ({"resources": {"CPU": 2}}, "are for ranks on a cluster"),
-        ({"on": "ray", "pin": True}, "cannot be pinned"),
-        ({"on": "ray", "resources": {"GPU": 0}}, "amounts above 0 per rank, not GPU=0"),
-    ],
-)
-def test_arguments_that_mean_nothing(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        unisono.launch(node_number, 1, **options)
