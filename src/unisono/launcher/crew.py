@@ -15,8 +15,7 @@ from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Lines, Listener, Stream
 from unisono.launcher.process import Rank, RankProcess
-from unisono.launcher.protocol import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
-from unisono.processes import handles_signal
+from unisono.launcher.protocol import FAILED, STARTED, VALUE, Failure, unpack
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -198,14 +197,7 @@ class Crew:
 
     def _ask_for_stacks(self) -> None:
         """Have those who live write down where they are."""
-        asked = [
-            rank
-            for rank in self._living()
-            # a program may have given every signal its default back, as Lightning's Trainer does
-            if rank.started and handles_signal(rank.process.pid, STACK_SIGNAL)
-        ]
-        for rank in asked:
-            rank.process.send_signal(STACK_SIGNAL, to_children=False)
+        asked = [rank for rank in self._living() if rank.started and rank.process.ask_for_stack()]
         interrupts = len(self._interrupts.noted)
         self._wait(lambda: all(rank.stack for rank in asked), _STACKS_S, interrupts)
         self._wait(lambda: False, _SILENCE_S, interrupts)  # long ones come in pieces

@@ -49,10 +49,16 @@ class RemoteProcess:
         *self.readers, self.end_fd = (reader for reader, _ in pipes)
         self._writers = [writer for _, writer in pipes]
 
-    def send_signal(self, number: int, *, to_children: bool = True) -> None:
+    def send_signal(self, number: int) -> None:
         """It is on its way when this returns."""
         if self._status is None:
-            self.actor.send_signal.remote(int(number), to_children)
+            self.actor.send_signal.remote(int(number))
+
+    def ask_for_stack(self) -> bool:
+        """Whether the program lets it, only the actor knows."""
+        if self._status is None:
+            self.actor.ask_for_stack.remote()
+        return self._status is None
 
     def find_status(self) -> int | None:
         """As the actor has told us."""

@@ -14,7 +14,8 @@ from typing import Protocol
 from unisono.errors import UnisonoError
 from unisono.launcher import terminal
 from unisono.launcher.output import Lines, Stream
-from unisono.launcher.protocol import Failure
+from unisono.launcher.protocol import STACK_SIGNAL, Failure
+from unisono.processes import handles_signal
 
 _KILLED_S = 10.0
 
@@ -39,8 +40,11 @@ class RankProcess(Protocol):
     def lost(self) -> str:
         """Why nobody knows how it ended ("was lost with its node"); "" as a rule."""
 
-    def send_signal(self, number: int, *, to_children: bool = True) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the process and to what it has started."""
+
+    def ask_for_stack(self) -> bool:
+        """Have the process write down where it is. False where its program does not let it."""
 
     def find_status(self) -> int | None:
         """As subprocess has exit codes, negative for a signal; None while the process lives."""
@@ -84,19 +88,25 @@ class LocalProcess:
         with contextlib.suppress(OSError, AttributeError):  # an old kernel
             self.end_fd = os.pidfd_open(process.pid)
 
-    def send_signal(self, number: int, *, to_children: bool = True) -> None:
-        """Children are those that stayed in the process group. Nothing happens once the process is
+    def send_signal(self, number: int) -> None:
+        """To what stayed in the process group, that is. Nothing happens once the process is
         forgotten."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             try:
-                if to_children:
-                    os.killpg(self.group, number)
-                    return
+                os.killpg(self.group, number)
             except ProcessLookupError:  # it has left its group
-                pass
-            os.kill(self.group, number)
+                os.kill(self.group, number)
+
+    def ask_for_stack(self) -> bool:
+        """A program may have given every signal its default back, as Lightning's Trainer does, and
+        would die of this one."""
+        if self._process.returncode is not None or not handles_signal(self.group, STACK_SIGNAL):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.group, STACK_SIGNAL)
+        return True
 
     def find_status(self) -> int | None:
         """Its number stays its own until it is forgotten."""

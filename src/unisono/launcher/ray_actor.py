@@ -71,10 +71,15 @@ class RankActor:
                 events.append(self._events.get_nowait())
         return events
 
-    def send_signal(self, number: int, to_children: bool) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the rank, if it lives."""
         if self._process is not None:
-            self._process.send_signal(number, to_children=to_children)
+            self._process.send_signal(number)
+
+    def ask_for_stack(self) -> None:
+        """Have the rank write down where it is, if it lives."""
+        if self._process is not None:
+            self._process.ask_for_stack()
 
     def _look_after(
         self,
