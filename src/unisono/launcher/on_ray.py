@@ -330,7 +330,7 @@ class _Wait:
 
 
 def _starting(missing: Sequence[int]) -> str:
-    return f"{name_ranks(missing)} wait for Ray to start their actors"
+    return f"Ray is still starting actors for {name_ranks(missing)}"
 
 
 def _wanting(
@@ -344,8 +344,9 @@ def _wanting(
     have = " and ".join(
         f"{there.get(name, 0):g} {name}, {free.get(name, 0):g} of them free" for name in resources
     )
+    verb = "waits" if ranks == 1 else "wait"
     return (
-        f"{name_number(ranks, 'rank')} wait for Ray to give {each} to each: its nodes have {have}"
+        f"{name_number(ranks, 'rank')} {verb} for Ray to give {each} to each: its nodes have {have}"
     )
 
 
