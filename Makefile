@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo test test-slow test-pages test-watched test-torch real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -64,6 +64,10 @@ REAL = build/real
 
 real: $(REAL)/.stamp ## run other people's trainers on unisono and gloo: same losses, no slower
 	$(REAL)/bin/python -m pytest -m real tests/real
+
+test-ray: .venv/.stamp ## run launch(..., on="ray") on a Ray cluster of several nodes; installs Ray
+	.venv/bin/python -m pip install --quiet -c constraints.txt ray
+	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)

@@ -296,7 +296,8 @@ class RankEnding:
 
     `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
     when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
-    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote.
+    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote,
+    `host` the name of its host, "" where all are on this machine.
 
     >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
     'was killed'
@@ -311,6 +312,7 @@ class RankEnding:
     stack: str = ""
     stdout: str = ""
     stderr: str = ""
+    host: str = ""
 
 
 class RanksFailed(UnisonoError):

@@ -626,3 +626,26 @@ def test_exceptions_survive_a_pickle() -> None:
 
     again = pickle.loads(pickle.dumps(RanksFailed("text", first=1)))
     assert (str(again), again.first) == ("text", 1)
+
+
+# -- on Ray: what needs no cluster; the rest is in test_on_ray.py ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"on": "slurm"}, 'on must be "ray", or None for this machine'),
+        ({"resources": {"CPU": 2}}, "are for ranks on a cluster"),
+        ({"on": "ray", "pin": True}, "cannot be pinned"),
+        ({"on": "ray", "resources": {"GPU": 0}}, "amounts above 0 per rank, not GPU=0"),
+    ],
+)
+def test_where_ranks_cannot_be_started(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        unisono.launch(os.getpid, 1, **options)
+
+
+def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as an import finds it that is not there
+    with pytest.raises(UnisonoError, match=r'needs Ray, .* run `pip install "unisono\[ray\]"`'):
+        unisono.launch(os.getpid, 1, on="ray")

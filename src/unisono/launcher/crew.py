@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from enum import Enum
 
-from unisono.launcher import terminal
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Lines, Listener, Stream
-from unisono.launcher.process import Rank, start_rank
-from unisono.launcher.protocol import FAILED, STACK_SIGNAL, STARTED, VALUE, Failure, unpack
-from unisono.processes import handles_signal
+from unisono.launcher.process import Rank, RankProcess
+from unisono.launcher.protocol import FAILED, STARTED, VALUE, Failure, unpack
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -46,7 +42,7 @@ class Verdict(Enum):
 
 
 class Crew:
-    """Starts ranks, listens to them, and sees to it that all end when they should.
+    """Listens to ranks and sees to it that all end when they should.
 
     `values` says that a rank must send a value before it ends; `keep` is how much of each stream
     is kept.
@@ -71,15 +67,12 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         """Nobody is left, whatever has happened."""
         for rank in self._living():
-            rank.send_signal(signal.SIGKILL)
+            rank.process.send_signal(signal.SIGKILL)
         for rank in self._living():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.exit_code = rank.process.wait(_KILLED_S)
+            rank.process.forget()
         for rank in self.ranks:
             for descriptor in list(rank.pipes):
                 self._close(rank, descriptor)
-            if rank.pidfd is not None:
-                os.close(rank.pidfd)
         self._selector.close()
         if self._guardian is not None:
             self._guardian.close()
@@ -93,16 +86,14 @@ class Crew:
 
         self._selector.register(descriptor, selectors.EVENT_READ, call)
 
-    def start(
-        self, environment: Mapping[str, str], instructions_fd: int, inherit: Sequence[int]
-    ) -> None:
-        """Start the next rank."""
+    def add(self, process: RankProcess, host: str = "") -> None:
+        """Look after the next rank's process, too."""
         number = len(self.ranks)
         lines: dict[Stream, Lines] = {
             "stdout": Lines(number, "stdout", self._listener, self._keep),
             "stderr": Lines(number, "stderr", self._listener, self._keep),
         }
-        rank = start_rank(number, lines, environment, instructions_fd, inherit)
+        rank = Rank(number, process, lines, list(process.readers), host)
         self.ranks.append(rank)
         takers: tuple[Callable[[bytes], object], ...] = (
             lines["stdout"].feed,
@@ -110,12 +101,11 @@ class Crew:
             lambda data: self._receive(rank, data),
             rank.stack.extend,
         )
-        for descriptor, take in zip(rank.pipes, takers, strict=True):
+        for descriptor, take in zip(process.readers, takers, strict=True):
             self._listen(rank, descriptor, take)
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel: found by the tick
-            rank.pidfd = os.pidfd_open(rank.process.pid)
+        if process.end_fd is not None:  # else the tick finds it
             self._selector.register(
-                rank.pidfd, selectors.EVENT_READ, lambda: self._check_ended(rank)
+                process.end_fd, selectors.EVENT_READ, lambda: self._check_ended(rank)
             )
 
     def run(self, timeout_s: float | None, patience_s: float) -> Verdict:
@@ -123,8 +113,9 @@ class Crew:
 
         `patience_s` is how long a rank that was told to end may take before it is killed.
         """
-        self._guardian = Guardian()  # after the ranks, whose start shall not wait for it
-        self._guardian.guard(rank.process.pid for rank in self._living())
+        if self._groups():
+            self._guardian = Guardian()  # after the ranks, whose start shall not wait for it
+            self._guardian.guard(self._groups())
         self._wait(lambda: self._all_returned() or self._any_failed() or self._given_up, timeout_s)
         verdict = Verdict.GIVEN_UP if self._given_up else Verdict.TIMED_OUT
         if self._any_failed():
@@ -150,6 +141,11 @@ class Crew:
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.exit_code is None]
+
+    def _groups(self) -> list[int]:
+        """The process groups of this machine that live."""
+        groups = [rank.process.group for rank in self._living()]
+        return [group for group in groups if group is not None]
 
     def _all_ended(self) -> bool:
         return not self._living()
@@ -178,17 +174,17 @@ class Crew:
         """See whether a rank has ended, and how."""
         if rank.exit_code is not None:
             return
-        ended = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
+        status = rank.process.find_status()
+        if status is None:
             return
-        if ended.si_status != 0 or rank.ended_by_us:
-            rank.send_signal(signal.SIGKILL)  # what it started; its number is still its own
+        if status != 0 or rank.ended_by_us:
+            rank.process.send_signal(signal.SIGKILL)  # what it started; its number is still its own
+        rank.exit_code = status
         if self._guardian is not None:  # before its number can be another's
-            self._guardian.guard(other.process.pid for other in self._living() if other is not rank)
-        rank.exit_code = rank.process.wait()
-        terminal.take_back(rank.process.pid)
-        if rank.pidfd is not None:
-            self._selector.unregister(rank.pidfd)
+            self._guardian.guard(self._groups())
+        if rank.process.end_fd is not None:
+            self._selector.unregister(rank.process.end_fd)
+        rank.process.forget()
         for descriptor in list(rank.pipes):
             self._drain(rank, descriptor)
         for lines in rank.lines.values():
@@ -201,15 +197,7 @@ class Crew:
 
     def _ask_for_stacks(self) -> None:
         """Have those who live write down where they are."""
-        asked = [
-            rank
-            for rank in self._living()
-            # a program may have given every signal its default back, as Lightning's Trainer does
-            if rank.started and handles_signal(rank.process.pid, STACK_SIGNAL)
-        ]
-        for rank in asked:
-            with contextlib.suppress(ProcessLookupError):
-                rank.process.send_signal(STACK_SIGNAL)
+        asked = [rank for rank in self._living() if rank.started and rank.process.ask_for_stack()]
         interrupts = len(self._interrupts.noted)
         self._wait(lambda: all(rank.stack for rank in asked), _STACKS_S, interrupts)
         self._wait(lambda: False, _SILENCE_S, interrupts)  # long ones come in pieces
@@ -218,10 +206,10 @@ class Crew:
         """Tell those who live to end, and kill them if they do not, or if the user insists."""
         for rank in self._living():
             rank.ended_by_us = True
-            rank.send_signal(number if rank.started else signal.SIGKILL)
+            rank.process.send_signal(number if rank.started else signal.SIGKILL)
         self._wait(self._all_ended, patience_s, len(self._interrupts.noted))
         for rank in self._living():
-            rank.send_signal(signal.SIGKILL)
+            rank.process.send_signal(signal.SIGKILL)
         self._wait(self._all_ended, _KILLED_S, sys.maxsize)
 
     # -- the loop ------------------------------------------------------------------------------
@@ -238,7 +226,7 @@ class Crew:
             self._serve(left_s)
 
     def _serve(self, limit_s: float | None) -> None:
-        unwatched = [rank for rank in self._living() if rank.pidfd is None]
+        unwatched = [rank for rank in self._living() if rank.process.end_fd is None]
         unfinished = [
             lines for rank in self.ranks for lines in rank.lines.values() if lines.unfinished
         ]

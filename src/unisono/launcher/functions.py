@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import linecache
 import os
 import pickle
 import signal
 import sys
+import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from reprlib import repr as shorten
 from typing import Any, TypeVar
@@ -20,6 +23,7 @@ from unisono.launcher.crew import Crew, Verdict
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_timed_out
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
+from unisono.launcher.process import LocalProcess, start_process
 from unisono.launcher.protocol import (
     Instructions,
     nameless_file,
@@ -46,6 +50,9 @@ def launch(
     pin: bool = False,
     capture: bool = False,
     on_line: OnLine | None = None,
+    on: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    spread: bool = False,
 ) -> list[Result]:
     """Run `fn(*args, **kwargs)` in `ranks` new processes; their results, in rank order.
 
@@ -59,6 +66,11 @@ def launch(
     "stderr", line)`. Each rank gets `threads` threads; without, as many as fit the cores, unless
     OMP_NUM_THREADS is set. `pin` binds each rank to its share of the cores.
 
+    `on="ray"` starts the ranks on the nodes of a Ray cluster: the one to which this process is
+    connected, a running one, or a local one of its own. Each rank has the `resources` that it asks
+    for, {"CPU": 1} if nothing is said. As few nodes as possible are used, or, with `spread`, as
+    many; ranks of one node are numbered side by side. Needs `unisono[ray]`.
+
     Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
     rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
 
@@ -67,38 +79,53 @@ def launch(
     >>> unisono.launch(work, ranks=2, args=(10,))
     [10, 11]
     """
+    check_not_nested()
     _check(fn, ranks, timeout, threads)
+    _check_place(on, pin, resources, spread)
     args = _checked_arguments(fn, args, kwargs)
-    listener: Listener = Callback() if capture else Terminal()
-    if on_line is not None:
-        listener = Callback(on_line)
-    environment = dict(os.environ)
-    environment.update(share.thread_variables(ranks, threads, environment))
     job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
+    instructions = Instructions(
+        script=None, sys_path=tuple(sys.path), argv=tuple(sys.argv), sources=_sources(fn)
+    )
     with ExitStack() as stack:
-        store = stack.enter_context(nameless_file())
-        instructions = Instructions(
-            script=None,
-            sys_path=tuple(sys.path),
-            argv=tuple(sys.argv),
-            pins=share.pins(ranks) if pin else (),
-            sources=_sources(fn),
-            store_fd=store.fileno(),
-            input_fd=stack.enter_context(standard_input()),
-        )
-        file = stack.enter_context(write_instructions(instructions, job))
-        del job
-        meeting = stack.enter_context(nameless_file())
         interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
-        keep = CAPTURED_CHARACTERS if capture else KEPT_CHARACTERS
-        crew = stack.enter_context(Crew(listener, interrupts, values=True, keep=keep))
-        for rank in range(ranks):
-            if interrupts.noted:
-                break
-            own_variables = rank_variables(rank, ranks, meeting.fileno())
-            inherited = [meeting.fileno(), store.fileno(), instructions.input_fd]
-            crew.start(environment | own_variables, file.fileno(), inherited)
-        verdict = crew.run(timeout, PATIENCE_S)
+
+        def new_crew(hosts: Sequence[str] = ()) -> Crew:
+            listener: Listener = Callback() if capture else Terminal(hosts=hosts)
+            if on_line is not None:
+                listener = Callback(on_line)
+            keep = CAPTURED_CHARACTERS if capture else KEPT_CHARACTERS
+            return stack.enter_context(Crew(listener, interrupts, values=True, keep=keep))
+
+        end = None if timeout is None else time.monotonic() + timeout
+        if on == "ray":
+            from unisono.launcher.on_ray import ranks_on_ray
+
+            placed = stack.enter_context(
+                ranks_on_ray(
+                    instructions,
+                    job,
+                    ranks,
+                    resources or {"CPU": 1},
+                    spread,
+                    threads,
+                    end,
+                    interrupts,
+                )
+            )
+            crew = new_crew(placed.hosts)
+            for process, host in zip(placed.processes, placed.hosts, strict=True):
+                crew.add(process, host)
+        else:
+            share.check_memory(ranks)
+            start = stack.enter_context(_starter(instructions, job, ranks, threads, pin))
+            crew = new_crew()
+            for rank in range(ranks):
+                if interrupts.noted:
+                    break
+                crew.add(start(rank))
+        del job
+        verdict = crew.run(None if end is None else max(0.0, end - time.monotonic()), PATIENCE_S)
     if verdict is Verdict.INTERRUPTED:
         raise KeyboardInterrupt
     if verdict is Verdict.FAILED:
@@ -107,6 +134,31 @@ def launch(
         assert timeout is not None
         raise ranks_timed_out(crew.ranks, timeout, captured=capture)
     return [_unpickle_result(rank.number, rank.value) for rank in crew.ranks]
+
+
+@contextlib.contextmanager
+def _starter(
+    instructions: Instructions, job: bytes, ranks: int, threads: int | None, pin: bool
+) -> Iterator[Callable[[int], LocalProcess]]:
+    """What starts a rank on this machine, by its number."""
+    environment = dict(os.environ)
+    environment.update(share.thread_variables(ranks, threads, environment))
+    with nameless_file() as store, standard_input() as input_fd, nameless_file() as meeting:
+        instructions = dataclasses.replace(
+            instructions,
+            pins=share.pins(ranks) if pin else (),
+            store_fd=store.fileno(),
+            input_fd=input_fd,
+        )
+        inherited = [meeting.fileno(), store.fileno(), input_fd]
+        with write_instructions(instructions, job) as file:
+            del job
+
+            def start(rank: int) -> LocalProcess:
+                variables = environment | rank_variables(rank, ranks, meeting.fileno())
+                return start_process(rank, variables, file.fileno(), inherited)
+
+            yield start
 
 
 def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
@@ -132,7 +184,6 @@ def check_not_nested() -> None:
 
 
 def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> None:
-    check_not_nested()
     if not callable(fn):
         raise TypeError(f"launch needs a function, not a {type(fn).__name__}")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
@@ -142,7 +193,18 @@ def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> N
         raise ValueError(f"timeout must be more than 0, not {timeout!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads!r}")
-    share.check_memory(ranks)
+
+
+def _check_place(on: Any, pin: bool, resources: Mapping[str, float] | None, spread: bool) -> None:
+    if on not in (None, "ray"):
+        raise ValueError(f'on must be "ray", or None for this machine, not {on!r}')
+    if on is None and (resources is not None or spread):
+        raise ValueError('resources and spread are for ranks on a cluster: launch(..., on="ray")')
+    if on is not None and pin:
+        raise ValueError("pin binds ranks to cores of this machine: Ray's ranks cannot be pinned")
+    for name, amount in (resources or {}).items():
+        if not isinstance(amount, (int, float)) or not amount > 0:
+            raise ValueError(f"resources are amounts above 0 per rank, not {name}={amount!r}")
 
 
 def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
     endings = [_ending(rank) for rank in ranks]
     first = min((rank for rank in ranks if rank.failed_at is not None), key=_moment).number
     summary = _summary(ranks[first], endings[first])
-    sentence = f"rank {first} failed first, of {name_number(len(ranks), 'rank')}: {summary}"
+    where = f" on {endings[first].host}" if endings[first].host else ""
+    sentence = f"rank {first}{where} failed first, of {name_number(len(ranks), 'rank')}: {summary}"
     return RanksFailed(_message(sentence, endings, first, captured), first=first, endings=endings)
 
 
@@ -74,6 +75,7 @@ def _ending(rank: Rank) -> RankEnding:
         stack=_readable(rank.stack.decode(errors="replace")),
         stdout=rank.lines["stdout"].tail,
         stderr=rank.lines["stderr"].tail,
+        host=rank.host,
     )
 
 
@@ -85,6 +87,8 @@ def _how(rank: Rank, code: int) -> str:
         return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
     if rank.ended_by_us:
         return "was ended while still at work" if rank.started else "was ended while starting"
+    if rank.process.lost:
+        return rank.process.lost
     if rank.failed_at is not None and code == 0:
         return f"{ending} and returned nothing"
     return ending
@@ -111,6 +115,8 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
     speaker = max(group, key=lambda ending: (len(ending.traceback), -ending.rank))
     ranks = sorted(ending.rank for ending in group)
     names = name_ranks(ranks)
+    if hosts := sorted({ending.host for ending in group if ending.host}):
+        names += f" on {', '.join(hosts)}"
     if first in ranks:
         names += ", the first to fail," if len(ranks) == 1 else f" (rank {first} was the first)"
     different = len({_what_it_says(ending) for ending in group}) > 1

@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TextIO
 
 Stream = Literal["stdout", "stderr"]
@@ -88,10 +88,12 @@ class Lines:
 
 
 class Terminal:
-    """Writes to this process's own stdout and stderr, whatever these are at the moment."""
+    """Writes to this process's own stdout and stderr, whatever these are at the moment. `hosts`
+    names each rank's host, where there may be several."""
 
-    def __init__(self, prefix: bool = True) -> None:
+    def __init__(self, prefix: bool = True, hosts: Sequence[str] = ()) -> None:
         self._prefix = prefix
+        self._hosts = hosts
         self._open: tuple[int, Stream] | None = None
         self._text: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
 
@@ -131,9 +133,10 @@ class Terminal:
     def _prefix_of(self, rank: int, stream: Stream) -> str:
         if not self._prefix:
             return ""
+        name = f"[rank {rank} on {self._hosts[rank]}]" if self._hosts else f"[rank {rank}]"
         if not wants_colour(_stream(stream)):
-            return f"[rank {rank}] "
-        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
+            return f"{name} "
+        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m "
 
 
 class Callback:

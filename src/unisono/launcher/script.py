@@ -17,6 +17,7 @@ from unisono.launcher.functions import KEPT_CHARACTERS, check_not_nested, rank_v
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import ranks_failed, ranks_given_up, ranks_timed_out
 from unisono.launcher.output import Callback, Listener, Terminal
+from unisono.launcher.process import start_process
 from unisono.launcher.protocol import (
     Instructions,
     Script,
@@ -116,7 +117,7 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
                 break
             own_variables = rank_variables(rank, settings.ranks, meeting.fileno())
             own_variables["ROLE_RANK"] = str(rank)
-            crew.start(environment | own_variables, file.fileno(), inherited)
+            crew.add(start_process(rank, environment | own_variables, file.fileno(), inherited))
         verdict = crew.run(settings.timeout_s, PATIENCE_S)
         report = _what_records_say(record_keeper, crew) if record_keeper is not None else None
     if verdict is Verdict.INTERRUPTED:
@@ -144,7 +145,9 @@ def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
     if any("unisono.watch: " in rank.lines["stderr"].tail for rank in crew.ranks):
         return None
     endings = {
-        rank.process.pid: describe_exit(rank.exit_code) for rank in crew.ranks if rank.exit_code
+        rank.process.group: describe_exit(rank.exit_code)
+        for rank in crew.ranks
+        if rank.exit_code and rank.process.group is not None
     }
     return record_keeper.verdict(endings)
 

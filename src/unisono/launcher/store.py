@@ -13,18 +13,19 @@ from unisono.processes import end_with_parent
 
 
 class LazyStore:
-    """A loopback address for MASTER_ADDR and MASTER_PORT, with a store behind it on demand.
+    """An address of this machine for MASTER_ADDR and MASTER_PORT, with a store behind it on demand.
 
     The kernel gave us the port, and we listen on it, so that no other program can have it. The
     store itself needs torch, which takes seconds to import: it starts in a process of its own, when
     the first rank calls. Until it answers, calls wait in the socket's queue.
     """
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._socket.bind(("127.0.0.1", 0))
+            self._socket.bind((address, 0))
             self._socket.listen(1024)
         except BaseException:
             self._socket.close()
@@ -33,7 +34,7 @@ class LazyStore:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, port = self._socket.getsockname()
+        host, port = self._socket.getsockname()[:2]
         return host, port
 
     def fileno(self) -> int:
@@ -65,7 +66,7 @@ def main() -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with socket.socket(fileno=os.dup(descriptor)) as listener:
-        host, port = listener.getsockname()
+        host, port = listener.getsockname()[:2]
     store = TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
