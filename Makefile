@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo test test-slow test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo test test-slow test-hosts test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -31,6 +31,11 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+# Hosts are network namespaces, which need root: without it their tests are skipped, and say so.
+test-hosts: .venv/.stamp ## run every test of ranks on several hosts
+	.venv/bin/python -m pytest -m "not slow" tests/hosts tests/comm/test_hosts.py
+	.venv/bin/python -m pytest -m "hosts and not slow" tests/comm/conformance
 
 # Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
 # test is skipped, and says so.

@@ -25,7 +25,6 @@ RESOLVED = [("resolved", 2)]
 # Those of every run: three is the smallest group in which gloo may add in an order of its own,
 # eight has every power of two below it.
 QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
-QUICK |= {("hosts2x2", 4)}
 # For tests whose cases differ in what does not depend on the number of ranks.
 QUICK_DTYPES = QUICK - {("native", 8)}
 # For tests of the engine's own thresholds whose expectations take long to compute.
@@ -35,7 +34,9 @@ QUICK_HEAVY = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("nativ
 def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = QUICK) -> Any:
     """A parameter for the fixture `comm`: this implementation with so many ranks."""
     marks = [pytest.mark.ranks(ranks, backend="gloo" if name == "torch" else "unisono")]
-    if (name, ranks) not in quick:
+    if name in PLACEMENTS:
+        marks.append(pytest.mark.hosts)
+    elif (name, ranks) not in quick:
         marks.append(pytest.mark.slow)
     return pytest.param(name, id=f"{name}-{ranks}", marks=marks)
 

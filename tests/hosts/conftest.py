@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from namespaces import MakeNetwork, Network, network, why_not
+
+
+IN_EVERY_RUN = (
+    "test_frames.py",
+    "test_identity.py",
+    "test_over_hosts.py::test_every_collective[uneven]",
+    "test_over_hosts.py::test_the_link_carries_no_more_than_it_must[block]",
+    "test_host_faults.py::test_a_killed_rank_is_told_on_every_host",
+    "test_host_faults.py::test_a_mismatch_is_found_on_every_host",
+    "test_host_faults.py::test_a_cut_cable_is_a_loss_within_4_s",
+)
+"""What `make test` runs of this folder; `make test-hosts` runs the rest, too."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most tests of this folder to `make test-hosts`."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and not any(name in item.nodeid for name in IN_EVERY_RUN):
+            item.add_marker(pytest.mark.hosts)
 
 
 @pytest.fixture
