@@ -32,14 +32,18 @@ class TorchCommunicator(TorchMessages):
         if self.rank not in members:
             return None
         self._faults.check()
+        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
+        listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
+        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
+        return self._make_group(members, name)
+
+    def _make_group(self, members: Sequence[int], name: str) -> Communicator:
+        """The group of these ranks, all of which call."""
         if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
             raise UnisonoError(
                 "a group whose world is bound to a device (init_process_group(device_id=...)) "
                 "cannot be split by its members alone: call dist.new_group on all ranks"
             )
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
-        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
         parent = self._transport.group
         global_of = dist.get_process_group_ranks(parent)
         try:
