@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from unisono.bench.request import Names, Request, Sizes
+from unisono.bench.request import Names, Request, RequestOptions, Sizes
 
 if TYPE_CHECKING:
     from unisono.bench.results import Row, Run
@@ -39,34 +38,51 @@ def measure(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Measure collectives on every backend asked for, and return a row for each, size by size.
-
-        for row in unisono.bench.measure("all_reduce", sizes="8:64M"):
-            print(row.backend, row.size_bytes, row.time_us.p50, row.busbw, row.verdict)
+    """Measure `collectives` on every backend asked for, and return a row for each, size by size.
 
     In a program that runs alone, `ranks` processes are started for it and end with it. In a world
     of several ranks every rank calls this with the same arguments, and every rank has the rows.
 
-    sizes     "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
-    backends  "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
-    algo      unisono by these algorithms: "ring,tree" or a list
-    budget_s  seconds for one row, all backends together
-    floor     whether to measure the local floor, too
-    fresh     neither use nor keep models of earlier runs
-    progress  called with rows done, rows in all, and what comes next (in a world: on rank 0)
+    - `sizes`: "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
+    - `backends`: "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
+    - `algo`: unisono by these algorithms: "ring,tree" or a list
+    - `dtype`, `op`: of which numbers, and how they are reduced
+    - `root`: of those that have one; by default each rank in turn
+    - `place`: "in", "out", "both", or "natural", as torch's own form of the call does
+    - `over`: whose time of a call counts: the "max", "mean" or "min" of the ranks
+    - `budget_s`: seconds for one row, all backends together
+    - `mpi_spins`: let MPI spin where it waits, which is faster on a quiet machine
+    - `floor`: whether to measure the local floor, too
+    - `fresh`: neither use nor keep models of earlier runs
+    - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
-    and as in `unisono bench --help` ranks, dtype, op, root, place, over and mpi_spins. A `Row` has
-    `as_dict()`; docs/bench.md says what its fields mean.
+    A `Row` has `as_dict()`; docs/bench.md says what its fields mean.
 
     Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
+
+    >>> rows = unisono.bench.measure("all_reduce", sizes="64,1K", backends="unisono", budget_s=0.01)
+    >>> for row in rows:
+    ...     row.backend, row.size_bytes, row.wrong, row.time_us.p50 > 0, row.busbw > 0
+    ('unisono', 64, 0, True, True)
+    ('unisono', 1024, 0, True, True)
     """
-    arguments = {name: value for name, value in locals().items() if name != "collectives"}
-    return measure_run(*collectives, **arguments).in_order
+    options: Any = {name: value for name, value in locals().items() if name != "collectives"}
+    return measure_run(*collectives, **options).in_order
 
 
-def measure_run(*collectives: str, progress: Progress | None = None, **arguments: Any) -> Run:
-    """As `measure`, with everything that belongs to the rows: machine, versions, settings, what was
-    left out and why, models. `unisono.bench.results.to_json` makes the command's file of it."""
+def measure_run(
+    *collectives: str, progress: Progress | None = None, **options: Unpack[RequestOptions]
+) -> Run:
+    """Measure `collectives` as `measure` does, with its options and `progress`, and return
+    everything that belongs to the rows: machine, versions, settings, what was left out and why,
+    models. `unisono.bench.results.to_json` makes the command's file of it.
+
+    Raises as `measure`.
+
+    >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01, fresh=True)
+    >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]
+    (True, 2, ['barrier'])
+    """
     from unisono.bench import start
     from unisono.bench.meeting import meeting_of
     from unisono.bench.session import Event, apply_event, run_rank
@@ -84,15 +100,14 @@ def measure_run(*collectives: str, progress: Progress | None = None, **arguments
             progress(event["done"], event["of"], event["what"])
 
     with _world() as world:
-        request = Request(collectives=collectives, **arguments)
+        request = Request(collectives=collectives, **options)
         settings = request.settings(None if world is None else world.size)
         if world is None:
             start.start_ranks(settings, listen, lambda line: _log.info("unisono: %s", line))
         else:
             if world.rank > 0:
                 progress = None
-            with _as_it_was():
-                run_rank(meeting_of(world, next(_numbers)), settings, listen, everywhere=True)
+            run_rank(meeting_of(world, next(_numbers)), settings, listen, everywhere=True)
     if run is None:
         raise UnisonoError("the ranks have measured nothing")
     if progress is not None:
@@ -117,17 +132,3 @@ def _world() -> Iterator[Communicator | None]:
             yield worlds.init()
         finally:
             worlds.shutdown()
-
-
-@contextmanager
-def _as_it_was() -> Iterator[None]:
-    """A run changes what it finds: threads of torch, gloo's interface."""
-    import torch
-
-    threads, interface = torch.get_num_threads(), os.environ.get("GLOO_SOCKET_IFNAME")
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        if interface is None:
-            os.environ.pop("GLOO_SOCKET_IFNAME", None)

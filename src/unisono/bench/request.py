@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from unisono.bench.settings import BenchSettings
@@ -18,6 +18,24 @@ MEMORY_SHARE = 0.9
 Names = str | Iterable[str] | None
 """Names in a list, or in a text with commas between them."""
 Sizes = str | int | Iterable[int | str] | None
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a program may ask for, beside the collectives."""
+
+    sizes: Sizes
+    ranks: int | None
+    backends: Names
+    algo: Names
+    dtype: str
+    op: str
+    root: int | None
+    place: str
+    over: str
+    budget_s: float | None
+    mpi_spins: bool
+    floor: bool
+    fresh: bool
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from unisono.bench import machine
-from unisono.bench.connect import connect
+from unisono.bench.connect import connect, process_as_it_was
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
 from unisono.bench.measurer import Measurer
@@ -27,6 +27,7 @@ MARK = "\x1eunisono-bench "
 """Begins the lines in which rank 0 tells the process that started it."""
 
 
+@process_as_it_was()
 def run_rank(
     meeting: Meeting,
     settings: BenchSettings,
