@@ -1,8 +1,8 @@
 """Every public name explains itself: its arguments, what it raises, and an example that runs.
 
-Examples run on each of two ranks, with `comm`, their world, `torch`, `numpy` and `unisono` at hand;
-where one imports torch.distributed, that is initialised, too. Those that begin with
-`init` or `launch` run in one process.
+Examples run on each of two ranks, with `comm`, their world, `torch`, `numpy`, `unisono` and `port`,
+a free one, at hand; where one imports torch.distributed, that is initialised, too. Those that
+begin with `init` or `launch` run in one process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import doctest
 import inspect
 import os
 import re
+import socket
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any, get_overloads
@@ -169,10 +170,13 @@ def run(name: str, names: dict[str, Any]) -> None:
 def test_the_examples_run_on_two_ranks(fixture: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(fixture)
     comm = unisono.get_world()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = unisono.broadcast_object(probe.getsockname()[1])
+    hand = {"comm": comm, "numpy": numpy, "port": port, "torch": torch, "unisono": unisono}
     for name in TOGETHER:
         with_torch = "import torch.distributed as dist" in EXAMPLES[name]
         if with_torch == (fixture == "process_group"):
-            run(name, {"comm": comm, "numpy": numpy, "torch": torch, "unisono": unisono})
+            run(name, dict(hand))
             comm.barrier()  # still in one piece
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ class LoadsWeights(Protocol):
 
 
 class WeightUpdateWorker:
-    """A worker's side of updates parameter by parameter, around a model with `load_weights`.
+    """A worker's side of updates parameter by parameter, around a `model` with `load_weights`.
 
     Its methods are what the trainer calls on every worker from outside, in the shape of vLLM's and
     OpenRLHF's calls. `worker_rank` is the worker's number in its engine.
@@ -30,6 +30,19 @@ class WeightUpdateWorker:
     until `end_weight_update`, and then loaded in every engine or in none: a model that is a
     torch.nn.Module loads them before the vote, and has its old weights back if that fails anywhere;
     another one loads them after it.
+
+    >>> from types import SimpleNamespace
+    >>> served = {}
+    >>> if comm.rank == 0:
+    ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+    ...         group.broadcast(torch.ones(2))
+    ... else:
+    ...     model = SimpleNamespace(load_weights=served.update)
+    ...     worker = unisono.training.WeightUpdateWorker(model)
+    ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+    ...     worker.update_weight("w", "float32", [2])
+    ...     assert served["w"].tolist() == [1, 1]
+    ...     worker.close_weight_update_group()
     """
 
     def __init__(self, model: LoadsWeights, worker_rank: int = 0) -> None:
@@ -51,7 +64,25 @@ class WeightUpdateWorker:
         backend: str = "auto",
         **options: Any,
     ) -> None:
-        """Join the group in which the trainer sends; as the function of this name."""
+        """Join the group in which the trainer sends, by the function of this name: at
+        `master_address` and `master_port`, as `group_name`, on `backend`, with its other options.
+        This worker is rank `rank_offset` + its number in its engine, of `world_size`, the trainer
+        and all workers.
+
+        Raises as that function, and WeightUpdateError if the worker is in such a group already.
+
+        >>> from types import SimpleNamespace
+        >>> served = {}
+        >>> if comm.rank == 0:
+        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+        ...         pass
+        ... else:
+        ...     model = SimpleNamespace(load_weights=served.update)
+        ...     worker = unisono.training.WeightUpdateWorker(model)
+        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+        ...     assert worker.updates == 0
+        ...     worker.close_weight_update_group()
+        """
         if self._group is not None:
             raise WeightUpdateError(
                 "this worker is in a weight update group already: close_weight_update_group first"
@@ -70,12 +101,25 @@ class WeightUpdateWorker:
     def update_weight(
         self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
     ) -> None:
-        """Receive a parameter, which the trainer broadcasts at this time, and load it; between
-        `begin_weight_update` and `end_weight_update` keep it.
+        """Receive the parameter `name`, of `dtype` and `shape`, which the trainer broadcasts at
+        this time, and load it; between `begin_weight_update` and `end_weight_update` keep it.
 
         Raises WeightMismatch on every rank where the trainer broadcasts another type or shape, and
         WeightUpdateError where a rank failed, died or fell behind, or this model cannot load it.
         `empty_cache` gives unused memory of CUDA back afterwards.
+
+        >>> from types import SimpleNamespace
+        >>> served = {}
+        >>> if comm.rank == 0:
+        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+        ...         group.broadcast(torch.arange(2))
+        ... else:
+        ...     model = SimpleNamespace(load_weights=served.update)
+        ...     worker = unisono.training.WeightUpdateWorker(model)
+        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+        ...     worker.update_weight("w", torch.int64, (2,))
+        ...     assert served["w"].tolist() == [0, 1]
+        ...     worker.close_weight_update_group()
         """
         group = self._joined()
         try:
@@ -98,7 +142,26 @@ class WeightUpdateWorker:
             torch.cuda.empty_cache()
 
     def begin_weight_update(self) -> None:
-        """Keep parameters from now on, for `end_weight_update`."""
+        """Keep parameters from now on, for `end_weight_update`. Raises WeightUpdateError if that
+        has begun already, or before the worker has joined.
+
+        >>> from types import SimpleNamespace
+        >>> served = {}
+        >>> if comm.rank == 0:
+        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+        ...         group.begin_weight_update()
+        ...         group.broadcast(torch.ones(2))
+        ...         group.end_weight_update()
+        ... else:
+        ...     model = SimpleNamespace(load_weights=served.update)
+        ...     worker = unisono.training.WeightUpdateWorker(model)
+        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+        ...     worker.begin_weight_update()
+        ...     worker.update_weight("w", "float32", [2])
+        ...     assert not served
+        ...     worker.end_weight_update()
+        ...     worker.close_weight_update_group()
+        """
         self._joined().begin_weight_update()
         self._staged = []
 
@@ -108,6 +171,23 @@ class WeightUpdateWorker:
 
         Raises WeightUpdateError on every rank, and every engine keeps what it had, if a model could
         not load, or a rank died before all had voted; `committed` says if that was later.
+
+        >>> from types import SimpleNamespace
+        >>> served = {}
+        >>> if comm.rank == 0:
+        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+        ...         group.begin_weight_update()
+        ...         group.broadcast(torch.ones(2))
+        ...         group.end_weight_update()
+        ... else:
+        ...     model = SimpleNamespace(load_weights=served.update)
+        ...     worker = unisono.training.WeightUpdateWorker(model)
+        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+        ...     worker.begin_weight_update()
+        ...     worker.update_weight("w", "float32", [2])
+        ...     worker.end_weight_update()
+        ...     assert served["w"].tolist() == [1, 1] and worker.updates == 1
+        ...     worker.close_weight_update_group()
         """
         group, model = self._joined(), self._model
         staged, self._staged = self._staged or [], None
@@ -123,7 +203,12 @@ class WeightUpdateWorker:
         self.updates += 1
 
     def close_weight_update_group(self) -> None:
-        """Leave the group; another may be joined."""
+        """Leave the group; another may be joined. Without a group it does nothing.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.close_weight_update_group()
+        """
         group, self._group, self._staged = self._group, None, None
         if group is not None:
             group.close()
@@ -163,15 +248,44 @@ class _KeptWeights:
             owner[name] = tensor
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _explained_by(explained: Callable[..., Any]) -> Callable[[_Method], _Method]:
+    """Give a method the docstring of the one that it calls."""
+
+    def explain(method: _Method) -> _Method:
+        method.__doc__ = explained.__doc__
+        return method
+
+    return explain
+
+
 class WeightUpdateExtension:
     """vLLM's workers as `WeightUpdateWorker`s:
     `LLM(..., worker_extension_cls="unisono.training.WeightUpdateExtension")`.
 
     vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker.
+
+    >>> from types import SimpleNamespace
+    >>> served = {}
+    >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
+    ...     rank = 0
+    ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
+    >>> if comm.rank == 0:
+    ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+    ...         group.broadcast(torch.ones(2))
+    ... else:
+    ...     worker = Worker()
+    ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+    ...     worker.update_weight("w", "float32", [2])
+    ...     assert served["w"].tolist() == [1, 1]
+    ...     worker.close_weight_update_group()
     """
 
     _weight_update_worker: WeightUpdateWorker | None = None
 
+    @_explained_by(WeightUpdateWorker.init_weight_update_group)
     def init_weight_update_group(
         self,
         master_address: str,
@@ -182,7 +296,6 @@ class WeightUpdateExtension:
         backend: str = "auto",
         **options: Any,
     ) -> None:
-        """As `WeightUpdateWorker.init_weight_update_group`."""
         if self._weight_update_worker is None:
             worker: Any = self
             self._weight_update_worker = WeightUpdateWorker(
@@ -202,30 +315,48 @@ class WeightUpdateExtension:
         backend: str = "auto",
         use_ray: bool = False,
     ) -> None:
-        """The same by OpenRLHF's name for it. Ray's own collectives are not used: `use_ray` raises
-        ValueError."""
+        """`init_weight_update_group` by OpenRLHF's name for it: `master_address`, `master_port`,
+        `rank_offset`, `world_size`, `group_name` and `backend` are the same.
+
+        Raises the same, and ValueError for `use_ray`: Ray's own collectives are not used.
+
+        >>> from types import SimpleNamespace
+        >>> served = {}
+        >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
+        ...     rank = 0
+        ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
+        >>> if comm.rank == 0:
+        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+        ...         group.broadcast(torch.ones(2))
+        ... else:
+        ...     worker = Worker()
+        ...     worker.init_process_group("127.0.0.1", port, 1, 2, "weights")
+        ...     worker.update_weight("w", "float32", [2])
+        ...     assert served["w"].tolist() == [1, 1]
+        ...     worker.close_weight_update_group()
+        """
         if use_ray:
             raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
         self.init_weight_update_group(
             master_address, master_port, rank_offset, world_size, group_name, backend
         )
 
+    @_explained_by(WeightUpdateWorker.update_weight)
     def update_weight(
         self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
     ) -> None:
-        """As `WeightUpdateWorker.update_weight`."""
         self._joined_worker().update_weight(name, dtype, shape, empty_cache)
 
+    @_explained_by(WeightUpdateWorker.begin_weight_update)
     def begin_weight_update(self) -> None:
-        """As `WeightUpdateWorker.begin_weight_update`."""
         self._joined_worker().begin_weight_update()
 
+    @_explained_by(WeightUpdateWorker.end_weight_update)
     def end_weight_update(self) -> None:
-        """As `WeightUpdateWorker.end_weight_update`."""
         self._joined_worker().end_weight_update()
 
+    @_explained_by(WeightUpdateWorker.close_weight_update_group)
     def close_weight_update_group(self) -> None:
-        """As `WeightUpdateWorker.close_weight_update_group`."""
         self._joined_worker().close_weight_update_group()
 
     def _joined_worker(self) -> WeightUpdateWorker:

@@ -45,7 +45,7 @@ def init_weight_update_group(
     The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
     until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
     engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
-    different names.
+    different names: `group_name` is that of this one.
 
     `backend` is "unisono" (shared memory), "gloo", "nccl" (CUDA tensors, a GPU for each rank), or
     "auto": unisono where all ranks are on one machine, else gloo. The group is outside
@@ -56,6 +56,11 @@ def init_weight_update_group(
 
     Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
     if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
+
+    >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
+    >>> group.size, group.comm.backend
+    (2, 'unisono')
+    >>> group.close()
     """
     for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
         if not isinstance(number, int) or number < 0:
@@ -81,6 +86,18 @@ class WeightUpdateGroup:
     Each parameter is at once what the worker makes of it, and a failure leaves engines with parts
     of two versions. Between `begin_weight_update` and `end_weight_update`, on every rank, an update
     is done by all engines or by none.
+
+    `init_weight_update_group` makes one of processes that have nothing in common; here it is made
+    of a group that there is, `comm`, and ends with it. `store` is what is held until then.
+
+    >>> group = unisono.training.WeightUpdateGroup(comm.split([0, 1]))
+    >>> if group.rank == 0:
+    ...     group.broadcast(torch.arange(3))
+    ... else:
+    ...     assert group.receive("w", "int64", [3]).tolist() == [0, 1, 2]
+    >>> group.size
+    2
+    >>> group.close()
     """
 
     def __init__(self, comm: Communicator, store: Any = None) -> None:
@@ -101,13 +118,20 @@ class WeightUpdateGroup:
         return self.comm.size
 
     def begin_weight_update(self) -> None:
-        """From here to `end_weight_update` all or none. Every rank calls it; nothing is sent."""
+        """From here to `end_weight_update` all or none. Every rank calls it; nothing is sent.
+        Raises WeightUpdateError if that has begun already.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     group.begin_weight_update()
+        ...     group.end_weight_update()
+        """
         if self._all_or_none:
             raise WeightUpdateError("begin_weight_update was called twice: end the first update")
         self._all_or_none = True
 
     def broadcast(self, tensor: torch.Tensor, src: int = TRAINER, stream: Any = None) -> None:
-        """Send a parameter to all workers, who `receive` it at this time. The trainer's side.
+        """Send `tensor`, a parameter, to all workers, who `receive` it at this time. The trainer's
+        side.
 
         `src` must be 0, and `stream` is there for programs that pass one to vLLM's groups: work is
         done in the order of torch's current stream.
@@ -115,6 +139,12 @@ class WeightUpdateGroup:
         Raises WeightMismatch on every rank where a worker was told another type or shape, and
         WeightUpdateError where a worker failed, died or fell behind. Between `begin_weight_update`
         and `end_weight_update` that ends the update: every engine keeps what it had.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     if group.rank == 0:
+        ...         group.broadcast(torch.ones(2))
+        ...     else:
+        ...         assert group.receive("w", "float32", [2]).tolist() == [1, 1]
         """
         if src != TRAINER or self.rank != TRAINER:
             raise ValueError(
@@ -130,8 +160,19 @@ class WeightUpdateGroup:
         self._move("", prepare)
 
     def receive(self, name: str, dtype: torch.dtype | str, shape: Iterable[int]) -> torch.Tensor:
-        """The parameter that the trainer broadcasts at this time. A worker's side. Raises as
-        `broadcast`."""
+        """The parameter `name` that the trainer broadcasts at this time: of this `dtype` and
+        `shape`, or it is refused on every rank. A worker's side. Raises as `broadcast`.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     try:
+        ...         if group.rank == 0:
+        ...             group.broadcast(torch.ones(2))
+        ...         else:
+        ...             group.receive("w", torch.float64, [2])
+        ...     except unisono.WeightMismatch as error:
+        ...         error.differences
+        (('w', 'float32 (2,)', 'rank 1: float64 (2,)'),)
+        """
         if self.rank == TRAINER:
             raise ValueError("the trainer, rank 0, does not receive: it calls broadcast")
 
@@ -150,8 +191,17 @@ class WeightUpdateGroup:
         """Vote on the update that `begin_weight_update` began. Every rank calls it.
 
         `prepare` may fail. Where it does not on any rank, every rank calls `commit`; otherwise, and
-        where a rank dies before the decision, every rank calls `undo` and raises WeightUpdateError,
-        whose `committed` is then False.
+        where a rank dies before the decision, every rank calls `undo`.
+
+        Raises WeightUpdateError, on every rank, where the update was not done: its `committed` is
+        then False.
+
+        >>> done = []
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     group.begin_weight_update()
+        ...     group.end_weight_update(commit=lambda: done.append("commit"))
+        >>> done
+        ['commit']
         """
         protocol = self._protocol
         began, self._all_or_none = self._all_or_none, False
@@ -169,7 +219,10 @@ class WeightUpdateGroup:
                         undo()
 
     def close(self) -> None:
-        """Leave the group, and give back the port."""
+        """Leave the group, and give back the port.
+
+        >>> unisono.training.WeightUpdateGroup(comm.split([0, 1])).close()
+        """
         self._protocol.close()
         self.comm.close()
         self._store = None
