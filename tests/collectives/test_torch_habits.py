@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -237,5 +238,6 @@ def test_launches_that_cannot_work(call: Callable[[], Any], right: str) -> None:
 
 
 def test_a_launch_that_can() -> None:
-    assert unisono.launch(work, 1, iter([5]), {"factor": 2}) == [10]  # type: ignore[arg-type]
+    words = iter(["one"])  # may be iterated over once
+    assert unisono.launch(textwrap.indent, 1, words, {"prefix": "+"}) == ["+one"]  # type: ignore[arg-type]
     assert unisono.launch(max, 1, (3, 4)) == [4]  # it has no signature

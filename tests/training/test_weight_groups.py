@@ -27,6 +27,7 @@ from unisono.training import (
     WeightUpdateWorker,
     init_weight_update_group,
 )
+from unisono.training.weights import meeting
 from user_programs import eventually, run_python
 
 TRAINER, FIRST, SECOND = 0, 1, 2
@@ -361,6 +362,13 @@ def fail_to_load(rank: int, size: int, _: str, port: int, together: bool) -> Non
     worker.close_weight_update_group()
 
 
+@pytest.fixture
+def short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else will come who would have to hear of a failure."""
+    monkeypatch.setattr(meeting, "_FAREWELL_S", 0.05)
+
+
+@pytest.mark.usefixtures("short_farewell")
 def test_misuse_is_answered() -> None:
     with pytest.raises(TypeError, match="Tensor has no load_weights"):
         WeightUpdateWorker(torch.ones(1))  # type: ignore[arg-type]
@@ -427,7 +435,7 @@ def test_a_worker_that_was_not_told_is_waited_for_no_longer_than_said(
 
 def never_tell(rank: int, size: int, path: str, port: int, backend: str) -> str:
     given_up = Path(path).with_suffix(".given-up")
-    with join(rank, size, port, backend=backend, timeout_s=1.0, join_timeout_s=LIMIT_S) as group:
+    with join(rank, size, port, backend=backend, timeout_s=0.5, join_timeout_s=LIMIT_S) as group:
         if rank == TRAINER:
             begin_s = time.monotonic()
             error = raised(WeightUpdateError, group.broadcast, torch.ones(3))
@@ -472,6 +480,7 @@ def same_rank(rank: int, size: int, _: str, port: int) -> str:
     return str(raised(RendezvousError, join, min(rank, 1), size, port))
 
 
+@pytest.mark.usefixtures("short_farewell")
 def test_nobody_comes_or_the_port_is_taken() -> None:
     port = free_port()
     begin_s = time.monotonic()
