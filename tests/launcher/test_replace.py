@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
+
 import pytest
+import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 
+from ranks import RankPool
 from unisono.cli import main
+from unisono.torch_backend.autoload import autoload
 from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run")
@@ -37,6 +44,44 @@ NAMES_GLOO = """
 EXPECTED = f"{['unisono'] * 5} {[3.0] * 5}"
 
 
+def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> None:
+    first, second = fresh_pool.run(name_gloo, 2, connected=False)
+    assert first == (["unisono"] * 4, [3.0] * 4, [f"unisono: {NOTICE}"])
+    assert second == (["unisono"] * 4, [3.0] * 4, [])
+
+
+def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], list[str]]:
+    """The groups that a rank gets, what they add up, and what it is told."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("unisono").addHandler(handler)
+    os.environ["UNISONO_REPLACE"] = "gloo"
+    autoload()  # as at `import torch`, which these ranks have behind them
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=size)
+    groups = [
+        dist.group.WORLD,
+        dist.new_group(backend="GLOO"),
+        dist.new_group([0, 1], None, "cpu:gloo"),
+        dist.new_subgroups(2, backend="gloo")[0],
+    ]
+    sums = []
+    for group in groups:
+        tensor = torch.tensor([rank + 1.0])
+        dist.all_reduce(tensor, group=group)
+        sums.append(tensor.item())
+    backends = [dist.get_backend(group) for group in groups]
+    dist.destroy_process_group()
+    return backends, sums, said
+
+
+def test_the_option_is_the_variable(program: WriteProgram) -> None:
+    script = program("import os; print(os.environ['UNISONO_REPLACE'])")
+    ended = script.run(before=(*RUN, "-np", "1", "--replace", "gloo", "--no-prefix"))
+    assert (ended.returncode, ended.stdout) == (0, "gloo\n"), ended.stderr
+
+
+@pytest.mark.slow
 def test_a_program_that_names_gloo_gets_unisono_and_is_told_once(program: WriteProgram) -> None:
     ended = program(NAMES_GLOO).run(
         before=(*RUN, "--nproc_per_node=2", "--replace", "gloo", "--no-prefix", "--threads", "1")
