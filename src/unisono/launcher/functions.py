@@ -66,7 +66,7 @@ def launch(
     "stderr", line)`. Each rank gets `threads` threads; without, as many as fit the cores, unless
     OMP_NUM_THREADS is set. `pin` binds each rank to its share of the cores.
 
-    `on="ray"` starts the ranks on the nodes of a Ray cluster: the one to which this process is
+    `on`="ray" starts the ranks on the nodes of a Ray cluster: the one to which this process is
     connected, a running one, or a local one of its own. Each rank has the `resources` that it asks
     for, {"CPU": 1} if nothing is said. As few nodes as possible are used, or, with `spread`, as
     many; ranks of one node are numbered side by side. Needs `unisono[ray]`.
