@@ -4,9 +4,11 @@ UNISONO_HOSTID on one machine; tests/hosts has real ones."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from typing import Any
 
 import numpy
 import pytest
@@ -18,9 +20,11 @@ from ranks import RankPool, attempt, subgroup
 from unisono import GroupAborted, MessageMismatch
 from unisono.comm.base import Message
 from unisono.comm.engine import SUM_DIVIDED, combine
+from unisono.comm.hosts import links
 from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -157,6 +161,40 @@ def exchange_messages(rank: int, size: int, path: str) -> None:
                 work.wait(30)
             for peer in range(size):
                 assert peer == rank or (got[peer] == peer).all()
+
+
+def test_a_message_that_comes_with_its_connection_is_answered(pool: RankPool) -> None:
+    pool.run(answer_the_first_message, 4, connected=False)
+
+
+def answer_the_first_message(rank: int, size: int, path: str) -> None:
+    has_come = threading.Event()
+
+    class LinkThatDawdles(Link):
+        """It leaves the first frame time to come in while it is being made."""
+
+        def __init__(
+            self, peer: int, gloo: Any, on_frame: Callable[[int, Frame], None], on_end: Any
+        ) -> None:
+            def notice(peer: int, frame: Frame) -> None:
+                on_frame(peer, frame)
+                if peer == 0:
+                    has_come.set()
+
+            super().__init__(peer, gloo, notice, on_end)
+            if (rank, peer) == (2, 0):  # who need no connection before their first message
+                has_come.wait(0.3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links, "Link", LinkThatDawdles)
+        with world(rank, path, "ABBA") as comm:
+            tensor = torch.full((3,), float(rank))
+            if rank == 0:
+                comm.isend(tensor, 2).wait(10)
+            elif rank == 2:
+                comm.irecv(tensor, 0).wait(10)
+                assert tensor.tolist() == [0.0] * 3
+            comm.barrier()
 
 
 def test_anybody_may_be_on_this_host_or_another(pool: RankPool) -> None:

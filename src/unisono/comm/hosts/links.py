@@ -261,7 +261,8 @@ class Links:
             gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
-                self._links[peer] = link
+                self._links[peer] = link  # first: what comes in is answered on it
+                link.start()
                 is_late = self._is_closed
             if is_late:
                 link.close()
