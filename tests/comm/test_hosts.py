@@ -216,6 +216,29 @@ def receive_from_anybody(rank: int, size: int, path: str) -> None:
             assert found == {0, 2, 3}
 
 
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_refuses_and_leaves_is_not_missed(pool: RankPool) -> None:
+    pool.run(refuse_and_leave, 4, connected=False)
+
+
+def refuse_and_leave(rank: int, size: int, path: str) -> None:
+    store = dist.FileStore(f"{path}-refused", size)  # type: ignore[attr-defined]
+    with world(rank, path, "ABBA") as comm:
+        if rank != 2:
+            store.get("rank 2 is about to leave")
+        for _ in range(3):
+            with pytest.raises(ValueError, match="for a reason"):
+                comm.refuse("all_reduce", "for a reason")
+        if rank == 2:
+            store.set("rank 2 is about to leave", "")
+            return
+        comm._thread.finish()
+        assert comm.calls == 3
+        assert comm.errored is None, comm.errored
+
+
 # -- groups ----------------------------------------------------------------------------------------
 
 
