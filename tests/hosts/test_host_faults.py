@@ -24,7 +24,7 @@ from unisono.errors import (
     PeerLost,
 )
 
-SOON_S = 2.0  # measured: 0.01 to 0.1 s; the rest is for a busy machine
+SOON_S = 2.0
 SILENT_S = 4.0
 Story = tuple[str, str, float]
 """The kind of exception, its text, and when it came."""
