@@ -17,14 +17,15 @@ import torch.distributed as dist
 
 from expected import assert_same, inputs, reduced
 from ranks import RankPool, attempt, subgroup
-from unisono import GroupAborted, MessageMismatch
-from unisono.comm.base import Message
+from unisono import GroupAborted, MessageMismatch, PeerLost
+from unisono.comm.base import Communicator, Message
 from unisono.comm.engine import SUM_DIVIDED, combine
 from unisono.comm.hosts import links
 from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
+from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -240,6 +241,44 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
 
 
 # -- groups ----------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_used_again_is_another_group(pool: RankPool) -> None:
+    pool.run(use_a_name_again, 4, connected=False)
+
+
+def use_a_name_again(rank: int, size: int, path: str) -> None:
+    store = dist.FileStore(f"{path}-again", size)  # type: ignore[attr-defined]
+
+    def make(turn: str) -> Communicator:
+        meeting = dist.PrefixStore(turn, store)  # type: ignore[attr-defined]
+        return connect_beside(comm, meeting, range(size), name="again", timeout_s=30)
+
+    with world(rank, path, "ABBA") as comm:
+        with make("first") as group:
+            group.all_reduce(torch.ones(1))
+        if rank in (1, 2):  # the other host is ahead of them
+            store.get("sent")
+        with make("second") as group:
+            tensor = torch.full((2,), float(rank))
+            if rank == 0:
+                work = group.isend(tensor, 1)
+                store.set("sent", "")
+                work.wait(10)
+            elif rank == 1:
+                group.irecv(tensor, 0).wait(10)
+                assert tensor.tolist() == [0, 0]
+            group.all_reduce(tensor)
+        if rank in (1, 2):
+            store.get("left")
+        with make("third") as group:
+            if rank == 0:
+                group.close()
+                store.set("left", "")
+            elif rank == 1:
+                error = attempt(group.irecv(torch.ones(1), 0).wait, 10)
+                assert isinstance(error, PeerLost), error
+        comm.barrier()
 
 
 def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import os
 import threading
 import time
@@ -61,7 +60,7 @@ class HostsGroup(RowCollectives):
         self.local = local
         self.timeout_s = timeout_s
         self.links = links.share()
-        self.key = _key_of(name)
+        self.key = links.next_key(name)
         self.mailbox = Mailbox()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -377,7 +376,3 @@ class HostsGroup(RowCollectives):
             )
             self._refusal = self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
         raise kind(f"{what} on group {self.name}: {why}")
-
-
-def _key_of(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=8).digest()
