@@ -198,6 +198,22 @@ def answer_the_first_message(rank: int, size: int, path: str) -> None:
             comm.barrier()
 
 
+def test_a_frame_that_cannot_be_handled_is_no_hang(fresh_pool: RankPool) -> None:
+    fresh_pool.run(fail_to_handle_a_frame, 4, connected=False)
+
+
+def fail_to_handle_a_frame(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABBA") as comm, pytest.MonkeyPatch.context() as patch:
+        comm.barrier()
+        if rank == 2:
+            patch.setattr(comm.office, "arrive", lambda arrival: 1 // 0)
+        if rank == 0:
+            error = attempt(comm.isend(torch.ones(1), 2).wait, 10)
+        else:
+            error = attempt(comm.irecv(torch.ones(1), 0).wait, 10)
+        assert isinstance(error, PeerLost), error
+
+
 def test_anybody_may_be_on_this_host_or_another(pool: RankPool) -> None:
     pool.run(receive_from_anybody, 4, connected=False)
 

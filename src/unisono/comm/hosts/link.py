@@ -207,6 +207,7 @@ class Link:
                 posted.append(self._post(self._deliver(buffer)))
         except Exception as error:  # also of those who get the frames: nobody may wait for more
             why = str(error).strip().partition("\n")[0] or repr(error)
+            self.hang_up()  # so that the peer knows, too
         with self._room:
             self._is_over = True
             self._room.notify_all()
