@@ -322,11 +322,16 @@ def test_a_long_wait_is_no_deadlock(fresh_pool: RankPool, make_network: MakeNetw
 
 def abort_everywhere(rank: int, size: int, _: str, where: Places) -> Any:
     with world(rank, where) as comm:
-        comm.barrier()
         if rank == 3:
+            comm.barrier()
             comm.abort("the loss is not a number")
             return None
-        error = raised(GroupAborted, comm.all_reduce, torch.ones(1))
+
+        def go_on() -> None:
+            comm.barrier()  # which rank 3 may leave, and abort, before this rank does
+            comm.all_reduce(torch.ones(1))
+
+        error = raised(GroupAborted, go_on)
         assert error.peer == 3
         assert error.reason == "the loss is not a number"
         return str(error)
