@@ -253,7 +253,8 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
             return
         comm._thread.finish()
         assert comm.calls == 3
-        assert comm.errored is None, comm.errored
+        assert comm._refusal is not None
+        assert comm._refusal.exception() is None  # whatever rank 2 did once all had met
 
 
 # -- groups ----------------------------------------------------------------------------------------
