@@ -4,9 +4,11 @@ UNISONO_HOSTID on one machine; tests/hosts has real ones."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from typing import Any
 
 import numpy
 import pytest
@@ -15,12 +17,15 @@ import torch.distributed as dist
 
 from expected import assert_same, inputs, reduced
 from ranks import RankPool, attempt, subgroup
-from unisono import GroupAborted, MessageMismatch
-from unisono.comm.base import Message
+from unisono import GroupAborted, MessageMismatch, PeerLost
+from unisono.comm.base import Communicator, Message
 from unisono.comm.engine import SUM_DIVIDED, combine
+from unisono.comm.hosts import links
 from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.link import Frame, Link
+from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -159,6 +164,56 @@ def exchange_messages(rank: int, size: int, path: str) -> None:
                 assert peer == rank or (got[peer] == peer).all()
 
 
+def test_a_message_that_comes_with_its_connection_is_answered(pool: RankPool) -> None:
+    pool.run(answer_the_first_message, 4, connected=False)
+
+
+def answer_the_first_message(rank: int, size: int, path: str) -> None:
+    has_come = threading.Event()
+
+    class LinkThatDawdles(Link):
+        """It leaves the first frame time to come in while it is being made."""
+
+        def __init__(
+            self, peer: int, gloo: Any, on_frame: Callable[[int, Frame], None], on_end: Any
+        ) -> None:
+            def notice(peer: int, frame: Frame) -> None:
+                on_frame(peer, frame)
+                if peer == 0:
+                    has_come.set()
+
+            super().__init__(peer, gloo, notice, on_end)
+            if (rank, peer) == (2, 0):  # who need no connection before their first message
+                has_come.wait(0.3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links, "Link", LinkThatDawdles)
+        with world(rank, path, "ABBA") as comm:
+            tensor = torch.full((3,), float(rank))
+            if rank == 0:
+                comm.isend(tensor, 2).wait(10)
+            elif rank == 2:
+                comm.irecv(tensor, 0).wait(10)
+                assert tensor.tolist() == [0.0] * 3
+            comm.barrier()
+
+
+def test_a_frame_that_cannot_be_handled_is_no_hang(fresh_pool: RankPool) -> None:
+    fresh_pool.run(fail_to_handle_a_frame, 4, connected=False)
+
+
+def fail_to_handle_a_frame(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABBA") as comm, pytest.MonkeyPatch.context() as patch:
+        comm.barrier()
+        if rank == 2:
+            patch.setattr(comm.office, "arrive", lambda arrival: 1 // 0)
+        if rank == 0:
+            error = attempt(comm.isend(torch.ones(1), 2).wait, 10)
+        else:
+            error = attempt(comm.irecv(torch.ones(1), 0).wait, 10)
+        assert isinstance(error, PeerLost), error
+
+
 def test_anybody_may_be_on_this_host_or_another(pool: RankPool) -> None:
     pool.run(receive_from_anybody, 4, connected=False)
 
@@ -178,7 +233,69 @@ def receive_from_anybody(rank: int, size: int, path: str) -> None:
             assert found == {0, 2, 3}
 
 
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_refuses_and_leaves_is_not_missed(pool: RankPool) -> None:
+    pool.run(refuse_and_leave, 4, connected=False)
+
+
+def refuse_and_leave(rank: int, size: int, path: str) -> None:
+    store = dist.FileStore(f"{path}-refused", size)  # type: ignore[attr-defined]
+    with world(rank, path, "ABBA") as comm:
+        if rank != 2:
+            store.get("rank 2 is about to leave")
+        for _ in range(3):
+            with pytest.raises(ValueError, match="for a reason"):
+                comm.refuse("all_reduce", "for a reason")
+        if rank == 2:
+            store.set("rank 2 is about to leave", "")
+            return
+        comm._thread.finish()
+        assert comm.calls == 3
+        assert comm._refusal is not None
+        assert comm._refusal.exception() is None  # whatever rank 2 did once all had met
+
+
 # -- groups ----------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_used_again_is_another_group(pool: RankPool) -> None:
+    pool.run(use_a_name_again, 4, connected=False)
+
+
+def use_a_name_again(rank: int, size: int, path: str) -> None:
+    store = dist.FileStore(f"{path}-again", size)  # type: ignore[attr-defined]
+
+    def make(turn: str) -> Communicator:
+        meeting = dist.PrefixStore(turn, store)  # type: ignore[attr-defined]
+        return connect_beside(comm, meeting, range(size), name="again", timeout_s=30)
+
+    with world(rank, path, "ABBA") as comm:
+        with make("first") as group:
+            group.all_reduce(torch.ones(1))
+        if rank in (1, 2):  # the other host is ahead of them
+            store.get("sent")
+        with make("second") as group:
+            tensor = torch.full((2,), float(rank))
+            if rank == 0:
+                work = group.isend(tensor, 1)
+                store.set("sent", "")
+                work.wait(10)
+            elif rank == 1:
+                group.irecv(tensor, 0).wait(10)
+                assert tensor.tolist() == [0, 0]
+            group.all_reduce(tensor)
+        if rank in (1, 2):
+            store.get("left")
+        with make("third") as group:
+            if rank == 0:
+                group.close()
+                store.set("left", "")
+            elif rank == 1:
+                error = attempt(group.irecv(torch.ones(1), 0).wait, 10)
+                assert isinstance(error, PeerLost), error
+        comm.barrier()
 
 
 def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import hashlib
 import os
 import threading
 import time
@@ -31,6 +31,8 @@ _GRACE_S = 1.0
 """How much longer a rank waits for those of its own host: who waits for another host misses
 exactly the rank that has not come."""
 _TELL_S = 1.0
+_REFUSAL_S = 5.0
+"""How long a rank that leaves waits for the others to hear what it has refused."""
 _ANSWER_S = 0.5
 """How long a rank that did not come may take to say where it is."""
 
@@ -58,7 +60,7 @@ class HostsGroup(RowCollectives):
         self.local = local
         self.timeout_s = timeout_s
         self.links = links.share()
-        self.key = _key_of(name)
+        self.key = links.next_key(name)
         self.mailbox = Mailbox()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -66,6 +68,7 @@ class HostsGroup(RowCollectives):
         self._left: set[int] = set()
         self._turn = threading.Lock()
         self._thread = ThreadExecutor(name)
+        self._refusal: Work | None = None
         self.calls = 0
         self.doing = ""
         self.limit_s = timeout_s
@@ -158,6 +161,9 @@ class HostsGroup(RowCollectives):
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
 
     def close(self) -> None:
+        if self._refusal is not None and os.getpid() == self._pid:
+            with contextlib.suppress(Exception):  # else the others would miss this rank in the call
+                self._refusal.wait(_REFUSAL_S)
         with self._lock:
             if isinstance(self._cause, GroupClosed):
                 return
@@ -368,9 +374,5 @@ class HostsGroup(RowCollectives):
             call = AnnouncedCall(
                 what, refused=True, timeout_s=self.timeout_s, site=site_of(_caller(1)) or ""
             )
-            self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
+            self._refusal = self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
         raise kind(f"{what} on group {self.name}: {why}")
-
-
-def _key_of(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=8).digest()

@@ -96,7 +96,7 @@ def _nothing() -> None:
 class Link:
     """A connection to the process of global rank `peer`. `on_frame` is called with what arrives,
     `on_end` once when nothing can arrive any more, with what follows the rank's name in a sentence,
-    or "" after a goodbye; both in a thread of the link's own."""
+    or "" after a goodbye; both in a thread of the link's own, from `start` on."""
 
     def __init__(
         self,
@@ -120,6 +120,9 @@ class Link:
             threading.Thread(target=target, name=f"unisono link to rank {peer}", daemon=True)
             for target in (self._receive, self._reap)
         ]
+
+    def start(self) -> None:
+        """Let frames come in, and not before whoever they are for can answer on this link."""
         for thread in self._threads:
             thread.start()
 
@@ -202,8 +205,9 @@ class Link:
                 work, buffer = posted.popleft()
                 work.wait(_FOREVER)
                 posted.append(self._post(self._deliver(buffer)))
-        except RuntimeError as error:
-            why = str(error).strip().partition("\n")[0]
+        except Exception as error:  # also of those who get the frames: nobody may wait for more
+            why = str(error).strip().partition("\n")[0] or repr(error)
+            self.hang_up()  # so that the peer knows, too
         with self._room:
             self._is_over = True
             self._room.notify_all()

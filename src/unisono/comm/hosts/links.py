@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import json
 import queue
 import secrets
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.link import Frame, Kind, Link
+from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.network import make_gloo
 from unisono.errors import RendezvousError
 
@@ -57,6 +59,7 @@ class Links:
         self._links: dict[int, Link | threading.Event] = {}
         self._problems: dict[int, str] = {}
         self._lost: dict[int, str] = {}
+        self._made: Counter[str] = Counter()
         self._parties: dict[bytes, weakref.ref[Party]] = {}
         self._early: dict[bytes, list[tuple[int, Frame]]] = {}
         self._removed: set[bytes] = set()
@@ -98,6 +101,14 @@ class Links:
 
     # -- groups ----------------------------------------------------------------------------------
 
+    def next_key(self, name: str) -> bytes:
+        """What frames of the next group of this name carry. Programs use names again: what is on
+        its way to a group that was closed must not reach the next one, nor be mixed up with it."""
+        with self._lock:
+            self._made[name] += 1
+            text = f"{self._made[name]} {name}"
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
     def add(self, party: Party) -> None:
         """Let a group have the frames with its key, those that have come already included."""
         while True:
@@ -125,8 +136,7 @@ class Links:
     def _on_frame(self, peer: int, frame: Frame) -> None:
         with self._lock:
             reference = self._parties.get(frame.group)
-            is_early = reference is None and frame.group not in self._removed
-            if is_early and frame.kind != Kind.CLOSED:
+            if reference is None and frame.group not in self._removed:
                 self._early.setdefault(frame.group, []).append((peer, frame))
         party = reference() if reference is not None else None
         if party is not None:
@@ -261,7 +271,8 @@ class Links:
             gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
-                self._links[peer] = link
+                self._links[peer] = link  # first: what comes in is answered on it
+                link.start()
                 is_late = self._is_closed
             if is_late:
                 link.close()

@@ -228,10 +228,8 @@ class PostOffice:
         else:
             with self._lock:
                 self._coming[arrival.peer, arrival.serial] = work
-        link = group.links.peer(arrival.peer)
-        if link is not None:
-            group.deadlocks.count_sent(arrival.peer)
-            link.send(Kind.MATCHED, group.key, arrival.serial, check=None)
+        group.deadlocks.count_sent(arrival.peer)
+        group.link(arrival.peer).send(Kind.MATCHED, group.key, arrival.serial, check=None)
         if is_whole:
             work.complete()
 
