@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from namespaces import MakeNetwork, Network, network, why_not
 
-
 IN_EVERY_RUN = (
     "test_frames.py",
     "test_identity.py",

@@ -27,7 +27,9 @@ from unisono.wording import name_ranks
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0
-"""How long the host of the store stays after a failure, for the others to read of it."""
+_LATECOMERS_S = 10.0
+"""How long the host of the store stays after a failure, for the others to read of it: those who
+may still come have longer."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,10 @@ class _Meeting:
             self._announce(backend)
             self._wait_for_others(deadline)
         except RendezvousError as error:
-            self._tell(str(error))
+            self._tell(str(error), deadline)
             raise
         except UnisonoError as error:
-            self._tell(f"rank {self._rank}: {error}")
+            self._tell(f"rank {self._rank}: {error}", deadline)
             raise
         except RuntimeError as error:  # of the store
             raise RendezvousError(
@@ -178,12 +180,13 @@ class _Meeting:
     def _failure(self, why: str) -> RendezvousError:
         return RendezvousError(f"{self._where} could not be made: {why}")
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, deadline: Deadline) -> None:
         """Leave the first failure for the others; their store stays until they have read it."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set(f"{self._keys}/failure", "", text)
             left = self._store.add(f"{self._keys}/left", 1)
-            farewell = Deadline(_FAREWELL_S if self._rank == 0 else 0)
+            stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, deadline.left_s()))
+            farewell = Deadline(stay_s if self._rank == 0 else 0)
             while left < self._size and farewell.left_s():
                 time.sleep(0.01)
                 left = self._store.add(f"{self._keys}/left", 0)
