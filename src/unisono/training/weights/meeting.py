@@ -187,7 +187,8 @@ class _Meeting:
             left = self._store.add(f"{self._keys}/left", 1)
             stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, deadline.left_s()))
             farewell = Deadline(stay_s if self._rank == 0 else 0)
-            while left < self._size and farewell.left_s():
+            told = max([self._size, *(member.size for member in self._members.values())])
+            while left < told and farewell.left_s():
                 time.sleep(0.01)
                 left = self._store.add(f"{self._keys}/left", 0)
 
