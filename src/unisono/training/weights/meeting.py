@@ -187,10 +187,15 @@ class _Meeting:
             left = self._store.add(f"{self._keys}/left", 1)
             stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, deadline.left_s()))
             farewell = Deadline(stay_s if self._rank == 0 else 0)
-            told = max([self._size, *(member.size for member in self._members.values())])
-            while left < told and farewell.left_s():
+            while left < self._largest_size() and farewell.left_s():
                 time.sleep(0.01)
                 left = self._store.add(f"{self._keys}/left", 0)
+
+    def _largest_size(self) -> int:
+        """How many ranks there are by the one who was told of most, among those who have come."""
+        keys = [f"{self._keys}/{rank}" for rank in range(self._size)]
+        come = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
+        return max([self._size, *(member["size"] for member in come)])
 
 
 def _boot() -> str:
