@@ -195,7 +195,7 @@ class _Meeting:
         """How many ranks there are by the one who was told of most, among those who have come."""
         keys = [f"{self._keys}/{rank}" for rank in range(self._size)]
         come = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
-        return max([self._size, *(member["size"] for member in come)])
+        return max([self._size, *(int(member["size"]) for member in come)])
 
 
 def _boot() -> str:
