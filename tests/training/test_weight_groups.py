@@ -447,7 +447,6 @@ def never_tell(rank: int, size: int, path: str, port: int, backend: str) -> str:
         return ""
 
 
-@pytest.mark.slow  # a third rank that connects late may wait for its whole limit
 def test_ranks_that_were_told_different_sizes_all_say_so_at_once(pool: RankPool) -> None:
     begin_s = time.monotonic()
     for text in run(pool, disagree_on_the_size, 3):

@@ -145,7 +145,7 @@ class _Meeting:
         while True:
             missing = [rank for rank in range(self._size) if not self._look_up(rank)]
             if self._store.check([f"{self._keys}/failure"]):
-                raise RendezvousError(self._store.get(f"{self._keys}/failure").decode())
+                raise RendezvousError(json.loads(self._store.get(f"{self._keys}/failure"))["why"])
             if not missing:
                 return
             if not deadline.left_s():
@@ -181,21 +181,18 @@ class _Meeting:
         return RendezvousError(f"{self._where} could not be made: {why}")
 
     def _tell(self, text: str, deadline: Deadline) -> None:
-        """Leave the first failure for the others; their store stays until they have read it."""
+        """Leave the first failure for the others; their store stays until they have read it: as
+        many as anybody was told of, who may have a rank that its host knows nothing of."""
+        ranks = max([self._size, *(member.size for member in self._members.values())])
+        failure = json.dumps({"why": text, "ranks": ranks})
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(f"{self._keys}/failure", "", text)
+            first = json.loads(self._store.compare_set(f"{self._keys}/failure", "", failure))
             left = self._store.add(f"{self._keys}/left", 1)
             stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, deadline.left_s()))
             farewell = Deadline(stay_s if self._rank == 0 else 0)
-            while left < self._largest_size() and farewell.left_s():
+            while left < max(ranks, first["ranks"]) and farewell.left_s():
                 time.sleep(0.01)
                 left = self._store.add(f"{self._keys}/left", 0)
-
-    def _largest_size(self) -> int:
-        """How many ranks there are by the one who was told of most, among those who have come."""
-        keys = [f"{self._keys}/{rank}" for rank in range(self._size)]
-        come = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
-        return max([self._size, *(int(member["size"]) for member in come)])
 
 
 def _boot() -> str:
