@@ -46,3 +46,14 @@ def meeting_files(name: str) -> list[Path]:
     """The files through which processes meet by `name`."""
     folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
     return [file for folder in folders for file in folder.glob(f"*{file_of(name)}*")]
+
+
+def waits_at_a_meeting(pid: int) -> bool:
+    """Whether a process holds its two sockets, its name and its lobby: it has begun to wait."""
+    links = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            links.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except OSError:
+            continue  # it has just been closed
+    return sum(link.startswith("socket:") for link in links) >= 2

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import in_a_fork
-from resources import meeting_files
+from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.rendezvous import by_name, discovery, waiting
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
@@ -136,22 +136,11 @@ def test_whoever_dies_while_it_waits_may_come_back(joiner: Program, name: str, d
     """Of three, one is missing; another is killed while it waits, and comes back."""
     stays = joiner.start("meet", name, str(1 - dies), "3")
     with joiner.start("meet", name, str(dies), "3") as waits:
-        assert eventually(lambda: _is_in_poll(waits.pid) and _is_in_poll(stays.pid))
+        assert eventually(lambda: waits_at_a_meeting(waits.pid) and waits_at_a_meeting(stays.pid))
         waits.send_signal(signal.SIGKILL)
     ends_well(
         stays, joiner.start("meet", name, str(dies), "3"), joiner.start("meet", name, "2", "3")
     )
-
-
-def _is_in_poll(pid: int) -> bool:
-    """Whether a process holds its name and its lobby: it has begun to wait."""
-    links = []
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(descriptor))
-        except OSError:
-            return False
-    return sum(link.startswith("socket:") for link in links) >= 2
 
 
 def test_different_sizes_are_refused_on_both_sides(joiner: Program, name: str) -> None:
@@ -165,7 +154,7 @@ def test_different_sizes_are_refused_on_both_sides(joiner: Program, name: str) -
 
 def test_a_second_process_of_one_rank_is_told_so(joiner: Program, name: str) -> None:
     with joiner.start("meet", name, "1", "2") as first:
-        assert eventually(lambda: _is_in_poll(first.pid))
+        assert eventually(lambda: waits_at_a_meeting(first.pid))
         with pytest.raises(RendezvousError, match=f"another process joins '{name}' as rank 1"):
             Communicator.join(name, 1, 2)
         ends_well(first, joiner.start("meet", name, "0", "2"))
@@ -187,7 +176,7 @@ def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     assert start_time(os.getpid()) != "1"
     announcements.announce(0, word)
     follower = joiner.start("meet", name, "1", "2")
-    assert eventually(lambda: _is_in_poll(follower.pid))
+    assert eventually(lambda: waits_at_a_meeting(follower.pid))
     ends_well(follower, joiner.start("meet", name, "0", "2"))
 
 

@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 import unisono
 from ranks import RankPool, attempt
-from resources import meeting_files
+from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError
 from unisono.comm.rendezvous import waiting
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from user_programs import DEADLINE_S, Program, write_program
+from user_programs import DEADLINE_S, Program, eventually, write_program
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_nobody_says_anything_where_all_come_soon(joiner: Program, name: str) ->
 def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, waits: int) -> None:
     process = joiner.start(name, str(waits))
     with process:
-        assert eventually_listens(process.pid)
+        assert eventually(lambda: waits_at_a_meeting(process.pid))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)
     assert "KeyboardInterrupt" in err
@@ -143,18 +143,6 @@ def test_ctrl_c_before_the_wait_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         SharedMemoryCommunicator.connect(InterruptedOnceSaid(tmp_path / "meeting"), 0, 2)
     assert not list(tmp_path.iterdir())
-
-
-def eventually_listens(pid: int) -> bool:
-    """Whether a process comes to have its two sockets: its name and its lobby."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        folder = Path(f"/proc/{pid}/fd")
-        links = [str(link.readlink()) for link in folder.iterdir() if link.is_symlink()]
-        if sum(link.startswith("socket:") for link in links) >= 2:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_in_a_store_all_ranks_know_who_is_missing(

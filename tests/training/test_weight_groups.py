@@ -447,18 +447,26 @@ def never_tell(rank: int, size: int, path: str, port: int, backend: str) -> str:
         return ""
 
 
-def test_ranks_that_were_told_different_sizes_all_say_so_at_once(pool: RankPool) -> None:
+@pytest.mark.parametrize("late", [1, 2])
+def test_ranks_that_were_told_different_sizes_all_say_so_at_once(pool: RankPool, late: int) -> None:
     begin_s = time.monotonic()
-    for text in run(pool, disagree_on_the_size, 3):
+    for text in run(pool, disagree_on_the_size, 3, late):
         assert "the weight update group 'test' at 127.0.0.1:" in text
         assert "was told of" in text
         assert "world_size must be the same for all" in text
     assert time.monotonic() - begin_s < SOON_S
 
 
-def disagree_on_the_size(rank: int, size: int, _: str, port: int) -> str:
+def disagree_on_the_size(rank: int, size: int, path: str, port: int, late: int) -> str:
+    """Only the trainer was told of fewer; the late worker comes once the other one has gone."""
+    gone = Path(f"{path}.gone")
+    if rank == late:
+        assert eventually(gone.exists)
     told = size - 1 if rank == TRAINER else size
-    return str(raised(RendezvousError, join, rank, told, port))
+    text = str(raised(RendezvousError, join, rank, told, port))
+    if rank not in (TRAINER, late):
+        gone.touch()
+    return text
 
 
 def test_a_worker_beyond_the_size_tells_the_trainer(pool: RankPool) -> None:
