@@ -1,6 +1,8 @@
 """Ranks of one machine over shared memory.
 
 communicator.py          the Communicator
+engine_calls.py          its part that brings collectives to the engine
+messages.py              its part that is point to point
 dtypes.py                lists of several dtypes as lists of one each
 abandoned_groups.py      groups whose communicators are gone
 exceptions.py            from the status of a call or a message to its exception

@@ -5,28 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from sys import _getframe as _caller
 from sys import is_finalizing
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono import variables
 from unisono.comm.arguments import (
-    NotARank,
-    check_coalesced,
-    check_peer,
-    check_reduction,
     check_root,
     check_wide_side,
 )
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
-    REDUCTIONS,
-    TRUNCATED_AVG,
     Communicator,
     Op,
     Work,
-    dtype_name,
-    name_of_dtype,
 )
 from unisono.comm.engine import (
     Operation,
@@ -42,36 +33,32 @@ from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
 from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
-from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
+from unisono.comm.shared_memory.engine_calls import (
+    LISTS,
+    REDUCTION_NUMBERS,
+    EngineCall,
+    EngineCalls,
+)
 from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.work import join_works
 from unisono.errors import GroupError, ScheduleError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
     from unisono.plan.schedule import Schedule
 
-_REDUCTION_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
-_PREMUL_SUM = len(REDUCTIONS)
-_REDUCTION_NUMBERS |= {"mean": _REDUCTION_NUMBERS["avg"], TRUNCATED_AVG: _PREMUL_SUM + 1}
-_Call = tuple[Operation, int, int, float, bytes | None]
-"""What the engine is told of a call, its tensors aside: operation, root, reduction, factor and
-compiled schedule. A plain tuple: to make a named one takes longer than the engine's whole call."""
-
 # Looking a member up in its enumeration takes longer than a global.
 _ALL_REDUCE, _REDUCE, _BROADCAST = Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST
 _GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operation.REDUCE_SCATTER
-_BARRIER: _Call = (Operation.BARRIER, 0, 0, 1.0, None)
-_ALL_GATHER: _Call = (Operation.ALL_GATHER, 0, 0, 1.0, None)
-_ALL_TO_ALL: _Call = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
-_T = TypeVar("_T")
+_BARRIER: EngineCall = (Operation.BARRIER, 0, 0, 1.0, None)
+_ALL_GATHER: EngineCall = (Operation.ALL_GATHER, 0, 0, 1.0, None)
+_ALL_TO_ALL: EngineCall = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
 for _kind in work_types():
     Work.register(_kind)
-_LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 
 
-class SharedMemoryCommunicator(Communicator):
+class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
@@ -215,20 +202,6 @@ class SharedMemoryCommunicator(Communicator):
         """How the group ended, in the engine's words: status, culprit, call and detail."""
         return self._group.failure()
 
-    def probe(self, tag: int) -> int:
-        """Who sent the oldest message with this tag that no receive has asked for; -1: nobody."""
-        return self._group.probe(tag)
-
-    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None:
-        """The message that a rank waits for, in the engine's words: whether it sends, whether it
-        was started before, peer, tag, and what of that peer is here with other tags."""
-        return self._group.waiting(rank)
-
-    def stuck(self, rank: int) -> tuple[int, int] | None:
-        """A number for the wait of a rank that can go on only with the help of one peer which has
-        nothing on its way to it, and that peer; else None."""
-        return self._group.stuck(rank)
-
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
@@ -272,7 +245,7 @@ class SharedMemoryCommunicator(Communicator):
             if not status:
                 return None
             if status != Status.ASK_AGAIN:
-                self._fail(status, Operation.ALL_REDUCE, _REDUCTION_NUMBERS[str(op)], tensor)
+                self._fail(status, Operation.ALL_REDUCE, REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
@@ -344,7 +317,7 @@ class SharedMemoryCommunicator(Communicator):
     ) -> Work | None:
         if algorithm is not None:
             return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
-        if type(input) in _LISTS:
+        if type(input) in LISTS:
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
 
@@ -361,7 +334,7 @@ class SharedMemoryCommunicator(Communicator):
             return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
         call = (_REDUCE_SCATTER, 0, reduction, factor, None)
-        if type(output) in _LISTS:
+        if type(output) in LISTS:
             return self._run_lists(call, output, input, async_op)
         return self._run(call, output, input, async_op)
 
@@ -398,130 +371,6 @@ class SharedMemoryCommunicator(Communicator):
         if algorithm is not None:
             return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
-
-    # -- point to point --------------------------------------------------------------------------
-
-    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        if type(dst) is not int or not 0 <= dst < self.size:
-            self._check_peer("send", dst)
-        status = self._send(tensor, dst, tag)
-        if status < 0:
-            raise self._exceptions.message_error(
-                -status, (True, tensor, dst, tag), self._group.seen()
-            )
-
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        if src is None:
-            src = -1
-        elif type(src) is not int or not 0 <= src < self.size:
-            self._check_peer("recv", src)
-        source = self._recv(tensor, src, tag)
-        if source < 0:
-            raise self._exceptions.message_error(
-                -source, (False, tensor, src, tag), self._group.seen()
-            )
-        return source
-
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        if type(dst) is not int or not 0 <= dst < self.size:
-            self._check_peer("send", dst)
-        return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
-
-    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        if src is None:
-            src = -1
-        elif type(src) is not int or not 0 <= src < self.size:
-            self._check_peer("recv", src)
-        return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
-
-    # -- the way to the engine -------------------------------------------------------------------
-
-    def _run(
-        self, call: _Call, output: Any, input: Any, async_op: bool, coalesced: bool = False
-    ) -> Work | None:
-        operation, root, reduction, factor, schedule = call
-        if async_op:
-            work = self._group.submit(
-                self._exceptions,
-                operation,
-                output,
-                input,
-                root,
-                reduction,
-                factor,
-                coalesced,
-                schedule,
-            )
-            if isinstance(work, int):
-                raise self._exceptions.call_error(work, operation)
-            return work
-        status = self._native_run(
-            operation, output, input, root, reduction, factor, coalesced, schedule
-        )
-        if status:
-            self._fail(status, operation, reduction, output if input is None else input)
-        return None
-
-    def _run_in_place(self, call: _Call, tensor: Any, async_op: bool) -> Work | None:
-        if type(tensor) in _LISTS:
-            return self._run_lists(call, tensor, tensor, async_op)
-        return self._run(call, tensor, tensor, async_op)
-
-    def _run_lists(self, call: _Call, outputs: Any, inputs: Any, async_op: bool) -> Work | None:
-        """A coalesced call: one for each dtype."""
-        operation = call[0]
-        self._checked(operation, check_coalesced, outputs, inputs)
-        name = operation.name.lower()
-        alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
-        if not alike:
-            self.barrier()  # nothing to move, but peers that have something must learn of it
-        return join_works(
-            self._run(call, alike_outputs, alike_inputs, async_op, True)
-            for alike_outputs, alike_inputs in alike
-        )
-
-    # -- refusing and failing --------------------------------------------------------------------
-
-    def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
-        """The engine's number of `op` and its factor; a list is checked as a whole."""
-        if type(tensors) in _LISTS:
-            dtypes = list(map(name_of_dtype, dtypes_of(tensors)))
-        elif type(op) is str and op in _REDUCTION_NUMBERS:
-            return _REDUCTION_NUMBERS[op], 1.0  # whether it means something the engine knows
-        else:
-            dtypes = [dtype_name(tensors)]
-        name, factor = self._checked(operation, check_reduction, op, dtypes, TRUNCATED_AVG)
-        return _REDUCTION_NUMBERS.get(name, _PREMUL_SUM), factor
-
-    def _check_peer(self, what: str, peer: int) -> None:
-        try:
-            check_peer(peer, self.size)
-        except NotARank as error:
-            why = error.among(self.global_ranks)
-            raise ValueError(f"{what} on group {self.name}: {why}") from None
-
-    def _checked(self, operation: Operation, check: Callable[..., _T], *arguments: Any) -> _T:
-        """What a check of `arguments` returns, or its refusal as this group's."""
-        try:
-            return check(*arguments)
-        except NotARank as error:
-            self._refuse(operation, error.among(self.global_ranks))
-        except (ValueError, TypeError) as error:
-            self._refuse(operation, str(error), type(error))
-
-    def _refuse(
-        self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
-    ) -> NoReturn:
-        """Raise about our own arguments, once the peers know that this call will not happen."""
-        if self._exceptions.cause is None:
-            self._group.refuse(operation)
-        raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
-
-    def _fail(
-        self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
-    ) -> NoReturn:
-        tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
-        raise self._exceptions.call_error(status, operation, reduction, dtype_name(tensor))
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:

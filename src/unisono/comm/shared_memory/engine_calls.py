@@ -1,0 +1,121 @@
+"""A collective's way to the engine: its arguments in the engine's words, its failures as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from unisono.comm.arguments import NotARank, check_coalesced, check_reduction
+from unisono.comm.base import (
+    REDUCTIONS,
+    TRUNCATED_AVG,
+    Communicator,
+    Op,
+    Work,
+    dtype_name,
+    name_of_dtype,
+)
+from unisono.comm.engine import Group, Operation
+from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
+from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.work import join_works
+
+REDUCTION_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
+_PREMUL_SUM = len(REDUCTIONS)
+REDUCTION_NUMBERS |= {"mean": REDUCTION_NUMBERS["avg"], TRUNCATED_AVG: _PREMUL_SUM + 1}
+EngineCall = tuple[Operation, int, int, float, bytes | None]
+"""What the engine is told of a call, its tensors aside: operation, root, reduction, factor and
+compiled schedule. A plain tuple: to make a named one takes longer than the engine's whole call."""
+
+LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
+_T = TypeVar("_T")
+
+
+class EngineCalls(Communicator):
+    """How a group runs, refuses and fails its calls."""
+
+    _group: Group
+    _exceptions: GroupExceptions
+    _native_run: Callable[..., int]
+
+    def _run(
+        self, call: EngineCall, output: Any, input: Any, async_op: bool, coalesced: bool = False
+    ) -> Work | None:
+        operation, root, reduction, factor, schedule = call
+        if async_op:
+            work = self._group.submit(
+                self._exceptions,
+                operation,
+                output,
+                input,
+                root,
+                reduction,
+                factor,
+                coalesced,
+                schedule,
+            )
+            if isinstance(work, int):
+                raise self._exceptions.call_error(work, operation)
+            return work
+        status = self._native_run(
+            operation, output, input, root, reduction, factor, coalesced, schedule
+        )
+        if status:
+            self._fail(status, operation, reduction, output if input is None else input)
+        return None
+
+    def _run_in_place(self, call: EngineCall, tensor: Any, async_op: bool) -> Work | None:
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
+
+    def _run_lists(
+        self, call: EngineCall, outputs: Any, inputs: Any, async_op: bool
+    ) -> Work | None:
+        """A coalesced call: one for each dtype."""
+        operation = call[0]
+        self._checked(operation, check_coalesced, outputs, inputs)
+        name = operation.name.lower()
+        alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
+        if not alike:
+            self.barrier()  # nothing to move, but peers that have something must learn of it
+        return join_works(
+            self._run(call, alike_outputs, alike_inputs, async_op, True)
+            for alike_outputs, alike_inputs in alike
+        )
+
+    # -- refusing and failing --------------------------------------------------------------------
+
+    def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
+        """The engine's number of `op` and its factor; a list is checked as a whole."""
+        if type(tensors) in LISTS:
+            dtypes = list(map(name_of_dtype, dtypes_of(tensors)))
+        elif type(op) is str and op in REDUCTION_NUMBERS:
+            return REDUCTION_NUMBERS[op], 1.0  # whether it means something the engine knows
+        else:
+            dtypes = [dtype_name(tensors)]
+        name, factor = self._checked(operation, check_reduction, op, dtypes, TRUNCATED_AVG)
+        return REDUCTION_NUMBERS.get(name, _PREMUL_SUM), factor
+
+    def _checked(self, operation: Operation, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
+        try:
+            return check(*arguments)
+        except NotARank as error:
+            self._refuse(operation, error.among(self.global_ranks))
+        except (ValueError, TypeError) as error:
+            self._refuse(operation, str(error), type(error))
+
+    def _refuse(
+        self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError
+    ) -> NoReturn:
+        """Raise about our own arguments, once the peers know that this call will not happen."""
+        if self._exceptions.cause is None:
+            self._group.refuse(operation)
+        raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
+
+    def _fail(
+        self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
+    ) -> NoReturn:
+        tensor = tensors[0] if type(tensors) in LISTS and tensors else tensors
+        raise self._exceptions.call_error(status, operation, reduction, dtype_name(tensor))
