@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,9 +93,29 @@ def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:
     return 0 if info is None else info.local_rank
 
 
-def master_is_known(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is an address for a torch store."""
-    return bool(environment.get("MASTER_ADDR") and environment.get("MASTER_PORT"))
+def find_master(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """The address and port for a torch store: MASTER_ADDR and MASTER_PORT. Where srun has started
+    the ranks on several nodes, what is not set of them is the first node of the step, which has
+    rank 0, and a port that follows from the numbers of job and step. None where nobody says."""
+    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    info = read_rank_info(environment)
+    if info is not None and info.launcher == "srun" and not info.local_size:
+        # A batch script, which is no rank of a step, has no such list.
+        address = address or first_node(environment.get("SLURM_STEP_NODELIST", ""))
+        job = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "0")
+        if not port and all(number.isdecimal() for number in job):
+            port = str(_PORTS.start + (int(job[0]) * 7 + int(job[1])) % len(_PORTS))
+    return (address, port) if address and port else None
+
+
+_PORTS = range(15_000, 30_000)
+"""Below those that kernels give away."""
+
+
+def first_node(nodes: str) -> str:
+    """The first of a list as Slurm writes it: "node07" of "node[07-09,12],login1"."""
+    first = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:

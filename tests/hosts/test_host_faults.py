@@ -190,7 +190,7 @@ def test_a_time_out_of_hosts_with_one_rank(fresh_pool: RankPool, make_network: M
         kind, text, _ = results[rank]
         assert kind == "CollectiveTimeout", text
         first, second = text.splitlines()
-        assert re.search(r"rank 1 \(pid \d+ on host1\) did not come$", first)
+        assert re.search(r"rank 1 \(pid \d+ on host1\) never came$", first)
         assert re.match(r"  rank 1 is at \S*test_host_faults.py:\d+ in be_late$", second)
 
 

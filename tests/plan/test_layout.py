@@ -62,7 +62,7 @@ def test_what_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--algorithm", "ring"], "--algorithm and --against go with --html"),
+        (["--against", "ring"], "--against goes with --algorithm"),
         (["--html", "/nowhere/a.html"], "the folder of /nowhere/a.html does not exist"),
         (["--html", "a.html", "--algorithm", "rnig"], "all_reduce has no algorithm 'rnig', only"),
     ],

@@ -34,6 +34,21 @@ def test_algorithms_are_ranked() -> None:
     assert "With switches that add (SHARP, --topology h100_sharp): " in result.output
 
 
+def test_one_algorithm_or_two_alone() -> None:
+    alone = plan(
+        "all_reduce", "-n", 512, "--topology", "ethernet", "--algorithm", "lanes", "--pieces", 8
+    )
+    assert "all_reduce of 64M on 512 ranks, 64 nodes, ethernet" in alone.output
+    assert ranked(alone) == ["lanes"]
+    assert "(8 pieces)" in alone.output
+    assert "next with" not in alone.output
+    both = plan("broadcast", "-n", 16, "--algorithm", "chain", "--against", "lanes", "--json")
+    names = [entry["algorithm"] for entry in json.loads(both.output)["algorithms"]]
+    assert sorted(names) == ["chain", "lanes"]
+    swept = plan("all_reduce", "-n", 12, "--algorithm", "lanes", "--sizes", "1K:4K")
+    assert "1K to    4K: lanes" in swept.output
+
+
 def ranked(result: Result) -> list[str]:
     """The algorithms of the table, in its order."""
     rows = [line.split() for line in result.output.splitlines()]
@@ -86,7 +101,7 @@ def test_sizes_are_drawn(tmp_path: Path) -> None:
     result = plan("all_reduce", "-n", 16, "--sizes", "8:1G", "-o", tmp_path / "chart.svg")
     assert result.exit_code == 0
     assert "a recursive_doubling" in result.output
-    assert "1G: hierarchical" in result.output
+    assert "1G: lanes" in result.output
     svg = (tmp_path / "chart.svg").read_text()
     assert "hierarchical" in svg
     assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -102,7 +117,7 @@ def test_sizes_are_drawn(tmp_path: Path) -> None:
 def test_where_algorithms_cross() -> None:
     rankings = rank_sizes("all_reduce", 64, (8, 1 << 10, 1 << 30), PRESETS["h100"])
     assert crossovers(rankings) == [
-        (8, 1 << 10, "recursive_doubling"),
+        (8, 1 << 10, "mates"),
         (1 << 30, 1 << 30, "hierarchical"),
     ]
     lines = text_chart((1, 4), {"up": (1.0, 2.0), "down": (2.0, 1.0)}, width=9, height=5)
@@ -224,6 +239,9 @@ def test_the_legend_has_every_chunk() -> None:
         ("all_reduce --sizes 8:64 --size 8", "--size has no effect on --sizes: leave it out"),
         ("all_reduce --sizes 8:64 --pieces 8", "--pieces has no effect on --sizes"),
         ("show binomial --collective broadcast --root 9", "root 9 is not among 8 ranks"),
+        ("all_reduce --algorithm circle", "all_reduce has no algorithm 'circle', only"),
+        ("all_reduce --algorithm lanes --pieces 0", "at least one piece, not 0"),
+        ("all_reduce --algorithm lanes -n 2048", "lanes: too large to write down beyond 1,024"),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
         (
             "all_reduce --topology bad.toml",

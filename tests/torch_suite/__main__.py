@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_suite import page
 from torch_suite.records import FOLDER, TORCH, Job, Result
 
+BACKENDS, RANKS, HOSTS = ("gloo", "unisono"), (3, 4), (1, 2)
+"""What the page shows."""
 TEST_LIMIT_S = 120
 """What torch's suite allows a test."""
 SILENCE_LIMIT_S = TEST_LIMIT_S + 60
@@ -25,13 +27,13 @@ SILENCE_LIMIT_S = TEST_LIMIT_S + 60
 def main() -> int:
     options = _options()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    jobs = [Job(backend, ranks) for backend in options.backend for ranks in options.ranks]
+    jobs = _jobs(options.backend, options.ranks, options.hosts)
     for job in jobs:
         job.mend()
         if options.again or options.retry:
             job.forget("" if options.again else "failed")
         _run(job, options)
-    every = [Job(backend, ranks) for backend in ("gloo", "unisono") for ranks in (3, 4)]
+    every = _jobs(BACKENDS, RANKS, HOSTS)
     results = {job: known for job in every if (known := job.results())}
     if not options.only:
         page.write(results, TORCH)
@@ -42,10 +44,24 @@ def main() -> int:
     return 1 if "unisono" in " ".join(failed) else 0
 
 
+def _jobs(backends: Sequence[str], ranks: Sequence[int], hosts: Sequence[int]) -> list[Job]:
+    """Every combination that makes sense: what several hosts change, they change on unisono."""
+    return [
+        Job(backend, size, count)
+        for backend in backends
+        for count in hosts
+        for size in ranks
+        if count == 1 or (backend == "unisono" and size % count == 0)
+    ]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make conformance", description=__doc__)
-    parser.add_argument("--backend", nargs="+", default=["gloo", "unisono"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[3, 4])
+    parser.add_argument("--backend", nargs="+", default=BACKENDS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument(
+        "--hosts", nargs="+", type=int, default=HOSTS, help="unisono's ranks on so many hosts"
+    )
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="one part of N")
     parser.add_argument("--only", default="", metavar="TEXT", help="tests with TEXT in their name")
     parser.add_argument("--again", action="store_true", help="forget all results first")
@@ -125,6 +141,7 @@ def _environment(job: Job) -> dict[str, str]:
     return {
         "BACKEND": job.backend,
         "WORLD_SIZE": str(job.ranks),
+        "HOSTS": str(job.hosts),
         "INIT_METHOD": "file://",  # what torch's own suite is run with; each test makes its own
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

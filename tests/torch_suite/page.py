@@ -17,13 +17,15 @@ _INTRODUCTION = """\
 
 torch ships the tests that it runs on its own backends
 (`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on
-unisono and on gloo, with 3 and with 4 ranks, and writes this page.
+unisono and on gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks, and writes
+this page.
 
 ```
 make conformance                        # everything; goes on where the last run was cut off
 make conformance SUITE="--again"        # forget what is known and begin anew
 make conformance SUITE="--retry"        # forget the failures alone
 make conformance SUITE="--backend unisono --ranks 3 --only all_to_all"
+make conformance SUITE="--hosts 2"      # ranks 0 and 1 on one host, 2 and 3 on another
 make conformance SUITE="--part 2/5"     # the second of five parts
 ```
 
@@ -40,6 +42,8 @@ How it is run, where that differs from torch's own way:
 - torch's tests look at a profile only on the backends that they know; what a profile shows of
   unisono is tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py.
 - What needs a GPU is skipped before ranks are started; ranks are forked, not spawned.
+- Hosts are made up: UNISONO_HOSTID tells each rank which one it is on, and those of different hosts
+  share no memory and talk by gloo over the loopback interface. Each test first looks that it is so.
 """
 
 

@@ -28,23 +28,30 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """The suite on one backend with so many ranks."""
+    """The suite on one backend with so many ranks, in blocks on so many hosts."""
 
     backend: str
     ranks: int
+    hosts: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.backend} on {self.ranks} ranks"
+        if self.hosts == 1:
+            return f"{self.backend} on {self.ranks} ranks"
+        return f"{self.backend} on {self.hosts} hosts of {self.ranks // self.hosts} ranks"
 
     @property
     def path(self) -> Path:
-        return FOLDER / f"{self.backend}-{self.ranks}.jsonl"
+        return FOLDER / f"{self._stem}.jsonl"
 
     @property
     def log(self) -> Path:
         """What the ranks write."""
-        return FOLDER / f"{self.backend}-{self.ranks}.log"
+        return FOLDER / f"{self._stem}.log"
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.backend}-{self.ranks}" + ("" if self.hosts == 1 else f"-hosts{self.hosts}")
 
     def results(self) -> dict[str, Result]:
         """What is known, by the test's name."""

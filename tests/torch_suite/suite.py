@@ -1,4 +1,5 @@
-"""torch's suite for the backend and the world size that BACKEND and WORLD_SIZE name."""
+"""torch's suite for the backend, the world size and the hosts that BACKEND, WORLD_SIZE and HOSTS
+name."""
 
 from __future__ import annotations
 
@@ -33,8 +34,18 @@ class Suite(_Backend, _Tests):  # type: ignore[misc]
         distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]  # a folder of this test's own
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+    @classmethod
+    def _run(cls, rank: int, *args: Any, **named: Any) -> None:
+        """What a rank does: it first learns which host it is on, where there are several."""
+        hosts, ranks = int(os.environ["HOSTS"]), int(os.environ["WORLD_SIZE"])
+        if hosts > 1:
+            os.environ["UNISONO_HOSTID"] = f"host{rank * hosts // ranks}"
+        super()._run(rank, *args, **named)
+
     def run_test(self, name: str, pipe: Any) -> None:
         """What a rank does once it has joined the process group."""
+        hosts, world = int(os.environ["HOSTS"]), torch.distributed.group.WORLD
+        assert hosts == 1 or len(world.comm.placement.hosts) == hosts  # type: ignore[union-attr]
         if name.startswith(CHOOSES_BY_NAME):
             distributed_test.BACKEND = "gloo"
         super().run_test(name, pipe)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import unisono
 from implementations import on_backends
 from ranks import attempt
-from unisono.environment import read_local_rank, read_rank_info, read_size
+from unisono.environment import find_master, read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
 from user_programs import eventually, write_program
@@ -51,6 +51,27 @@ def test_which_rank_of_how_many(environment: str, expected: Any) -> None:
     info = read_rank_info(variables(environment))
     found = info and (info.rank, info.size, info.local_rank, info.local_size, info.launcher)
     assert found == expected
+
+
+STEP = "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=11 SLURM_STEP_ID=2 "
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("MASTER_ADDR=a MASTER_PORT=7", ("a", "7")),
+        ("MASTER_ADDR=a", None),
+        (STEP + "SLURM_STEP_NODELIST=node[07-09,12],login1", ("node07", "15079")),
+        (STEP + "SLURM_STEP_NODELIST=login1,node[1-2]", ("login1", "15079")),
+        (STEP + "SLURM_STEP_NODELIST=rack[2-3]node[5,7]-ib", ("rack2node5-ib", "15079")),
+        (STEP + "SLURM_STEP_NODELIST=n[1-2] MASTER_ADDR=a MASTER_PORT=7", ("a", "7")),
+        (STEP + "SLURM_STEP_NODELIST=n[1-2] MASTER_PORT=7", ("n1", "7")),
+        (STEP + "SLURM_NODELIST=n[1-2]", None),  # a batch script's
+        ("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_NODELIST=n1 SLURM_JOB_ID=11", None),
+    ],
+)
+def test_where_rank_0_hosts_the_store(environment: str, expected: Any) -> None:
+    assert find_master(variables(environment)) == expected
 
 
 def test_what_is_not_a_number_is_named_and_a_size_alone_is_seen() -> None:

@@ -19,7 +19,7 @@ from unisono.comm.rendezvous.announcements import (
 )
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
-from unisono.environment import RankInfo, master_is_known, read_rank_info
+from unisono.environment import RankInfo, find_master, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id
 
@@ -150,7 +150,7 @@ def launched_rank() -> RankInfo | None:
 def meeting_of_launched_ranks() -> Meeting:
     """The meeting of ranks that torchrun, `unisono run` or mpirun has started."""
     info = launched_rank()
-    if info is not None and info.launcher != "mpirun" and master_is_known():
+    if info is not None and info.launcher != "mpirun" and find_master() is not None:
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(iter(rendezvous("env://")))

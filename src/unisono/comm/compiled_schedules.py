@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.catalog import find
+from unisono.plan.catalog import find_to_run
 from unisono.plan.proof import verify
 from unisono.plan.schedule import Schedule, Step
 
@@ -101,7 +101,7 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: i
     so many ranks, or has another root.
     """
     if isinstance(algorithm, str):
-        entry = find(collective, algorithm)
+        entry = find_to_run(collective, algorithm)
         built = _built.get((entry.make, ranks, root))
         if built is None:
             built = _built[entry.make, ranks, root] = entry.schedule(ranks, root=root)

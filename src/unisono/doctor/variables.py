@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono import variables
 from unisono.doctor.findings import Finding, warn
-from unisono.plan.catalog import find
+from unisono.plan.catalog import find_to_run
 from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import Variable
 
@@ -203,7 +203,7 @@ def _ours(variable: Variable[Any], value: str) -> Iterator[Finding]:
             yield warn(variable.name, f"={value} means nothing: {problem}", "Correct or unset it.")
     elif variable.name == variables.ALGO.name:
         try:
-            find("all_reduce", value)
+            find_to_run("all_reduce", value)
         except ValueError as error:
             yield warn(
                 variable.name,

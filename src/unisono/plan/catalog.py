@@ -20,7 +20,8 @@ class Algorithm:
     `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
     the busiest rank sends; `source` who described it. `options` are what it takes besides the
     number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
-    ranks or faster, `most_ranks` says up to how many it is reasonable to write it down.
+    ranks or faster, `most_ranks` says up to how many it is reasonable to write it down. One that
+    should not be run by its schedule says in `only_planned` why.
     """
 
     collective: str
@@ -30,6 +31,7 @@ class Algorithm:
     sends: str = ""
     source: str = ""
     most_ranks: int | None = None
+    only_planned: str = ""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ def algorithm(
     sends: str = "",
     source: str = "",
     most_ranks: int | None = None,
+    only_planned: str = "",
 ) -> Callable[[Builder], Builder]:
     """Register a function from a number of ranks to a Schedule as an algorithm.
 
@@ -85,7 +88,7 @@ def algorithm(
         if earlier is not None and _home(earlier.make) != _home(make):
             raise ValueError(f"{collective} has an algorithm {name} already")
         _registered[collective, name] = Algorithm(
-            collective, name, make, steps, sends, source, most_ranks
+            collective, name, make, steps, sends, source, most_ranks, only_planned
         )
         return make
 
@@ -119,6 +122,16 @@ def find(collective: str, name: str) -> Algorithm:
     found = entries.get(name) or in_any_case.get(name.casefold()) or in_any_case.get(now)
     if found is None:
         raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
+    return found
+
+
+def find_to_run(collective: str, name: str) -> Algorithm:
+    """As `find`; raises ValueError also for an algorithm that is only planned with."""
+    found = find(collective, name)
+    if found.only_planned:
+        raise ValueError(
+            f"{found.name} for {collective} is there to plan with: {found.only_planned}"
+        )
     return found
 
 

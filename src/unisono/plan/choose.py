@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unisono.plan.catalog import Algorithm, catalog
+from unisono.plan.catalog import Algorithm, catalog, find
 from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
@@ -61,19 +61,25 @@ class Ranking:
 
 
 def schedules(
-    collective: str, ranks: int, node_size: int
+    collective: str,
+    ranks: int,
+    node_size: int,
+    names: Sequence[str] = (),
+    pieces_to_try: Sequence[int] = PIECES,
 ) -> tuple[list[tuple[Algorithm, Schedule, int | None]], tuple[tuple[str, str], ...]]:
-    """Every algorithm's schedule for `ranks` ranks, and which were left out, each with a reason."""
+    """Every algorithm's schedule for `ranks` ranks, or that of those named, and which were left
+    out, each with a reason."""
     found: list[tuple[Algorithm, Schedule, int | None]] = []
     left_out = []
-    for entry in catalog(collective):
+    wanted = [find(collective, name) for name in names] or catalog(collective)
+    for entry in wanted:
         if reason := _too_many(entry, ranks):
             left_out.append((entry.name, reason))
             continue
         try:
-            for pieces in PIECES if "pieces" in entry.options else (None,):
+            for pieces in pieces_to_try if "pieces" in entry.options else (None,):
                 options = {"node_size": min(node_size, ranks)}
-                options |= {"pieces": pieces} if pieces else {}
+                options |= {} if pieces is None else {"pieces": pieces}
                 found.append((entry, entry.schedule(ranks, **options), pieces))
         except ValueError as error:
             left_out.append((entry.name, str(error)))
@@ -113,11 +119,17 @@ def rank_sizes(
     sizes: tuple[int, ...],
     topology: Topology,
     say: Callable[[str], None] = lambda text: None,
+    names: Sequence[str] = (),
+    pieces_to_try: Sequence[int] = PIECES,
 ) -> list[Ranking]:
-    """`rank_algorithms` for several sizes; schedules are made once. `say` hears what is next."""
+    """`rank_algorithms` for several sizes; schedules are made once. `say` hears what is next;
+    `names` are the algorithms to rank, if not all; those that cut a tensor into pieces do so into
+    as many as `pieces_to_try` has, and the best counts. Raises ValueError where none works."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
-    found, left_out = schedules(collective, ranks, topology.node_size)
+    found, left_out = schedules(collective, ranks, topology.node_size, names, pieces_to_try)
+    if not found:
+        raise ValueError(", ".join(f"{name}: {reason}" for name, reason in left_out))
     rankings = []
     for size in sizes:
         best: dict[str, Choice] = {}

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ _QUIET_S = 5.0
 @click.option("--table", is_flag=True, help="Steps, bytes and time of every algorithm.")
 @click.option("--collective", metavar="NAME", help="show: of which collective NAME is meant.")
 @click.option("--root", type=int, default=0, help="show: the root, where there is one.")
-@click.option("--pieces", type=int, help="show, --table: how many pieces, where there are any.")
+@click.option("--pieces", type=int, help="In how many pieces, where there are any.")
 @click.option("--json", "as_json", is_flag=True, help="The same for programs, as JSON.")
 @click.option(
     "-o",
@@ -47,8 +48,10 @@ _QUIET_S = 5.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the drawing (.svg), or the chart of --sizes (.svg, .png).",
 )
-@click.option("--algorithm", metavar="NAME", help="--html: which one.  [default: the fastest]")
-@click.option("--against", metavar="NAME", help="--html: another one beside it, on one clock.")
+@click.option(
+    "--algorithm", metavar="NAME", help="This one alone.  [default: all; --html: the fastest]"
+)
+@click.option("--against", metavar="NAME", help="Another one beside --algorithm.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -80,11 +83,12 @@ def plan(
     \b
       unisono plan all_reduce -n 4096 --nodes 512 --size 64M --topology h100
       unisono plan all_reduce -n 64 --sizes 8:1G -o crossover.png
+      unisono plan all_reduce -n 512 --topology ethernet --algorithm lanes --against ring
       unisono plan show double_tree -n 8 -o double_tree.svg
       unisono plan all_reduce -n 8 --algorithm ring --against double_tree --html play.html
       unisono plan --table -n 8
 
-    The first two simulate every algorithm on a cluster: nothing has to be there for it. Sizes are
+    The first three simulate algorithms on a cluster: nothing has to be there for it. Sizes are
     of the whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
     """
     from rich.console import Console
@@ -97,8 +101,8 @@ def plan(
         for file in (output, html):
             if file is not None and not file.resolve().parent.is_dir():
                 raise ValueError(f"the folder of {file} does not exist")
-        if html is None and (algorithm or against):
-            raise ValueError("--algorithm and --against go with --html")
+        if against and not algorithm and html is None:
+            raise ValueError("--against goes with --algorithm")
         if ranks < 1:
             raise ValueError(f"-n must be at least 1, not {ranks}")
         cluster = find_topology(topology)
@@ -130,12 +134,16 @@ def plan(
                     "--algorithm", "--against", "--html",
                 )  # fmt: skip
                 _play(console, what, ranks, (algorithm, against), size, cluster, root, pieces, html)
-            elif sizes is None:
-                _refuse_others(given, "a ranking", "--nodes", "--topology", "--size")
-                _rank(console, what, ranks, size, cluster, as_json)
+                return
+            known = ["--nodes", "--topology", "--algorithm", "--against"]
+            known += ["--pieces"] if algorithm else []
+            wanted = _Wanted.of(algorithm, against, pieces)
+            if sizes is None:
+                _refuse_others(given, "a ranking", "--size", *known)
+                _rank(console, what, ranks, size, cluster, wanted, as_json)
             else:
-                _refuse_others(given, "--sizes", "--nodes", "--topology", "--output")
-                _sweep(console, what, ranks, sizes, cluster, output, as_json)
+                _refuse_others(given, "--sizes", "--output", *known)
+                _sweep(console, what, ranks, sizes, cluster, wanted, output, as_json)
         else:
             asked = "say what to plan" if what is None else f"cannot plan {what!r}"
             raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
@@ -144,6 +152,21 @@ def plan(
 
 
 # -- what was asked ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which algorithms to rank, none for all, and in how many pieces to cut."""
+
+    names: tuple[str, ...]
+    pieces: tuple[int, ...]
+
+    @classmethod
+    def of(cls, algorithm: str | None, against: str | None, pieces: int | None) -> _Wanted:
+        from unisono.plan.choose import PIECES
+
+        names = tuple(name for name in (algorithm, against) if name is not None)
+        return cls(names, PIECES if pieces is None else (pieces,))
 
 
 def _given_options(context: click.Context) -> set[str]:
@@ -270,7 +293,13 @@ def _print_json(value: object) -> None:
 
 
 def _rank(
-    console: Console, collective: str, ranks: int, size: str, topology: Topology, as_json: bool
+    console: Console,
+    collective: str,
+    ranks: int,
+    size: str,
+    topology: Topology,
+    wanted: _Wanted,
+    as_json: bool,
 ) -> None:
     from unisono.plan import explain
     from unisono.plan.choose import rank_sizes
@@ -279,7 +308,9 @@ def _rank(
 
     total = parse_size(size)
     with _progress(f"simulating {ranks:,} ranks") as say:
-        (ranking,) = rank_sizes(collective, ranks, (total,), topology, say)
+        (ranking,) = rank_sizes(
+            collective, ranks, (total,), topology, say, wanted.names, wanted.pieces
+        )
         say("why the fastest is")
         why = explain(ranking)
     if as_json:
@@ -318,6 +349,7 @@ def _sweep(
     ranks: int,
     sizes: str,
     topology: Topology,
+    wanted: _Wanted,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -326,13 +358,15 @@ def _sweep(
     from unisono.plan.sizes import format_size, parse_sizes
     from unisono.plan.tables import ranking_as_json, where
 
-    wanted = parse_sizes(sizes)
-    if len(wanted) < 2 or wanted[0] < 1:
+    to_rank = parse_sizes(sizes)
+    if len(to_rank) < 2 or to_rank[0] < 1:
         raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {sizes!r}")
     if output is not None:
         check_chart(output)
     with _progress(f"simulating {ranks:,} ranks") as say:
-        rankings = rank_sizes(collective, ranks, wanted, topology, say)
+        rankings = rank_sizes(
+            collective, ranks, to_rank, topology, say, wanted.names, wanted.pieces
+        )
     if as_json:
         _print_json([ranking_as_json(ranking) for ranking in rankings])
     if not any(rankings[0].best.schedule.phases):
@@ -343,14 +377,14 @@ def _sweep(
     title = where(rankings[0], with_size=False)
     if not as_json:
         console.print(title)
-        chart = text_chart(wanted, times, width=max(20, min(72, console.width - 12)))
+        chart = text_chart(to_rank, times, width=max(20, min(72, console.width - 12)))
         console.print(chart, markup=False)
         for first, last, name in crossovers(rankings):
             console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
         for name, reason in rankings[0].left_out:
             console.print(f"Left out: {name}, {reason}.")
     if output is not None:
-        save_chart(output, wanted, times, title)
+        save_chart(output, to_rank, times, title)
         click.echo(f"Wrote {output}.", err=as_json)
 
 

@@ -26,7 +26,7 @@ from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
-from unisono.environment import RankInfo, master_is_known
+from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
 from unisono.wording import name_number, name_ranks
@@ -147,7 +147,7 @@ def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tupl
     the process that started them."""
     if rendezvous is not None or info.size == 1:
         yield rendezvous, Deadline(timeout_s)
-    elif info.launcher == "torchrun" or master_is_known():
+    elif info.launcher == "torchrun" or find_master() is not None:
         require_torch("meeting in a store at MASTER_ADDR")
         import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
 
@@ -175,8 +175,8 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     it for each start of a world, which all ranks count, in each of torchrun's attempts."""
     import torch.distributed as dist
 
-    where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not all(where):
+    where = find_master()
+    if where is None:
         raise RendezvousError(
             f"RANK and WORLD_SIZE say that this is rank {info.rank} of {info.size}, but not "
             "where the ranks meet: set MASTER_ADDR and MASTER_PORT, too"

@@ -51,9 +51,10 @@ def call_and_check(comm: Communicator, collective: str, count: int, root: int, *
 def test_every_algorithm_of_every_collective(comm: Communicator) -> None:
     for collective in COLLECTIVES:
         for entry in catalog(collective):
-            for count in (0, 5, 1000):
+            for count in () if entry.only_planned else (0, 5, 1000):
                 root = count % comm.size if collective in ROOTED else 0
                 call_and_check(comm, collective, count, root, algorithm=entry.name)
+            root = 1000 % comm.size if collective in ROOTED else 0
             nodes = 2 if comm.size % 2 == 0 else 1
             schedule = entry.schedule(comm.size, root=root, pieces=2, node_size=nodes)
             call_and_check(comm, collective, 1000, root, algorithm=schedule)

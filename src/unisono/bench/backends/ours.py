@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
 from unisono.comm.base import Communicator
-from unisono.plan import find
+from unisono.plan.catalog import find_to_run
 
 ENGINES_OWN = "direct"
 """The name of what the engine does where nobody chooses."""
@@ -33,7 +33,7 @@ class Direct(Backend):
         if "algorithm" not in inspect.signature(call).parameters:
             raise Unsupported(f"{method} has no choice of algorithms")
         try:
-            find(method, self.algorithm)
+            find_to_run(method, self.algorithm)
         except ValueError as error:
             raise Unsupported(str(error)) from None
         return partial(call, *arguments, **more, algorithm=self.algorithm)

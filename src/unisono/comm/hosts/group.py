@@ -281,10 +281,10 @@ class HostsGroup(RowCollectives):
             return ""
         late = [self.name_rank(rank) for rank in cause.missing[:4]]
         late += [f"{len(cause.missing) - 4} more"] if len(cause.missing) > 4 else []
-        doing = f"{self.doing} (call #{cause.call})" if self.doing else "a call"
+        call = f"call #{cause.call} of " if self.doing else ""
         return (
-            f"{doing} on group {self.name} did not end by its deadline of {self.limit_s:g} s: "
-            f"{', '.join(late)} did not come"
+            f"{self.doing or 'a call'} ({call}group {self.name}) reached its timeout of "
+            f"{self.limit_s:g} s because {', '.join(late)} never came"
         )
 
     # -- calls -----------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from unisono.plan.algorithms import (  # noqa: F401 - an import registers
     dissemination,
     double_tree,
     hierarchical,
+    lanes,
+    mates,
     pairwise,
     recursive,
     ring,
