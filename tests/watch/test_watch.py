@@ -320,6 +320,27 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
         signal.signal(DEFAULT_SIGNAL, before)
 
 
+def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WriteProgram) -> None:
+    made = program("""
+        import ctypes, os, signal
+        from unisono import watch
+        from unisono.watch.stack_server import DEFAULT_SIGNAL, ask
+
+        child = os.fork()
+        if child == 0:
+            watch.start()
+            signal.signal(DEFAULT_SIGNAL, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            ctypes.PyDLL(None).sleep(60)  # which holds the GIL
+        os.waitpid(child, os.WUNTRACED)
+        os.kill(child, signal.SIGCONT)
+        print("stacks:", ask(child), "ended:", os.waitpid(child, os.WNOHANG)[0])
+        os.kill(child, signal.SIGKILL)
+        """)
+    done = made.run()
+    assert done.stdout == "stacks: [] ended: 0\n", done.stderr
+
+
 def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:
     script = program("""
         import os, time
