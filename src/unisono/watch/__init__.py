@@ -8,6 +8,7 @@ monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
+job_view.py                   the records of a whole job, whichever host they are on
 history.py                    the last calls of every rank of a report, on one clock
 stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
 whereabouts.py                where a process is
@@ -34,7 +35,9 @@ from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
+from unisono.watch.diagnose import Whereabouts
 from unisono.watch.failure import describe_own_end, report_of_error
+from unisono.watch.job_view import answer_other_hosts, look_at_job, open_links
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
@@ -100,6 +103,7 @@ def _start(settings: WatchSettings) -> None:
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
+    answer_other_hosts(True)
     if settings.trace:
         _monitor.begin_trace(settings.trace)
 
@@ -118,6 +122,7 @@ def stop() -> None:
     compare_shapes(by_default=False)
     steps.stop_counting()
     atexit.unregister(_at_exit)
+    answer_other_hosts(False)
     if monitor is not None:
         if _detach is not None:
             _detach()
@@ -170,6 +175,8 @@ def summary(pid: int | None = None) -> Summary:
     >>> [call.count for call in unisono.watch.summary().calls if call.group == pair.name]
     [3]
     """
+    if pid is None and open_links():
+        return summarise(look_at_job(lambda _: Whereabouts(), None, wants_stacks=False).groups)
     return summarise(read_process(os.getpid() if pid is None else pid))
 
 
