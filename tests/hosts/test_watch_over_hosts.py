@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from host_jobs import Places, moment, places, set_moment, world
-from namespaces import MakeNetwork
+from namespaces import MakeNetwork, start_ranks
 
 from ranks import RankPool, attempt
 from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.errors import GroupError
+from unisono.watch import top
 from unisono.watch.report import Report, from_text
 
 
@@ -187,3 +191,93 @@ def test_each_host_speaks_where_the_network_is_cut(
         assert kind == "PeerLost"
         assert other in report.verdict
         assert report.kind == "lost"
+
+
+# -- traces --------------------------------------------------------------------------------------
+
+AHEAD_S = 5000.0
+TRACED = """
+import os, sys, time
+import torch, torch.distributed as dist
+from unisono import watch
+
+with watch.trace(sys.argv[1]):
+    dist.init_process_group("unisono")
+    for step in range(20):
+        dist.all_reduce(torch.ones(1000))
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(5), 3)
+        elif dist.get_rank() == 3:
+            dist.recv(torch.ones(5), 0)
+    dist.barrier()
+    print("clock", time.monotonic())
+watch.stop()
+dist.destroy_process_group()
+"""
+
+
+def test_a_trace_of_all_hosts_is_on_one_clock(make_network: MakeNetwork, tmp_path: Path) -> None:
+    """The clock of host1 is far ahead, as that of a machine which was started long before."""
+    program = tmp_path / "traced.py"
+    program.write_text(TRACED)
+    path = tmp_path / "trace.json"
+    python = f"{sys.executable} {program} {path}"
+    ahead = f"unshare --time --monotonic={AHEAD_S:.0f} --fork --kill-child {python}"
+    script = f"[ $(hostname) = host1 ] && exec {ahead} || exec {python}"
+    with make_network(2) as made:
+        ranks = start_ranks(made.hosts, (0, 0, 1, 1), ["sh", "-c", script], tmp_path, os.environ)
+        for rank in ranks:
+            assert rank.wait() == 0, rank.text()
+        clocks = [float(re.findall(r"clock (\S+)", rank.text())[0]) for rank in ranks]
+    assert min(clocks[2:]) - max(clocks[:2]) > AHEAD_S - 60, clocks
+    trace = json.loads(path.read_text())
+    told = trace["otherData"]["clocks_of_hosts"]["host1"]
+    assert abs(told["ahead_us"] / 1e6 - AHEAD_S) < 0.1
+    error_us = told["error_us"]
+    assert error_us < 50_000
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    titles = {
+        event["pid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert [re.sub(r"pid \d+", "pid", titles[rank]) for rank in range(4)] == [
+        "rank 0 (pid on host0)",
+        "rank 1 (pid on host0)",
+        "rank 2 (pid on host1)",
+        "rank 3 (pid on host1)",
+    ]
+    calls: dict[int, list[Any]] = {}
+    for event in events:
+        if event["args"]["call"]:
+            calls.setdefault(event["args"]["call"], []).append(event)
+    assert len(calls) == 21
+    for alike in calls.values():  # nobody has left a call before the last one came to it
+        assert sorted(event["pid"] for event in alike) == [0, 1, 2, 3]
+        came = max(event["ts"] for event in alike)
+        left = min(event["ts"] + event["dur"] for event in alike)
+        assert left > came - error_us
+    sends = [event for event in events if event["name"] == "send"]
+    receives = [event for event in events if event["name"] == "recv"]
+    assert len(sends) == len(receives) == 20
+    for send, receive in zip(sends, receives, strict=True):
+        assert receive["ts"] + receive["dur"] > send["ts"] - error_us
+
+
+# -- top -----------------------------------------------------------------------------------------
+
+
+def look_at_top(rank: int, size: int, path: str, where: Places) -> list[tuple[int, str]]:
+    with world(rank, where) as comm:
+        comm.barrier()
+        (job,) = top.jobs(os.getpid())
+        comm.barrier()
+        return [(row.rank, row.host) for row in job.rows if row.group == comm.name]
+
+
+def test_top_shows_hosts(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 1, 0, 1))
+        found = fresh_pool.run(look_at_top, 4, where, connected=False)
+    for rows in found:  # of all: these hosts number their processes together
+        assert rows == [(0, "host0"), (1, "host1"), (2, "host0"), (3, "host1")]

@@ -14,6 +14,7 @@ stacks.py, stack_server.py    stacks, and how a process answers whoever asks for
 whereabouts.py                where a process is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
 cuda_graphs.py                when a GPU must not be asked how far it is
+host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py, command.py            `unisono top`
 debug.py                      torch's and NCCL's own debug settings
@@ -37,6 +38,7 @@ from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.failure import describe_own_end, report_of_error
+from unisono.watch.host_traces import accept_parts
 from unisono.watch.job_view import answer_other_hosts, look_at_job, open_links
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
@@ -104,6 +106,7 @@ def _start(settings: WatchSettings) -> None:
     if "torch" in sys.modules:
         _watch_torch()
     answer_other_hosts(True)
+    accept_parts(True)
     if settings.trace:
         _monitor.begin_trace(settings.trace)
 
@@ -122,11 +125,12 @@ def stop() -> None:
     compare_shapes(by_default=False)
     steps.stop_counting()
     atexit.unregister(_at_exit)
-    answer_other_hosts(False)
     if monitor is not None:
         if _detach is not None:
             _detach()
         monitor.stop()
+        answer_other_hosts(False)
+        accept_parts(False)
 
 
 def _watch_torch() -> None:

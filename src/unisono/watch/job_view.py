@@ -177,13 +177,12 @@ def _tell(last: int | None, wants_stacks: bool) -> dict[str, Any]:
 
 def answer_other_hosts(wanted: bool) -> None:
     """Whether this process answers other hosts."""
-    module = sys.modules.get("unisono.comm.hosts.questions")
-    if module is None and wanted:
-        from unisono.comm.hosts import questions as module
-    if module is not None and wanted:
-        module.answers[_RECORDS] = Answers().tell
-    elif module is not None:
-        module.answers.pop(_RECORDS, None)
+    from unisono.comm.hosts import questions
+
+    if wanted:
+        questions.answers[_RECORDS] = Answers().tell
+    else:
+        questions.answers.pop(_RECORDS, None)
 
 
 def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
@@ -194,9 +193,14 @@ def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -
         )
         for member in found["ranks"]
     )
-    device, inode = found["segment"]
-    segment = (device, inode) if found["is_part"] else (-1 - number, inode)
+    segment = segment_on_host(found, number)
     return GroupRecords(**(found | {"ranks": members, "segment": segment}))
+
+
+def segment_on_host(found: dict[str, Any], number: int) -> tuple[int, int]:
+    """What names a group of another host, the `number`-th, here, where inodes are others."""
+    device, inode = found["segment"]
+    return (device, inode) if found["is_part"] else (-1 - number, inode)
 
 
 def records_from(found: Iterable[dict[str, Any]], ahead_s: float) -> tuple[Record, ...]:

@@ -24,6 +24,7 @@ from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, snapshot, waits
+from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
@@ -67,6 +68,8 @@ class Monitor:
         self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
         self._held: Trace | None = None
+        self._traces = 0
+        self._host_traces = HostTraces(0)
         self._follow_again_s = 0.0
         self._stop = threading.Event()
         self._look_again_s = 0.0
@@ -130,6 +133,9 @@ class Monitor:
         """Collect records from now on."""
         self.end_trace()
         trace = Trace(path)
+        self._traces += 1
+        self._host_traces = HostTraces(self._traces)
+        self._host_traces.read_clock()
         _follow(trace, [os.getpid()], is_new=False)
         trace.collect()
         _follow(trace, trace.peers(), is_new=False)
@@ -149,11 +155,22 @@ class Monitor:
         if self._held is not None:
             self._held.close()
             self._held = None
-        if trace.is_ours():
-            _follow(trace, trace.peers())
-            trace.write()
-        else:
+        if not trace.is_ours():
             self._held = trace
+            return
+        _follow(trace, trace.peers())
+        hosts = self._host_traces
+        if hosts.writes():
+            parts, missing = hosts.parts()
+            for part in parts:
+                trace.add(part)
+            trace.write(missing)
+            if missing:
+                _logger.warning("unisono: the trace lacks what %s did", " and ".join(missing))
+        else:
+            if not trace.send(hosts):
+                _logger.warning("unisono: the first host did not take this host's part of a trace")
+            trace.close()
 
     def _follow_new(self, descriptor: int) -> None:
         trace = self._trace
@@ -176,6 +193,8 @@ class Monitor:
         if trace is not None:
             trace.collect()
             if time.monotonic() >= self._follow_again_s and trace.is_ours():
+                if not self._host_traces.has_read_clock:
+                    self._host_traces.read_clock()
                 self._follow_again_s = time.monotonic() + _TICK_S
                 _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
