@@ -179,6 +179,7 @@ struct un_group {
     int ranks;
     bool crowded;     /* more ranks than cores: waiting must give the core away */
     bool roomy;       /* a core for every rank's worker too */
+    bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
     unsigned process; /* which process opened it, see group.c */
 
     struct { /* segment.c */

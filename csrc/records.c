@@ -67,7 +67,7 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
 }
 
 static bool is_there(const record *r, uint64_t number) {
-    return atomic_load_explicit(&r->number, memory_order_relaxed) == number;
+    return number && atomic_load_explicit(&r->number, memory_order_relaxed) == number;
 }
 
 void record_call(un_group *g, uint64_t number, uint64_t call) {
@@ -169,6 +169,11 @@ void un_group_introduce(un_group *g, const char *name, int global_rank) {
     me->global_rank = global_rank;
     strncpy(me->group_name, name, sizeof me->group_name - 1);
     me->pid = (int32_t)getpid();
+}
+
+void un_group_become_part(un_group *g, const char *name, int global_rank) {
+    g->is_part = true;
+    un_group_introduce(g, name, global_rank);
 }
 
 un_layout_of_records un_records_layout(int ranks) {

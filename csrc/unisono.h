@@ -319,6 +319,10 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 /* Say who we are, for those who read the segment from outside. */
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
+/* The same for a group that is one host's part of a larger one: its own collectives leave no records
+ * from now on, for those of the larger group stand in their place. */
+void un_group_become_part(un_group *group, const char *name, int global_rank);
+
 /* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
  * which line it is at: a word to write, whose number the rank writes before its answer's text. */
 typedef struct un_layout_of_records {

@@ -180,6 +180,16 @@ static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+/* become_part(name, global_rank): of a larger group, whose calls are recorded here */
+static PyObject *group_become_part(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    const char *name;
+    int global_rank;
+    if (!PyArg_ParseTuple(arguments, "si", &name, &global_rank)) return NULL;
+    if (self->group) un_group_become_part(self->group, name, global_rank);
+    Py_RETURN_NONE;
+}
+
 /* count_step(): this thread begins its next step */
 static PyObject *count_step(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
@@ -268,6 +278,7 @@ static PyMethodDef group_methods[] = {
     {"abort", group_abort, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
+    {"become_part", group_become_part, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
     {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},

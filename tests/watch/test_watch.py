@@ -26,7 +26,7 @@ from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, read_process
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, read_process
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
@@ -109,7 +109,7 @@ def test_what_counts_of_what_others_say() -> None:
 
 
 def where(states: dict[int, Whereabouts]) -> object:
-    return lambda pid: states.get(pid, Whereabouts())
+    return lambda process: states.get(process[1], Whereabouts())
 
 
 def test_the_sentence() -> None:
@@ -271,15 +271,15 @@ def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
         comm.all_reduce(torch.ones(3))
         return
     watch.start(hang_s=0.2)
-    told: list[int] = []
+    told: list[Process] = []
 
     def over() -> bool:
         return not waits(read_process(os.getpid()), os.getpid())
 
-    def in_its_time(pid: int) -> Whereabouts:
+    def in_its_time(process: Process) -> Whereabouts:
         asked.touch()
         assert eventually(over)
-        told.append(pid)
+        told.append(process)
         return Whereabouts(location="data.py:41 in load", in_call=False)
 
     watch._monitor.where = in_its_time  # type: ignore[union-attr, method-assign]
@@ -318,6 +318,27 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
         assert eventually(lambda: bool(calls))
     finally:
         signal.signal(DEFAULT_SIGNAL, before)
+
+
+def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WriteProgram) -> None:
+    made = program("""
+        import ctypes, os, signal
+        from unisono import watch
+        from unisono.watch.stack_server import DEFAULT_SIGNAL, ask
+
+        child = os.fork()
+        if child == 0:
+            watch.start()
+            signal.signal(DEFAULT_SIGNAL, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            ctypes.PyDLL(None).sleep(60)  # which holds the GIL
+        os.waitpid(child, os.WUNTRACED)
+        os.kill(child, signal.SIGCONT)
+        print("stacks:", ask(child), "ended:", os.waitpid(child, os.WNOHANG)[0])
+        os.kill(child, signal.SIGKILL)
+        """)
+    done = made.run()
+    assert done.stdout == "stacks: [] ended: 0\n", done.stderr
 
 
 def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:

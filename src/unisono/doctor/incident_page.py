@@ -149,7 +149,7 @@ def _table(report: Report) -> str:
         cells = (
             rank.rank,
             rank.global_rank,
-            rank.pid or "-",
+            rank.process().removeprefix("pid ") if rank.pid else "-",
             "yes" if rank.arrived else "no",
             place_of(rank) or "-",
             rank.last or "-",

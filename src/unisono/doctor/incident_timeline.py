@@ -7,6 +7,7 @@ the axis is logarithmic: seconds before the wait began.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -143,7 +144,8 @@ def _rank(report: Report, rank: RankReport, row: int, axis: _Axis) -> Iterator[s
 
 def _arrows(report: Report, rows: Sequence[RankReport]) -> Iterator[str]:
     """In the margin on the right: from whoever waits to whom it waits for."""
-    row_of = {rank.pid: row for row, rank in enumerate(rows) if rank.pid}
+    counts = Counter(rank.pid for rank in rows)  # hosts may have the same: no arrow is better
+    row_of = {rank.pid: row for row, rank in enumerate(rows) if counts[rank.pid] == 1}
     x = _LEFT + _BEFORE + _WAIT + 6
     yield (
         '<defs><marker id="head" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="7" '

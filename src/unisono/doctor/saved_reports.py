@@ -54,7 +54,7 @@ def read(files: Iterable[Path]) -> Reading:
 def _identity(report: Report) -> Hashable:
     """What the reports of one incident have in common, whichever rank made them. A message has no
     number by which it could be told from another one: there the sentence decides."""
-    pids = tuple(rank.pid for rank in report.ranks)
+    pids = tuple((rank.host, rank.pid) for rank in report.ranks)
     which = report.verdict if report.call is None else report.call
     return report.group, which, report.culprits, pids
 
@@ -99,7 +99,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     hidden = []
     for rank in report.ranks:
         if rank.stack and (every_stack or rank.rank in report.culprits):
-            console.print(Text(f"\nrank {rank.rank} (pid {rank.pid})", "bold"))
+            console.print(Text(f"\nrank {rank.rank} ({rank.process()})", "bold"))
             for line in rank.stack:
                 console.print(Text(f"  {line}"), soft_wrap=True)
         elif rank.stack:
@@ -110,17 +110,22 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
 
 
 def _table(report: Report) -> Table:
-    """A row for each rank; its number in the world stands there where it is another rank."""
+    """A row for each rank; its number in the world stands there where it is another rank, its host
+    where the job has several."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     for name in ("rank", *(["global rank"] if moved else []), "pid"):
         table.add_column(name, no_wrap=True, justify="right")
+    over_hosts = any(rank.host for rank in report.ranks)
+    if over_hosts:
+        table.add_column("host", overflow="fold")
     table.add_column("came", no_wrap=True)
     table.add_column("where it was", overflow="fold")
     table.add_column("last call it finished", overflow="fold")
     for rank in report.ranks:
         numbers = [rank.rank, *([rank.global_rank] if moved else []), rank.pid or "-"]
-        texts = ["yes" if rank.arrived else "no", place_of(rank) or "-", rank.last or "-"]
+        host = [rank.host or "-"] if over_hosts else []
+        texts = [*host, "yes" if rank.arrived else "no", place_of(rank) or "-", rank.last or "-"]
         style = "bold red" if rank.rank in report.culprits else ""
         table.add_row(*(Text(str(cell)) for cell in (*numbers, *texts)), style=style)
     return table

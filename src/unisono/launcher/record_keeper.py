@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from unisono.comm.shared_memory.record_follower import RecordFollower
-from unisono.comm.shared_memory.records import read_segment, segment_key
+from unisono.comm.shared_memory.records import Process, read_segment, segment_key
 from unisono.comm.shared_memory.segment_listeners import (
     REPORT,
     SEGMENT,
@@ -92,8 +92,8 @@ class RecordKeeper:
         if different is not None:
             return different
 
-        def whereabouts(pid: int) -> Whereabouts:
-            return Whereabouts(state=endings.get(pid, "has ended"))
+        def whereabouts(process: Process) -> Whereabouts:
+            return Whereabouts(state=endings.get(process[1], "has ended"))
 
         for wait in [*waits(groups), *failed_calls(groups)]:
             if wait.missing():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.processes import describe_exit
+from unisono.processes import describe_exit, handles_signal
 from unisono.testing import nursery, protocol
 from unisono.testing.rank import STACK_SIGNAL, stacks_file
 
@@ -154,9 +154,10 @@ class RankProcess:
         return protocol.Unable(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
-        """Have it write its stacks down."""
+        """Have it write its stacks down, unless a test has taken the handler away: it would die."""
         os.truncate(self._stacks, 0)
-        os.kill(self._pid, STACK_SIGNAL)
+        if handles_signal(self._pid, STACK_SIGNAL):
+            os.kill(self._pid, STACK_SIGNAL)
 
     def stacks(self) -> str:
         """What it wrote."""

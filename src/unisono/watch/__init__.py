@@ -8,11 +8,13 @@ monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
+job_view.py                   the records of a whole job, whichever host they are on
 history.py                    the last calls of every rank of a report, on one clock
 stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
 whereabouts.py                where a process is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
 cuda_graphs.py                when a GPU must not be asked how far it is
+host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py, command.py            `unisono top`
 debug.py                      torch's and NCCL's own debug settings
@@ -34,7 +36,10 @@ from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.records import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
+from unisono.watch.diagnose import Whereabouts
 from unisono.watch.failure import describe_own_end, report_of_error
+from unisono.watch.host_traces import accept_parts
+from unisono.watch.job_view import answer_other_hosts, look_at_job, open_links
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
@@ -100,6 +105,8 @@ def _start(settings: WatchSettings) -> None:
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
+    answer_other_hosts(True)
+    accept_parts(True)
     if settings.trace:
         _monitor.begin_trace(settings.trace)
 
@@ -122,6 +129,8 @@ def stop() -> None:
         if _detach is not None:
             _detach()
         monitor.stop()
+        answer_other_hosts(False)
+        accept_parts(False)
 
 
 def _watch_torch() -> None:
@@ -170,6 +179,8 @@ def summary(pid: int | None = None) -> Summary:
     >>> [call.count for call in unisono.watch.summary().calls if call.group == pair.name]
     [3]
     """
+    if pid is None and open_links():
+        return summarise(look_at_job(lambda _: Whereabouts(), None, wants_stacks=False).groups)
     return summarise(read_process(os.getpid() if pid is None else pid))
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record, read_process
+from unisono.comm.shared_memory.group_parts import join_parts
+from unisono.comm.shared_memory.records import (
+    GroupRecords,
+    Process,
+    RankRecords,
+    Record,
+    read_process,
+)
 from unisono.errors import UnisonoError
 
 IN_FLIGHT = ("waiting", "moving")
@@ -21,7 +28,7 @@ _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]:
     """The groups of these processes, and those of their peers, and so on: whoever may have a part
     in a hang. `last` is how many records of each rank."""
-    groups: dict[tuple[int, int], GroupRecords] = {}
+    groups: dict[tuple[tuple[int, int], tuple[int, ...]], GroupRecords] = {}
     todo, seen = list(pids), set()
     while todo:
         pid = todo.pop()
@@ -33,10 +40,11 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
         except UnisonoError:
             continue  # it has ended, or lives where we cannot see it
         for group in found:
-            if group.segment not in groups:
-                groups[group.segment] = group
-                todo += [member.pid for member in group.ranks if member.pid not in seen]
-    return list(groups.values())
+            here = tuple(member.pid for member in group.ranks)
+            if (group.segment, here) not in groups:
+                groups[group.segment, here] = group
+                todo += [pid for pid in here if pid not in seen]
+    return join_parts(groups.values())
 
 
 @dataclass(frozen=True)
@@ -77,26 +85,33 @@ class Wait:
         return f"{call_name(self.record)} of group {self.group.name}"
 
 
-def waits(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
-    """Every call in flight, of one process or of all, the oldest first."""
+def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) -> list[Wait]:
+    """Every call in flight, of one process (a number alone: of this host) or of all, the oldest
+    first."""
     found = [
         Wait(group, member, record)
         for group in groups
         for member in group.ranks
-        if pid is None or member.pid == pid
+        if _is_of(member, process)
         for record in member.records
         if record.state in IN_FLIGHT
     ]
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
-def newest_calls(groups: Iterable[GroupRecords], pid: int | None = None) -> list[Wait]:
+def _is_of(member: RankRecords, process: Process | int | None) -> bool:
+    return process is None or process in (member.pid, member.process)
+
+
+def newest_calls(
+    groups: Iterable[GroupRecords], process: Process | int | None = None
+) -> list[Wait]:
     """The newest call in each group, over or not, of one process or of every rank."""
     return [
         Wait(group, member, member.records[-1])
         for group in groups
         for member in group.ranks
-        if member.records and pid in (None, member.pid)
+        if member.records and _is_of(member, process)
     ]
 
 

@@ -19,7 +19,7 @@ from unisono.comm.shared_memory.error_texts import (
     stalled_ranks,
     with_global_ranks,
 )
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -56,7 +56,7 @@ class Whereabouts:
     source: tuple[str, ...] = ()
 
 
-Ask = Callable[[int], Whereabouts]
+Ask = Callable[[Process], Whereabouts]
 
 
 def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
@@ -122,7 +122,13 @@ def _mismatch(
         site=line_of(first.site),
         details=tuple(_global(group, line.strip()) for line in details[:-1]),
         ranks=tuple(
-            RankReport(member.rank, member.global_rank, member.pid, member.rank in records)
+            RankReport(
+                member.rank,
+                member.global_rank,
+                member.pid,
+                member.rank in records,
+                host=member.host,
+            )
             for member in group.ranks
         ),
     )
@@ -175,7 +181,14 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
             for rank, count in enumerate(shift.counts)
         ),
         ranks=tuple(
-            RankReport(member.rank, member.global_rank, member.pid, False, last=_last_of(member))
+            RankReport(
+                member.rank,
+                member.global_rank,
+                member.pid,
+                False,
+                last=_last_of(member),
+                host=member.host,
+            )
             for member in group.ranks
         ),
     )
@@ -207,14 +220,14 @@ def _follow(
         other = find_member(wait.group, rank)
         if other is None:
             return path, rank
-        where = ask_once(other.pid)
+        where = ask_once(other.process)
         if where.state or not where.in_call:
             return path, rank
-        passed = [step.member.pid for step in path]
-        if other.pid in passed:
-            circle = circle or path[passed.index(other.pid) :]
+        passed = [step.member.process for step in path]
+        if other.process in passed:
+            circle = circle or path[passed.index(other.process) :]
             continue
-        own = waits(groups, other.pid) or _just_failed(groups, other.pid)
+        own = waits(groups, other.process) or _just_failed(groups, other.process)
         further = [following for following in own if following.missing()]
         if not further:
             return path, rank
@@ -226,10 +239,10 @@ def _follow(
     return circle, None
 
 
-def _just_failed(groups: Sequence[GroupRecords], pid: int) -> list[Wait]:
+def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]:
     """The newest call of a process if it has failed: whoever is busy with the exception had waited
     too."""
-    last = sorted(newest_calls(groups, pid), key=lambda wait: wait.record.arrived_s)[-1:]
+    last = sorted(newest_calls(groups, process), key=lambda wait: wait.record.arrived_s)[-1:]
     return [wait for wait in last if wait.record.state == "failed"]
 
 
@@ -245,7 +258,9 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
     entered = []
     for wait in ordered:
         at = _at(wait, ask_once)
-        entered.append(f"rank {wait.member.global_rank} is in {wait}{f' ({at})' if at else ''}")
+        on = f" on {wait.member.host}" if wait.member.host else ""
+        name = f"rank {wait.member.global_rank}{on}"
+        entered.append(f"{name} is in {wait}{f' ({at})' if at else ''}")
     messages = all(wait.record.tag is not None for wait in circle)
     what = "messages" if messages else "calls of different groups, entered in different order"
     return Report(
@@ -279,7 +294,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     ]
     verb = "never reached" if record.tag is None else "does not come to meet"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
-    verdict = f"{name_ranks(who)} {verb} {whose}{last}{f' ({at})' if at else ''}"
+    on = _on_host(group, who)
+    verdict = f"{name_ranks(who)}{on} {verb} {whose}{last}{f' ({at})' if at else ''}"
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
@@ -313,7 +329,8 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
         return None
     at = _at(wait, ask_once)
     if stopped:
-        who = name_ranks([member.rank for member in stopped])
+        names = [member.rank for member in stopped]
+        who = name_ranks(names) + _on_host(wait.group, names)
         verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
@@ -335,9 +352,16 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     )
 
 
+def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
+    """ " on node7", where these ranks are on one host of several."""
+    hosts = {member.host for member in group.ranks if member.rank in ranks}
+    several = len({member.host for member in group.ranks}) > 1
+    return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
+
+
 def _at(wait: Wait, ask_once: Ask) -> str:
     """The line of a call, or the one that its process is at."""
-    return line_of(wait.record.site) or line_of(ask_once(wait.member.pid).location)
+    return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
 
 
 def _global(group: GroupRecords, text: str) -> str:
@@ -366,7 +390,7 @@ def _is_in(member: RankRecords, record: Record) -> bool:
 
 
 def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
-    where = ask_once(member.pid)
+    where = ask_once(member.process)
     elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
     return RankReport(
         rank=member.rank,
@@ -382,6 +406,7 @@ def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> Rank
         last=_last_of(member),
         stack=where.stack,
         source=where.source,
+        host=member.host,
     )
 
 

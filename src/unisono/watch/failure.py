@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 
-from unisono.comm.shared_memory.records import read_process
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -15,13 +13,12 @@ from unisono.errors import (
     GroupError,
     MessageMismatch,
     PeerLost,
-    UnisonoError,
 )
-from unisono.watch.calls import call_name, last_finished, line_of, newest_calls, snapshot
+from unisono.watch.calls import call_name, last_finished, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.history import add_history
+from unisono.watch.job_view import JobView, look_at_job
 from unisono.watch.report import RankReport, Report
-from unisono.watch.stack_server import request_stacks
 from unisono.watch.stacks import is_users, short_path
 
 _LAST = 64
@@ -33,21 +30,21 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     if isinstance(error, GroupAborted):
         return None
     kind, culprits = _kind_of(error)
+    view = None
     if kind in ("lost", "hang", "stalled", "mismatch"):
-        found = _from_records(error, ask)
+        view = look_at_job(ask, _LAST)
+        found = _from_records(error, view)
         if found is not None and _agrees(found, kind, culprits):
             error.add_note(f"unisono.watch: {found}")
             return found
     verdict, *details = str(error).splitlines()
-    try:
-        groups = [g for g in read_process(os.getpid(), _LAST) if g.name == error.group]
-    except UnisonoError:
-        groups = []
+    view = view or look_at_job(ask, _LAST, wants_stacks=kind != "mismatch")
+    groups = [group for group in view.groups if group.name == error.group]
     ranks = []
     operation, site = "", ""
     for member in groups[0].ranks if groups else ():
-        here = member.pid == os.getpid()
-        where = Whereabouts() if here or kind == "mismatch" else ask(member.pid)
+        here = member.process == view.me
+        where = Whereabouts() if here or kind == "mismatch" else view.where(member.process)
         latest, last = member.records[-1] if member.records else None, last_finished(member)
         if here and latest is not None:
             operation = latest.operation
@@ -65,6 +62,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
                 last=call_name(last) if last is not None else "",
                 stack=where.stack,
                 source=where.source,
+                host=member.host,
             )
         )
     if isinstance(error, CollectiveMismatch) and culprits:
@@ -84,16 +82,14 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     return add_history(found, groups)
 
 
-def _from_records(error: GroupError, ask: Ask) -> Report | None:
+def _from_records(error: GroupError, view: JobView) -> Report | None:
     """Who did not come, and why, where the records tell."""
-    me = os.getpid()
-    groups = snapshot([me], _LAST)
-    request_stacks(member.pid for group in groups for member in group.ranks)
+    groups = view.groups
     different = mismatch(group for group in groups if group.name == error.group)
     if different is not None:
         return different
-    own = [wait for wait in newest_calls(groups, me) if wait.group.name == error.group]
-    return hang(groups, own[0], ask) if own else None
+    own = [wait for wait in newest_calls(groups, view.me) if wait.group.name == error.group]
+    return hang(groups, own[0], view.where) if own else None
 
 
 def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from unisono.comm.shared_memory.records import GroupRecords
+from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.watch.calls import IN_FLIGHT, Wait, call_name, find_member, line_of
 from unisono.watch.report import CallReport, RankReport, Report
 from unisono.watch.stacks import lines_of_site
@@ -21,18 +21,20 @@ def add_history(report: Report, groups: Sequence[GroupRecords]) -> Report:
     now = time.monotonic()
     ranks = []
     for rank in report.ranks:
-        known = replace(rank, calls=_calls_of(rank.pid, groups, now))
+        known = replace(rank, calls=_calls_of((rank.host, rank.pid), groups, now))
         to_blame = rank.rank in report.culprits
         ranks.append(replace(known, source=_source_of(known, report)) if to_blame else known)
     made_at = datetime.now().astimezone().isoformat(timespec="seconds")
     return replace(report, ranks=tuple(ranks), made_at=made_at)
 
 
-def _calls_of(pid: int, groups: Sequence[GroupRecords], now: float) -> tuple[CallReport, ...]:
+def _calls_of(
+    process: Process, groups: Sequence[GroupRecords], now: float
+) -> tuple[CallReport, ...]:
     calls = []
     for group in groups:
         for member in group.ranks:
-            if pid == 0 or member.pid != pid:
+            if not member.pid or member.process != process:
                 continue
             for record in member.records[-_LAST:]:
                 # One that has failed had waited for whoever did not come.

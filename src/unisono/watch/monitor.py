@@ -12,12 +12,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono.comm.engine import keep_sites
-from unisono.comm.shared_memory.records import GroupRecords, read_process, segments_of
+from unisono.comm.shared_memory.records import (
+    GroupRecords,
+    Process,
+    RankRecords,
+    read_process,
+    segments_of,
+)
 from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, snapshot, waits
+from unisono.watch.host_traces import HostTraces
+from unisono.watch.job_view import JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
 from unisono.watch.stack_server import StackServer, request_stacks
@@ -34,6 +42,9 @@ _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program 
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
+_EAGER_HOSTS = 8
+"""How many hosts ask all others why a call waits; the rest does so if nobody has after a while."""
+_PATIENT_TIMES = 3
 _SHIFTED = -2
 """Stands for a call's number where a step is meant."""
 
@@ -57,6 +68,8 @@ class Monitor:
         self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
         self._held: Trace | None = None
+        self._traces = 0
+        self._host_traces = HostTraces(0)
         self._follow_again_s = 0.0
         self._stop = threading.Event()
         self._look_again_s = 0.0
@@ -120,6 +133,9 @@ class Monitor:
         """Collect records from now on."""
         self.end_trace()
         trace = Trace(path)
+        self._traces += 1
+        self._host_traces = HostTraces(self._traces)
+        self._host_traces.read_clock()
         _follow(trace, [os.getpid()], is_new=False)
         trace.collect()
         _follow(trace, trace.peers(), is_new=False)
@@ -139,11 +155,22 @@ class Monitor:
         if self._held is not None:
             self._held.close()
             self._held = None
-        if trace.is_ours():
-            _follow(trace, trace.peers())
-            trace.write()
-        else:
+        if not trace.is_ours():
             self._held = trace
+            return
+        _follow(trace, trace.peers())
+        hosts = self._host_traces
+        if hosts.writes():
+            parts, missing = hosts.parts()
+            for part in parts:
+                trace.add(part)
+            trace.write(missing)
+            if missing:
+                _logger.warning("unisono: the trace lacks what %s did", " and ".join(missing))
+        else:
+            if not trace.send(hosts):
+                _logger.warning("unisono: the first host did not take this host's part of a trace")
+            trace.close()
 
     def _follow_new(self, descriptor: int) -> None:
         trace = self._trace
@@ -166,6 +193,8 @@ class Monitor:
         if trace is not None:
             trace.collect()
             if time.monotonic() >= self._follow_again_s and trace.is_ours():
+                if not self._host_traces.has_read_clock:
+                    self._host_traces.read_clock()
                 self._follow_again_s = time.monotonic() + _TICK_S
                 _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
@@ -185,7 +214,7 @@ class Monitor:
         """Report what has waited for too long, and calls that differ, once."""
         me = os.getpid()
         now = time.monotonic()
-        groups = read_process(me, _LAST)
+        groups = own_groups(read_process(me, _LAST))
         self._look_for_differences(groups)
         self._look_at_steps()
         for wait in waits(groups, me):
@@ -193,15 +222,16 @@ class Monitor:
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._reported or _waits_for_anybody(wait):
                 continue
-            groups = snapshot([me], _LAST)
-            request_stacks(member.pid for known in groups for member in known.ranks)
-            still = [other for other in waits(groups, me) if _key(other) == key]
-            report = diagnose.hang(groups, still[0], self.where) if still else None
+            if not self._asks_for_host(wait):
+                continue
+            view = look_at_job(self.where, _LAST)
+            still = [other for other in waits(view.groups, view.me) if _key(other) == key]
+            report = diagnose.hang(view.groups, still[0], view.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
                 self._keep(report, key)
-                if self._speaks(still[0], report):
+                if self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
                 if report.kind == "cycle":
                     tell_launcher(report.to_text())
@@ -263,23 +293,40 @@ class Monitor:
         except OSError as error:
             _logger.warning("unisono.watch: a report could not be saved: %s", error)
 
-    def _speaks(self, wait: Wait, report: Report) -> bool:
-        """Whether this rank tells it: the lowest of those who wait and can speak."""
-        if report.kind == "cycle":
-            return wait.member.global_rank == min(report.culprits)
-        waiting = [
-            other.member.rank
-            for other in waits([wait.group])
-            if other.record.call == wait.record.call
-            and (other.record.call is not None or other.member.rank == wait.member.rank)
-            and not state_of(other.member.pid).is_stopped
-            and not state_of(other.member.pid).has_ended
-        ]
-        return not waiting or wait.member.rank == min(waiting)
+    def _asks_for_host(self, wait: Wait) -> bool:
+        """Whether this rank asks where all others are. In a group over hosts it is the lowest of
+        each host that waits; those of the ninth host and further are patient."""
+        if not wait.group.is_part:
+            return True
+        states = {
+            other.member.rank: state_of(other.member.pid)
+            for other in waits(snapshot([os.getpid()], _LAST))
+            if _is_same(other, wait)
+        }
+        able = [rank for rank, state in states.items() if not (state.is_stopped or state.has_ended)]
+        if able and min(able) != wait.member.rank:
+            return False
+        patience = _PATIENT_TIMES if host_number() >= _EAGER_HOSTS else 1
+        return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
-    def where(self, pid: int) -> diagnose.Whereabouts:
-        """Where a process is."""
-        return whereabouts(pid, self.endings, self._stack_server.answer_if_asked)
+    def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
+        """Whether this rank tells it: the lowest of those who wait and can speak."""
+        if report.kind == "cycle" and not wait.group.is_part:
+            return wait.member.global_rank == min(report.culprits)
+        alike = [wait]
+        if report.kind == "cycle":  # ranks of several calls: whoever asks for a host may tell it
+            alike = [other for other in waits(view.groups) if _is_in(other.member, report)]
+        waiting = [
+            other.member.global_rank
+            for other in waits(view.groups)
+            if any(_is_same(other, known) for known in alike)
+            and not view.where(other.member.process).state
+        ]
+        return not waiting or wait.member.global_rank == min(waiting)
+
+    def where(self, process: Process) -> diagnose.Whereabouts:
+        """Where a process of this host is."""
+        return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
 
 
 def _moves(group: GroupRecords) -> bool:
@@ -302,6 +349,17 @@ def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
 def _key(wait: Wait) -> tuple[tuple[int, int], int]:
     """What names a call of this process."""
     return wait.group.segment, wait.record.number
+
+
+def _is_same(other: Wait, wait: Wait) -> bool:
+    """Whether another rank waits in the same call; a message is its rank's own."""
+    if other.group.segment != wait.group.segment or other.record.call != wait.record.call:
+        return False
+    return wait.record.call is not None or other.member.rank == wait.member.rank
+
+
+def _is_in(member: RankRecords, report: Report) -> bool:
+    return any((rank.host, rank.pid) == member.process for rank in report.ranks)
 
 
 def _waits_for_anybody(wait: Wait) -> bool:

@@ -40,7 +40,7 @@ class RankReport:
     `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
     the call that it is in, `last` the last one that it finished, `state` what the system says,
     `stack` where it is, line by line. `source` are the lines around `place`, with a mark; `calls`
-    its last ones, the oldest first.
+    its last ones, the oldest first; `host` is the name of its host, where a job has several.
 
     >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
     'is in data.py:41 in load'
@@ -58,6 +58,7 @@ class RankReport:
     stack: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     calls: tuple[CallReport, ...] = ()
+    host: str = ""
 
     def name(self) -> str:
         """ "rank 1", or "rank 1 (global 3)" where its number in the world is another.
@@ -67,6 +68,14 @@ class RankReport:
         """
         beside = f" (global {self.global_rank})" if self.global_rank != self.rank else ""
         return f"rank {self.rank}{beside}"
+
+    def process(self) -> str:
+        """ "pid 4711", or "pid 4711 on node7" where the job has several hosts.
+
+        >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=True, host="node7").process()
+        'pid 4711 on node7'
+        """
+        return f"pid {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def where(self) -> str:
         """Where it is, for a sentence that begins with "it".
@@ -126,7 +135,7 @@ class Report:
                 and (rank.place or rank.state or rank.call)
             ):
                 last = f"; the last call that it finished: {rank.last}" if rank.last else ""
-                lines.append(f"  {rank.name()} (pid {rank.pid}) {rank.where()}{last}")
+                lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
         return "\n".join(lines)
 
     def with_stacks(self) -> str:
@@ -139,7 +148,7 @@ class Report:
         lines = [str(self)]
         for rank in self.ranks:
             if rank.stack:
-                lines.append(f"{rank.name()} (pid {rank.pid}):")
+                lines.append(f"{rank.name()} ({rank.process()}):")
                 lines += [f"  {line}" for line in rank.stack]
         return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from unisono.errors import UnisonoError
-from unisono.processes import state_of
+from unisono.processes import handles_signal, state_of
 from unisono.watch.stacks import Frame, Stack, from_faulthandler, own_stacks
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
@@ -148,6 +148,8 @@ def _stack(described: dict[str, object]) -> Stack:
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
+    if not handles_signal(pid, number):  # a library has taken our handler away: it would die
+        return []
     with _open(pid, "unisono-stacks") as file:
         before = os.fstat(file).st_size
         os.kill(pid, number)

@@ -33,8 +33,9 @@ _PERIOD_S = 1.0
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank in one group. `call_s` is for how long it has been in `call`; rates, shares and lag
-    are means over its last two seconds of records."""
+    """One rank in one group. `host` is the name of its host, in a group over several. `call_s` is
+    for how long it has been in `call`; rates, shares and lag are means over its last two seconds of
+    records."""
 
     group: str
     backend: str
@@ -51,6 +52,7 @@ class RankRow:
     wait_share: float
     lag_s: float
     is_stuck: bool
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def _rows(group: GroupRecords) -> list[RankRow]:
                 or (behind and quiet_s > STUCK_S)
                 or state.has_ended
                 or state.is_stopped,
+                host=member.host,
             )
         )
     return rows
@@ -191,7 +194,7 @@ def _cells(row: RankRow) -> list[str]:
     doing = row.call or ("" if row.state in ("is running", "is asleep") else row.state)
     return [
         row.group if row.backend == "unisono" else f"{row.group} ({row.backend})",
-        str(row.rank),
+        f"{row.rank} on {row.host}" if row.host else str(row.rank),
         str(row.pid),
         doing or "its program",
         f"{row.call_s:.1f} s" if row.call else "",

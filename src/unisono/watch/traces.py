@@ -11,13 +11,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono.comm.shared_memory.record_follower import RecordFollower
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
+from unisono.watch.host_traces import HostTraces, TracePart
 
 Key = tuple[tuple[int, int], int, int]
 _logger = logging.getLogger("unisono")
@@ -36,6 +37,7 @@ class Trace:
         self._groups: dict[tuple[int, int], GroupRecords] = {}
         self._dropped: dict[tuple[tuple[int, int], int], int] = {}
         self._followers: dict[tuple[int, int], RecordFollower] = {}
+        self._clocks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         if not self._path.parent.is_dir():
             raise UnisonoError(f"the folder of {path} does not exist")
@@ -127,6 +129,29 @@ class Trace:
         pids = {member.pid for group in self._groups.values() for member in group.ranks}
         return sorted(pids - {os.getpid()})
 
+    def send(self, hosts: HostTraces) -> bool:
+        """Read what is left and send it to the host that writes; whether that has taken it."""
+        self.collect(to_the_end=True)
+        segments = list(self._groups)
+        numbers = {segment: number for number, segment in enumerate(segments)}
+        records = [
+            (numbers[segment], rank, record) for (segment, rank, _), record in self._records.items()
+        ]
+        groups = [self._groups[segment] for segment in segments]
+        return hosts.send(groups, records, sum(self._dropped.values()))
+
+    def add(self, part: TracePart) -> None:
+        """Have another host's part in it, by our clock."""
+        for number, group in enumerate(part.groups):
+            segment = -1 - part.number, number
+            self._groups[segment] = group
+            if part.dropped and not number:
+                self._dropped[segment, 0] = part.dropped
+        for at, (number, rank, record) in enumerate(part.records):
+            key = (-1 - part.number, number), rank, at
+            self._records[key] = part.by_first_clock(record)
+        self._clocks[part.host] = part.describe_clock()
+
     def close(self) -> None:
         """Stop following all groups."""
         with self._lock:
@@ -134,13 +159,17 @@ class Trace:
                 follower.close()
             self._followers.clear()
 
-    def write(self) -> None:
+    def write(self, missing_hosts: Sequence[str] = ()) -> None:
         """Read what is left and write the file, even an empty one. Calls that were lost, because
         more than a thousand came between two looks, are counted in it and logged."""
         self.collect(to_the_end=True)
         events = list(self._events())
         lost = sum(self._dropped.values())
-        other = {"dropped_calls": lost}
+        other: dict[str, Any] = {"dropped_calls": lost}
+        if self._clocks:
+            other["clocks_of_hosts"] = self._clocks
+        if missing_hosts:
+            other["missing_hosts"] = list(missing_hosts)
         for (segment, rank), count in self._dropped.items():
             group = self._groups[segment]
             other[f"dropped of rank {rank} of group {group.name}"] = count
@@ -157,16 +186,19 @@ class Trace:
 
     def _events(self) -> Iterable[dict[str, Any]]:
         arrivals: dict[tuple[tuple[int, int], int], list[float]] = {}
+        whole = {segment: group.segment for segment, group in self._groups.items()}
         for (segment, _, _), record in self._records.items():
             if record.call is not None:
-                arrivals.setdefault((segment, record.call), []).append(record.arrived_s)
+                arrivals.setdefault((whole[segment], record.call), []).append(record.arrived_s)
         used = {segment for segment, _, _ in self._records}
         groups = {segment: group for segment, group in self._groups.items() if segment in used}
-        rows = {segment: row for row, segment in enumerate(groups)}
+        numbers = {name: row for row, name in enumerate(dict.fromkeys(map(whole.get, groups)))}
+        rows = {segment: numbers[whole[segment]] for segment in groups}
         for segment, group in groups.items():
             for member in group.ranks:
                 row = {"ph": "M", "pid": member.global_rank, "tid": rows[segment]}
-                title = f"rank {member.global_rank} (pid {member.pid})"
+                on = f" on {member.host}" if member.host else ""
+                title = f"rank {member.global_rank} (pid {member.pid}{on})"
                 yield row | {"name": "process_name", "args": {"name": title}}
                 name = f"{group.name} ({group.backend})"
                 yield row | {"name": "thread_name", "args": {"name": name}}
@@ -179,7 +211,7 @@ class Trace:
         for (segment, rank, _), record in sorted(
             self._records.items(), key=lambda item: item[1].arrived_s
         ):
-            came = arrivals.get((segment, record.call or 0), [record.arrived_s])
+            came = arrivals.get((whole[segment], record.call or 0), [record.arrived_s])
             ended_s = now_s if record.ended_s is None else record.ended_s
             yield {
                 "ph": "X",

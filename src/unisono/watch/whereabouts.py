@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from unisono.processes import describe_zombie, kernel_function, state_of
@@ -52,9 +53,10 @@ def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
     )
     folders = (_PACKAGE, f"{torch}distributed{os.sep}")
     for stack in stacks:
-        if not stack.frames or stack.thread.startswith("unisono"):
+        frames = [frame for frame in stack.frames if frame.file != threading.__file__]
+        if not frames or stack.thread.startswith("unisono"):
             continue
-        innermost = stack.frames[0]
+        innermost = frames[0]  # of those who wait, not of the means by which they do
         if innermost.file.startswith(folders):
             return True
         if stack is program and (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import os
 import threading
 import time
@@ -17,14 +18,17 @@ from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
 from unisono.comm.engine import site_of
 from unisono.comm.executors import ThreadExecutor
+from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
-from unisono.comm.hosts.links import Links
+from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
 from unisono.comm.row_collectives import RowCollectives
+from unisono.comm.shared_memory import exceptions
+from unisono.comm.shared_memory.group_parts import Part
 from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
 
 _GRACE_S = 1.0
@@ -66,6 +70,8 @@ class HostsGroup(RowCollectives):
         self._lock = threading.Lock()
         self._cause: GroupError | None = None
         self._left: set[int] = set()
+        self._reporting = threading.Lock()
+        self._is_reported = False
         self._turn = threading.Lock()
         self._thread = ThreadExecutor(name)
         self._refusal: Work | None = None
@@ -76,12 +82,20 @@ class HostsGroup(RowCollectives):
         self._meeting = Meeting(self)
         self._has_met = False
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
+        host = links.hosts.names[links.hosts.mine]
+        # Worlds have the same keys: only the secret tells their records on one machine apart.
+        digest = hashlib.blake2b(self.key, key=links.hosts.secret[:64], digest_size=8)
+        part = Part(digest.hexdigest(), self.rank, self.size, host)
+        global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
+        self.records = CallRecords(local, name, part, global_rank)
+        self._described = GroupMembers(name, part.key, placement.members)
         links.add(self)
         try:
             links.connect(placement.neighbours(), timeout_s)
         except BaseException:
             links.remove(self)
             links.close()
+            self.records.close()
             raise
 
     @property
@@ -175,6 +189,7 @@ class HostsGroup(RowCollectives):
             self._tell_closed()
         self.mailbox.wake()
         self.local.close()
+        self.records.close()
         self._thread.close()
         self.links.remove(self)
         self.mailbox.clear()
@@ -194,6 +209,9 @@ class HostsGroup(RowCollectives):
         cause = decode_cause(text)
         if cause is not None:
             self.end(cause, tell=False)
+
+    def describe(self) -> GroupMembers:
+        return self._described
 
     def on_lost(self, peer: int, why: str) -> None:
         """The process of a global rank has ended, or cannot be reached any more."""
@@ -308,8 +326,15 @@ class HostsGroup(RowCollectives):
     def _run(
         self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
+        record = self.records.begin_call(call, tensors)
+
         def carried_out() -> None:
-            self._carry_out(call, job)
+            try:
+                self._carry_out(call, job)
+            except BaseException:
+                self.records.end(record, failed=True)
+                raise
+            self.records.end(record)
 
         if async_op:
             return self._thread.begin(carried_out, call.operation)
@@ -338,7 +363,7 @@ class HostsGroup(RowCollectives):
                 if not self._has_met:
                     self._meet(call)
             except GroupError as error:
-                raise self._translate(error) from None
+                raise self.with_report(self._translate(error)) from None
             finally:
                 self.doing = ""
                 self.local.timeout_s = self.timeout_s
@@ -348,6 +373,17 @@ class HostsGroup(RowCollectives):
         if self._cause is None:
             self.end(cause_of(error, self))
         assert self._cause is not None
+        return copy.copy(self._cause)
+
+    def with_report(self, error: GroupError) -> GroupError:
+        """The exception with what the watch has to say of it, where there is one; asking all ranks
+        takes time, so once."""
+        if exceptions.diagnose is None or self._cause is None or isinstance(error, GroupClosed):
+            return error
+        with self._reporting:
+            if not self._is_reported:
+                self._is_reported = True
+                self._cause.report = exceptions.diagnose(self._cause)
         return copy.copy(self._cause)
 
     def _translated(self, wait: Callable[[], None], work: Work) -> None:

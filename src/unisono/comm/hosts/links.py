@@ -11,23 +11,36 @@ import atexit
 import contextlib
 import hashlib
 import json
-import queue
-import secrets
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
-from unisono.comm.hosts.network import make_gloo
+from unisono.comm.hosts.network import await_store, make_gloo
+from unisono.comm.hosts.questions import Questions
 from unisono.errors import RendezvousError
 
 _ASKED_S = 60.0
 """How long a connection that another process has asked for may take."""
+_DRAW_S = 1.0
+
+all_links: weakref.WeakSet[Links] = weakref.WeakSet()
+"""Those of this process, one for each world over hosts that it is in."""
+
+
+@dataclass(frozen=True)
+class GroupMembers:
+    """The `name` of a group, the `key` of its records, and its members' global ranks."""
+
+    name: str
+    key: str
+    members: tuple[int, ...]
 
 
 class Party(Protocol):
@@ -42,6 +55,8 @@ class Party(Protocol):
 
     def on_probe(self, probe: dict[str, Any]) -> None:
         """A rank that waits for this one looks for a deadlock."""
+
+    def describe(self) -> GroupMembers: ...
 
     def on_lost(self, peer: int, why: str) -> None:
         """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
@@ -65,13 +80,14 @@ class Links:
         self._removed: set[bytes] = set()
         self._early_endings: dict[bytes, str] = {}
         self._drawn: set[int] = set()
-        self._questions: dict[str, queue.SimpleQueue[str]] = {}
         self._holders = 0
         self._is_closed = False
         self._lines = ControlLines(
             hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
         )
+        self.questions = Questions(self._lines.send)
         store.set(_where_key(me), json.dumps(self._lines.where))
+        all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def share(self) -> Links:
@@ -156,26 +172,57 @@ class Links:
 
     def ask_where(self, peer: int, timeout_s: float) -> str:
         """The line at which the program of a global rank is; "" if it does not answer in time."""
-        question = secrets.token_hex(8)
-        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._questions[question] = answer
-        try:
-            self._lines.send(peer, {"where": question})
-            return answer.get(timeout=timeout_s)
-        except queue.Empty:
-            return ""
-        finally:
-            del self._questions[question]
+        return str(self.questions.ask([peer], "where", None, timeout_s).get(peer, ""))
+
+    def is_open(self) -> bool:
+        """Whether anybody can be asked."""
+        return not self._is_closed
+
+    def ask_hosts(self, topic: str, about: Any, timeout_s: float) -> dict[int, tuple[int, Any]]:
+        """By host: which global rank of it has answered, and what. Who does not answer in time is
+        passed over for another rank, once; a host where nobody knows is left out."""
+        found: dict[int, tuple[int, Any]] = {}
+        tried: set[int] = set()
+        for _ in range(2):
+            asked = self._spokesmen(set(range(self.hosts.count)) - {self.hosts.mine, *found}, tried)
+            tried |= set(asked)
+            if not asked:
+                break
+            for peer, answer in self.questions.ask(asked, topic, about, timeout_s).items():
+                if answer is not None:
+                    found[asked[peer]] = peer, answer
+        return found
+
+    def _spokesmen(self, hosts: set[int], tried: set[int]) -> dict[int, int]:
+        """A rank of each of these hosts, and the host: one that there is a line to, if any."""
+        found: dict[int, int] = {}
+        for host in hosts:
+            left = [rank for rank in self.hosts.members[host] if rank not in tried]
+            left.sort(key=lambda rank: not self._lines.reaches(rank))
+            if left:
+                found[left[0]] = host
+                if not self._lines.reaches(left[0]):
+                    self._draw_line(left[0], summons=True)
+        end = time.monotonic() + _DRAW_S
+        while not all(map(self._lines.reaches, found)) and time.monotonic() < end:
+            time.sleep(0.01)
+        return {rank: host for rank, host in found.items() if self._lines.reaches(rank)}
+
+    def loss_of(self, peer: int) -> str | None:
+        """How the process of a global rank went, behind its name in a sentence; "" if in order,
+        None if it is there, or nothing is known."""
+        return self._lost.get(peer)
+
+    def describe_groups(self) -> list[GroupMembers]:
+        """The groups over hosts that this process is in."""
+        with self._lock:
+            parties = [reference() for reference in self._parties.values()]
+        return [party.describe() for party in parties if party is not None]
 
     def _on_line(self, peer: int, message: dict[str, Any]) -> None:
-        if "where" in message:
-            answer = {"question": message["where"], "at": where_is_program()}
-            self._lines.send(peer, answer)
-        elif "at" in message:
-            waiting = self._questions.get(message["question"])
-            if waiting is not None:
-                waiting.put(str(message["at"]))
-        elif "link" in message:
+        if self.questions.on_message(peer, message):
+            return
+        if "link" in message:
             self._begin(peer, _ASKED_S, False)
         else:
             self._on_group_message(bytes.fromhex(message["group"]), message)
@@ -198,7 +245,8 @@ class Links:
         """Have a line to a rank, and nothing else, soon."""
 
         def draw() -> None:
-            with contextlib.suppress(Exception):  # then there is no probe: nobody depends on it
+            with contextlib.suppress(Exception):  # then there is no line: nobody depends on it
+                await_store(self._store, _DRAW_S)  # torch would try for long, and loudly
                 address, port = json.loads(self._store.clone().get(_where_key(peer)))
                 self._lines.connect(peer, (address, port), _ASKED_S, summons=summons)
             self._drawn.discard(peer)

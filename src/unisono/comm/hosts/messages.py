@@ -112,7 +112,7 @@ class HostsMessages(HostsGroup):
         try:
             return call()
         except GroupError as error:
-            raise self._translate(error) from None
+            raise self.with_report(self._translate(error)) from None
 
     # -- to and from other hosts -----------------------------------------------------------------
 
@@ -124,6 +124,7 @@ class HostsMessages(HostsGroup):
         in_line = row.numel() <= _IN_LINE_BYTES
         work = LinkMessage(self, f"send to {self.name_rank(dst)} (tag {tag})", peer, tensor)
         work.rest = None if in_line else row
+        work.record = self.records.begin_message(True, dst, tag, tensor)
         self.office.expect_reply(peer, serial, work)
         payload = encode_message(row.numel(), dtype_name(tensor), row if in_line else row[:0])
         self.deadlocks.count_sent(peer)
@@ -136,6 +137,7 @@ class HostsMessages(HostsGroup):
         row = row_of(tensor)
         work = LinkMessage(self, f"recv from {who} (tag {tag})", peer, tensor)
         work.target = bytes_of(row)
+        work.record = self.records.begin_message(False, src, tag, tensor)
         work.dtype = dtype_name(tensor)
         work.finish = lambda: write_back(tensor, row)
         self.office.want(work, tag)
@@ -149,6 +151,7 @@ class HostsMessages(HostsGroup):
             with self._probing:
                 source = local.probe(tag)
                 if source >= 0 and self.office.withdraw(work):
+                    self.records.end(work.record)  # the host's own group has another
                     return self._recv_locally(tensor, source, tag)
             self.check()
             if time.monotonic() > end:

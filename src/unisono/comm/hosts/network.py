@@ -153,11 +153,23 @@ def _keep(found: Addresses, family: str, address: str) -> None:
         found.setdefault(family, address)
 
 
+def await_store(store: Any, timeout_s: float) -> None:
+    """Return once a TCPStore can be reached; raises OSError if it cannot. Others always can."""
+    host, port = _host_of(store), getattr(_lowest(store), "port", 0)
+    if host and port:
+        socket.create_connection((host, port), timeout_s).close()
+
+
 def _host_of(store: Any) -> str:
     """Where a TCPStore is hosted, also below prefixes; "" for others."""
+    return str(getattr(_lowest(store), "host", ""))
+
+
+def _lowest(store: Any) -> Any:
+    """The store below all prefixes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", ""))
+    return store
 
 
 def _describe(addresses: Addresses) -> str:

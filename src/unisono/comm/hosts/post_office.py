@@ -15,7 +15,7 @@ from unisono.comm.base import Work
 from unisono.comm.hosts.causes import Cause
 from unisono.comm.hosts.link import Frame, Kind, memory_of
 from unisono.comm.hosts.mailbox import SLICE_S
-from unisono.errors import CollectiveTimeout
+from unisono.errors import CollectiveTimeout, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.deadlocks import DeadlockSearch
@@ -61,6 +61,7 @@ class LinkMessage(Work):
         self.rest: torch.Tensor | None = None
         self.target: torch.Tensor | None = None
         self.dtype = ""
+        self.record = 0
         self.finish: Callable[[], None] = lambda: None
         self.moved = 0
         self._tensor = tensor
@@ -87,15 +88,19 @@ class LinkMessage(Work):
         with torch.inference_mode():
             self.finish()
         self.rest = self.target = self._tensor = None
+        self._group.records.end(self.record)
         self._matched.set()
         self._done.set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if timeout_s is not None:
-            self._wait(timeout_s, None, timeout_s)
-            return
-        with self._group.deadlocks.waiting(self):
-            self._wait(self._limit_s, self._group.deadlocks, None)
+        try:
+            if timeout_s is not None:
+                self._wait(timeout_s, None, timeout_s)
+                return
+            with self._group.deadlocks.waiting(self):
+                self._wait(self._limit_s, self._group.deadlocks, None)
+        except GroupError as error:
+            raise self._group.with_report(error) from None
 
     def _wait(
         self, limit_s: float, deadlocks: DeadlockSearch | None, timeout_s: float | None
@@ -113,6 +118,7 @@ class LinkMessage(Work):
                 f"{self.doing} on group {self._group.name} was not matched by its deadline of "
                 f"{limit_s:g} s"
             )
+            self._group.records.end(self.record, failed=True)
             missing = () if self.peer is None else (self._group.placement.members.index(self.peer),)
             raise self._group.end(Cause("CollectiveTimeout", text, missing=missing))
 
@@ -124,6 +130,7 @@ class LinkMessage(Work):
                 self._group.check_peer(self.peer)
         except Exception as error:
             if not self._done.is_set():  # it may have come just before
+                self._group.records.end(self.record, failed=True)
                 self._error = error
                 raise
 

@@ -20,6 +20,7 @@ from unisono.comm.base import (
     Work,
 )
 from unisono.comm.engine import (
+    Group,
     Operation,
     Status,
     engine_ns,
@@ -127,6 +128,14 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+
+    def become_part(self, name: str) -> Group:
+        """This group is one host's part of a larger one, of which `name` says which: the records of
+        that one's calls are kept in its place, by the engine's group, from now on."""
+        self._exceptions.is_part = True
+        ranks = self.global_ranks
+        self._group.become_part(name, self.rank if ranks is None else ranks[self.rank])
+        return self._group
 
     @property
     def payloads(self) -> tuple[str, ...]:

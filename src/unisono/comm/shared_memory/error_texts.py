@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -48,6 +49,25 @@ def dtype_name(dtype: int) -> str:
     if code in _FLOAT8:
         return _FLOAT8[code]
     return f"{_KINDS.get(code, f'type{code}_')}{bits or 256}"
+
+
+@functools.lru_cache(maxsize=64)
+def dtype_code(name: str) -> int:
+    """The reverse; of a type that is not known, that of bytes without a name."""
+    if name == "bool":
+        return _dtype(6, 8)
+    for code, known in _FLOAT8.items():
+        if name == known:
+            return _dtype(code, 8)
+    for code, kind in _KINDS.items():
+        bits = name.removeprefix(kind)
+        if bits != name and bits.isdigit():
+            return _dtype(code, int(bits))
+    return _dtype(0xFF, 8)
+
+
+def _dtype(code: int, bits: int) -> int:
+    return code | (bits & 0xFF) << 8 | 1 << 16
 
 
 def describe_post(group: Group, rank: int, call: int) -> str | None:

@@ -43,6 +43,7 @@ class GroupExceptions:
         self.cause: GroupError | None = None
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
+        self.is_part = False  # of a group over hosts, which makes the reports
 
     def message_error(
         self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
@@ -138,7 +139,7 @@ class GroupExceptions:
                     "group it is not in: only members call, for group=None is the world"
                 )
             self.cause.args = (text,)
-        if diagnose is not None and self.cause.report is None:
+        if diagnose is not None and self.cause.report is None and not self.is_part:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 

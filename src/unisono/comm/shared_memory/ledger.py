@@ -18,7 +18,7 @@ from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.shared_memory.communicator import open_with
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.records import BACKEND_MARK
+from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 

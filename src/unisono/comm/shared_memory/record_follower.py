@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
+from unisono.comm.shared_memory.group_parts import in_whole_group, read_name
 from unisono.comm.shared_memory.records import (
-    BACKEND_MARK,
     Clock,
     GroupRecords,
     RankRecords,
     Record,
+    identify_group,
     map_segment,
     parse_record,
     read_identity,
@@ -47,7 +48,6 @@ class RecordFollower:
         if mapped is None:
             raise UnisonoError("this is not the shared memory of a group")
         self.size, self._layout, self._memory = mapped
-        self._name = "?"
         self._ranks: dict[int, _RankRing] = {}
 
     def close(self) -> None:
@@ -56,12 +56,11 @@ class RecordFollower:
 
     def group(self) -> GroupRecords:
         """Who is in it, without records."""
-        name, _, backend = self._name.partition(BACKEND_MARK)
-        ranks = tuple(
-            RankRecords(ring.rank, ring.global_rank, ring.pid, ())
-            for _, ring in sorted(self._ranks.items())
-        )
-        return GroupRecords(name, self.size, ranks, backend or "unisono", self.segment)
+        rings = [ring for _, ring in sorted(self._ranks.items())]
+        ranks = tuple(RankRecords(ring.rank, ring.global_rank, ring.pid, ()) for ring in rings)
+        found = [read_identity(self._memory, self._layout, ring.rank) for ring in rings]
+        names = [identity[0] for identity in found if identity is not None]
+        return identify_group(self.size, ranks, names, self.segment)
 
     def dropped(self) -> dict[int, int]:
         """How many records of each rank were written over before they were read."""
@@ -91,10 +90,21 @@ class RecordFollower:
                 known = read_identity(self._memory, self._layout, rank)
                 if known is None:
                     continue
-                self._name, pid, global_rank, clock = known
+                _, pid, global_rank, clock = known
                 ring = self._ranks[rank] = _RankRing(rank, global_rank, pid, clock)
             found += [(rank, record) for record in self._read_rank(ring, to_the_end)]
-        return found
+        return self._in_whole_group(found) if found else found
+
+    def _in_whole_group(self, found: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
+        """The same in ranks of the whole group, where this is one host's part of it."""
+        numbers: dict[int, int] = {}
+        for rank in self._ranks:
+            identity = read_identity(self._memory, self._layout, rank)
+            part = read_name(identity[0])[2] if identity is not None else None
+            if part is None:
+                return found
+            numbers[rank] = part.rank
+        return [(numbers[rank], in_whole_group(record, numbers)) for rank, record in found]
 
     def _read_rank(self, ring: _RankRing, to_the_end: bool) -> list[Record]:
         count = self._layout.record_count

@@ -10,8 +10,8 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES
@@ -24,6 +24,7 @@ from unisono.comm.engine import (
     records_layout,
 )
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
+from unisono.comm.shared_memory.group_parts import in_whole_group, read_name, segment_of_key
 from unisono.errors import UnisonoError
 
 _MAGIC = 0x6F6E6F73696E75
@@ -94,6 +95,10 @@ class Record:
         return self.bytes * 8 // bits
 
 
+Process = tuple[str, int]
+"""A host, "" where there is only this one, and a process id on it."""
+
+
 @dataclass(frozen=True)
 class RankRecords:
     """What one rank of a group did, oldest first. `reason` is why it left, where it said so."""
@@ -105,6 +110,13 @@ class RankRecords:
     reason: str = ""
     progress: int = 0
     """Turns of moving data that it has finished, over all calls of a shared-memory group."""
+    host: str = ""
+    """The name of its host, in a group over several, or where records of several were read."""
+
+    @property
+    def process(self) -> Process:
+        """What tells its process from any other."""
+        return self.host, self.pid
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,8 @@ class GroupRecords:
     """What the ranks of one group did. A rank that has not joined yet is left out.
 
     `backend` says who moves the data: "unisono", or the library whose calls are recorded.
-    `segment` names the shared memory that was read, the same to all who read it.
+    `segment` names the shared memory that was read, the same to all who read it. `is_part` says
+    that the group is over several hosts, of which perhaps not all were read.
     """
 
     name: str
@@ -120,10 +133,7 @@ class GroupRecords:
     ranks: tuple[RankRecords, ...]
     backend: str = "unisono"
     segment: tuple[int, int] = (0, 0)
-
-
-BACKEND_MARK = "\x1f"
-"""In the name of a group whose data another library moves: what stands before that library's."""
+    is_part: bool = False
 
 
 def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
@@ -174,8 +184,32 @@ def read_segment(path: str | int, last: int | None = None) -> GroupRecords | Non
             identities = [read_identity(memory, layout, rank) for rank in range(size)]
             known = [(rank, found) for rank, found in enumerate(identities) if found is not None]
             ranks = tuple(_read_rank(memory, layout, *of_rank, last) for of_rank in known)
-        name, _, backend = (known[0][1][0] if known else "?").partition(BACKEND_MARK)
-        return GroupRecords(name, size, ranks, backend or "unisono", segment_key(file.fileno()))
+        segment = segment_key(file.fileno())
+        return identify_group(size, ranks, [identity[0] for _, identity in known], segment)
+
+
+def identify_group(
+    size: int, ranks: tuple[RankRecords, ...], names: Sequence[str], segment: tuple[int, int]
+) -> GroupRecords:
+    """A group of which a segment has these ranks, who call themselves so."""
+    read = [read_name(text) for text in names]
+    name, backend, _ = read[0] if read else ("?", "unisono", None)
+    parts = [part for _, _, part in read if part is not None]
+    if len(parts) < len(read) or not parts:  # also while not all know yet that it is a part
+        return GroupRecords(name, size, ranks, backend, segment)
+    numbers = {member.rank: part.rank for member, part in zip(ranks, parts, strict=True)}
+    members = [
+        replace(
+            member,
+            rank=part.rank,
+            host=part.host,
+            records=tuple(in_whole_group(record, numbers) for record in member.records),
+        )
+        for member, part in zip(ranks, parts, strict=True)
+    ]
+    ordered = tuple(sorted(members, key=lambda member: member.rank))
+    whole = segment_of_key(parts[0].key)
+    return GroupRecords(name, parts[0].size, ordered, backend, whole, is_part=True)
 
 
 def map_segment(

@@ -1,0 +1,128 @@
+"""Questions that processes of different hosts ask each other, over the lines between them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import queue
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from unisono.comm.engine import where_is_program
+
+_log = logging.getLogger("unisono")
+
+answers: dict[str, Callable[[Any], Any]] = {}
+"""What this process tells who asks, by topic: from what the question is about to an answer, both as
+JSON has them. Each runs in a thread of its own, and may take its time."""
+
+_AT_ONCE: dict[str, Callable[[Any], Any]] = {
+    "where": lambda _: where_is_program(),
+    "clock": lambda _: time.monotonic(),
+}
+_CLOCK_READINGS = 16
+_CLOCK_S = 1.0
+
+
+class Questions:
+    """Those of one process; `send(peer, message)` has a message go out."""
+
+    def __init__(self, send: Callable[[int, dict[str, Any]], None]) -> None:
+        self._send = send
+        self._asked: dict[str, queue.SimpleQueue[tuple[int, Any]]] = {}
+
+    def ask(self, peers: Iterable[int], topic: str, about: Any, timeout_s: float) -> dict[int, Any]:
+        """The answers of these global ranks, as far as they come in time."""
+        number = secrets.token_hex(8)
+        box = self._asked[number] = queue.SimpleQueue()
+        waiting = set(peers)
+        found: dict[int, Any] = {}
+        end = time.monotonic() + timeout_s
+        try:
+            for peer in waiting:
+                self._send(peer, {"question": number, "topic": topic, "about": _pack(about)})
+            while waiting:
+                with contextlib.suppress(queue.Empty):
+                    peer, answer = box.get(timeout=max(0.0, end - time.monotonic()))
+                    waiting.discard(peer)
+                    found[peer] = answer
+                    continue
+                break
+        finally:
+            del self._asked[number]
+        return found
+
+    def read_clock(self, peer: int) -> tuple[float, float] | None:
+        """How much more than ours the clock of a global rank's host shows (time.monotonic, in
+        seconds), and by how much that may be wrong; None if it does not answer.
+
+        The other clock is read between two readings of ours: of several such the two that lie
+        closest together count, and their middle (as NTP does it)."""
+        best: tuple[float, float] | None = None
+        for _ in range(_CLOCK_READINGS):
+            before = time.monotonic()
+            read = self.ask([peer], "clock", None, _CLOCK_S)
+            after = time.monotonic()
+            if peer not in read:
+                break
+            error = (after - before) / 2
+            if best is None or error < best[1]:
+                best = float(read[peer]) - (before + after) / 2, error
+        return best
+
+    def on_message(self, peer: int, message: dict[str, Any]) -> bool:
+        """Take a message if it is a question or an answer; in the lines' thread."""
+        number = message.get("question")
+        if number is None:
+            return False
+        if "answer" in message:
+            box = self._asked.get(str(number))
+            if box is not None:
+                box.put((peer, _unpack(message["answer"])))
+            return True
+        topic, about = str(message["topic"]), message["about"]
+        if topic in _AT_ONCE:
+            self._reply(peer, number, _AT_ONCE[topic](None))
+            return True
+        threading.Thread(
+            target=self._answer,
+            args=(peer, number, topic, about),
+            name=f"unisono answers rank {peer}",
+            daemon=True,
+        ).start()
+        return True
+
+    def _answer(self, peer: int, number: Any, topic: str, about: Any) -> None:
+        answer = None
+        try:
+            if topic in answers:
+                answer = answers[topic](_unpack(about))
+        except Exception:
+            _log.debug("unisono: no answer to rank %d about %s", peer, topic, exc_info=True)
+        self._reply(peer, number, answer)
+
+    def _reply(self, peer: int, number: Any, answer: Any) -> None:
+        try:
+            self._send(peer, {"question": number, "answer": _pack(answer)})
+        except ValueError:  # too long for a line
+            self._send(peer, {"question": number, "answer": None})
+
+
+def _pack(value: Any) -> Any:
+    """Long values in fewer bytes."""
+    text = json.dumps(value)
+    if len(text) < 4096:
+        return value
+    return {"packed": base64.b85encode(zlib.compress(text.encode(), 3)).decode()}
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, dict) and "packed" in value:
+        return json.loads(zlib.decompress(base64.b85decode(value["packed"])))
+    return value

@@ -1,0 +1,222 @@
+"""The whole job at one moment: the records of all its groups, and where its processes are.
+
+On one host both are read from the system. A job over several hosts has lines between them, on which
+each host is asked for what it sees; the clocks of other hosts are brought to ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
+from unisono.watch.calls import snapshot
+from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.stack_server import request_stacks
+from unisono.watch.whereabouts import whereabouts
+
+if TYPE_CHECKING:
+    from unisono.comm.hosts.links import Links
+
+_ANSWER_S = 5.0
+"""How long a host may take to say what it sees: some of its ranks may be asked twice."""
+_FRESH_S = 0.5
+_RECORDS = "records"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """`groups` have all ranks of all hosts that answered; `where` tells where a process is, `me` is
+    this one. `silent` are the names of hosts that did not answer."""
+
+    groups: list[GroupRecords]
+    where: Ask
+    me: Process
+    silent: tuple[str, ...] = ()
+
+
+def open_links() -> list[Links]:
+    """The connections of this process to other hosts, if its job has any; a world each."""
+    module = sys.modules.get("unisono.comm.hosts.links")  # else it has none
+    return [] if module is None else [links for links in module.all_links if links.is_open()]
+
+
+def own_host() -> str:
+    """The name of this host among those of the job; "" where it has only one."""
+    links = open_links()
+    return links[0].hosts.names[links[0].hosts.mine] if links else ""
+
+
+def host_number() -> int:
+    """The number of this host among those of the job."""
+    return max((links.hosts.mine for links in open_links()), default=0)
+
+
+def look_at_job(where: Ask, last: int | None, *, wants_stacks: bool = True) -> JobView:
+    """What all hosts see now. `where` tells where a process of this host is, `last` is how many
+    records of each rank count."""
+    host = own_host()
+    here = _on_host(snapshot([os.getpid()], last), host)
+    if wants_stacks:
+        request_stacks(member.pid for group in here for member in group.ranks)
+    groups = list(here)
+    known: dict[Process, Whereabouts] = {}
+    silent: list[str] = []
+    for links in open_links():
+        asked = {"last": last, "stacks": wants_stacks}
+        answers = links.ask_hosts(_RECORDS, asked, _ANSWER_S)
+        for number, (peer, answer) in answers.items():
+            name = links.hosts.names[number]
+            clock = links.questions.read_clock(peer)
+            ahead_s = clock[0] if clock is not None else 0.0
+            groups += [_group_from(found, name, number, ahead_s) for found in answer["groups"]]
+            for pid, found in answer["where"].items():
+                known[name, int(pid)] = _whereabouts_from(found)
+        groups = _with_absent(join_parts(groups), links, set(answers), known)
+        silent += [
+            name
+            for number, name in enumerate(links.hosts.names)
+            if number != links.hosts.mine and number not in answers
+        ]
+
+    @functools.cache
+    def ask(process: Process) -> Whereabouts:
+        return known[process] if process in known else where(process)
+
+    return JobView(groups, ask, (host, os.getpid()), tuple(silent))
+
+
+def own_groups(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
+    """Groups of this host, with its name where the job has several."""
+    return _on_host(groups, own_host())
+
+
+def _on_host(groups: Iterable[GroupRecords], host: str) -> list[GroupRecords]:
+    """Groups all of whose members are on a host."""
+    if not host:
+        return list(groups)
+    return [
+        replace(group, ranks=tuple(replace(member, host=host) for member in group.ranks))
+        for group in groups
+    ]
+
+
+def _with_absent(
+    groups: Sequence[GroupRecords],
+    links: Links,
+    answered: set[int],
+    known: dict[Process, Whereabouts],
+) -> list[GroupRecords]:
+    """Groups over hosts with those of their ranks, too, of which nobody has told."""
+    hosts = links.hosts
+    by_segment = {group.segment: group for group in groups}
+    for described in links.describe_groups():
+        group = by_segment.get(segment_of_key(described.key))
+        if group is None:
+            continue
+        told = {member.rank for member in group.ranks}
+        absent = []
+        for rank, global_rank in enumerate(described.members):
+            if rank in told:
+                continue
+            host = hosts.host_of(global_rank)
+            name, pid = hosts.names[host], hosts.pids[global_rank]
+            absent.append(RankRecords(rank, global_rank, pid, (), host=name))
+            known[name, pid] = Whereabouts(state=_why_absent(links, global_rank, answered))
+        everybody = sorted((*group.ranks, *absent), key=lambda member: member.rank)
+        by_segment[group.segment] = replace(group, ranks=tuple(everybody))
+    return list(by_segment.values())
+
+
+def _why_absent(links: Links, global_rank: int, answered: set[int]) -> str:
+    loss = links.loss_of(global_rank)
+    if loss is not None:
+        return loss or "has left"
+    host = links.hosts.host_of(global_rank)
+    if host in answered or host == links.hosts.mine:
+        return "has ended, or left the group"
+    return f"is on {links.hosts.names[host]}, which is silent"
+
+
+# -- as another host hears it -------------------------------------------------------------------
+
+
+class Answers:
+    """What this host tells others, for half a second the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def tell(self, about: dict[str, Any]) -> dict[str, Any]:
+        """The groups of this host's processes, and where these are."""
+        with self._lock:
+            at_s, answer = self._made.get(str(about), (0.0, {}))
+            if not answer or time.monotonic() - at_s > _FRESH_S:
+                answer = _tell(about["last"], bool(about["stacks"]))
+                self._made[str(about)] = time.monotonic(), answer
+            return answer
+
+
+def _tell(last: int | None, wants_stacks: bool) -> dict[str, Any]:
+    groups = snapshot([os.getpid()], last)
+    pids = sorted({member.pid for group in groups for member in group.ranks})
+    found = {}
+    if wants_stacks:
+        request_stacks(pids)
+        found = {pid: asdict(whereabouts(pid)) for pid in pids}
+    return {"groups": [asdict(group) for group in groups], "where": found}
+
+
+def answer_other_hosts(wanted: bool) -> None:
+    """Whether this process answers other hosts."""
+    from unisono.comm.hosts import questions
+
+    if wanted:
+        questions.answers[_RECORDS] = Answers().tell
+    else:
+        questions.answers.pop(_RECORDS, None)
+
+
+def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
+    """A group of another host, whose clock is ahead of ours by so much."""
+    members = tuple(
+        RankRecords(
+            **(member | {"records": records_from(member["records"], ahead_s), "host": host})
+        )
+        for member in found["ranks"]
+    )
+    segment = segment_on_host(found, number)
+    return GroupRecords(**(found | {"ranks": members, "segment": segment}))
+
+
+def segment_on_host(found: dict[str, Any], number: int) -> tuple[int, int]:
+    """What names a group of another host, the `number`-th, here, where inodes are others."""
+    device, inode = found["segment"]
+    return (device, inode) if found["is_part"] else (-1 - number, inode)
+
+
+def records_from(found: Iterable[dict[str, Any]], ahead_s: float) -> tuple[Record, ...]:
+    """Records of a host whose clock is ahead of ours by so much, by our clock."""
+    times = ("arrived_s", "started_s", "ended_s")
+    return tuple(
+        Record(
+            **(
+                record
+                | {name: record[name] - ahead_s for name in times if record[name] is not None}
+            )
+        )
+        for record in found
+    )
+
+
+def _whereabouts_from(found: dict[str, Any]) -> Whereabouts:
+    lists = {"stack": tuple(found["stack"]), "source": tuple(found["source"])}
+    return Whereabouts(**(found | lists))

@@ -1,0 +1,283 @@
+"""The watch of a job over hosts: one verdict for all of it, and what each rank keeps of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from host_jobs import Places, moment, places, set_moment, world
+from namespaces import MakeNetwork, start_ranks
+
+from ranks import RankPool, attempt
+from unisono import watch
+from unisono.comm.base import Communicator
+from unisono.errors import GroupError
+from unisono.watch import top
+from unisono.watch.report import Report, from_text
+
+
+class Verdicts(logging.Handler):
+    """What the watch says on this rank; the first word of it anywhere is noted down."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        set_moment(self._path, "said")
+
+
+def hang(rank: int, size: int, path: str, where: Places, how: str) -> list[str]:
+    """Everybody waits until somebody has said why, then it goes on; what the watch said here."""
+    told = Verdicts(path)
+    logging.getLogger("unisono").addHandler(told)
+    watch.start(hang_s=0.6)
+    with world(rank, where, timeout_s=40.0) as comm:
+        pairs = comm.split([1, 2], "pairs") if rank in (1, 2) else None
+        dist.barrier()
+        HANGS[how](rank, path, comm, pairs)
+        dist.barrier()
+    watch.stop()
+    return told.texts
+
+
+def never_come(rank: int, path: str, comm: Communicator, pairs: Communicator | None) -> None:
+    if rank == 3:
+        moment(path, "said")
+    dist.all_reduce(torch.ones(3))
+
+
+def be_stopped(rank: int, path: str, comm: Communicator, pairs: Communicator | None) -> None:
+    if rank == 3:
+        parent = os.getpid()
+        if os.fork() == 0:
+            moment(path, "said")
+            os.kill(parent, signal.SIGCONT)
+            os._exit(0)
+        os.kill(parent, signal.SIGSTOP)
+    dist.all_reduce(torch.ones(3))
+
+
+def send_to_nobody(rank: int, path: str, comm: Communicator, pairs: Communicator | None) -> None:
+    if rank == 0:
+        comm.send(torch.ones(3), 2, tag=7)
+        return
+    moment(path, "said")
+    if rank == 2:
+        comm.recv(torch.empty(3), 0, tag=7)
+
+
+HANGS: dict[str, Any] = {
+    "never_come": never_come,
+    "be_stopped": be_stopped,
+    "send_to_nobody": send_to_nobody,
+}
+VERDICTS = {
+    "never_come": r"rank 3 on host1 never reached all_reduce #2 of group world "
+    r"\(\S*test_watch_over_hosts.py:\d+\): it is in \S+:\d+, in ",
+    "be_stopped": r"rank 3 on host1 never reached all_reduce #2 of group world "
+    r"\(\S*test_watch_over_hosts.py:\d+\): it is stopped after barrier #1",
+    "send_to_nobody": r"rank 2 on host1 does not come to meet rank 0's send to rank 2 \(tag 7\) of "
+    r"group world \(\S*test_watch_over_hosts.py:\d+\): it is in ",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_one_verdict_for_all_hosts(
+    fresh_pool: RankPool, make_network: MakeNetwork, how: str
+) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        told = fresh_pool.run(hang, 4, where, how, connected=False)
+    texts = [text for of_rank in told for text in of_rank]
+    assert len(told[0]) == len(texts) == 1, told
+    assert re.match(f"unisono.watch: {VERDICTS[how]}", texts[0]), texts[0]
+
+
+# -- what exceptions carry -----------------------------------------------------------------------
+
+
+def fail(rank: int, size: int, path: str, where: Places, how: str) -> tuple[str, str]:
+    """The kind of exception that ended the call, and its report."""
+    watch.start()
+    with world(rank, where, timeout_s=3.0 if how == "cycle" else 40.0) as comm:
+        pair = comm.split([1, 2], "pair") if rank in (1, 2) else comm
+        assert pair is not None
+        comm.barrier()
+        if how == "killed" and rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "cut" and rank == 3:
+            where.host(rank).cut()
+        used = pair if how == "cycle" and rank == 1 else comm
+
+        def call() -> None:
+            while True:
+                if how == "mismatch" and rank == 3:
+                    used.broadcast(torch.ones(3))
+                used.all_reduce(torch.ones(3))
+
+        error = attempt(call)
+    watch.stop()
+    assert isinstance(error, GroupError), error
+    assert error.report is not None, error
+    return type(error).__name__, error.report.to_text()
+
+
+def reports_of(
+    fresh_pool: RankPool, make_network: MakeNetwork, how: str
+) -> dict[int, tuple[str, Report]]:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        outcomes = fresh_pool.outcomes(fail, 4, where, how, connected=False)
+    for outcome in outcomes:
+        assert outcome.error is None or outcome.exit_code == -signal.SIGKILL, outcome.error
+    return {
+        rank: (outcome.value[0], from_text(outcome.value[1]))
+        for rank, outcome in enumerate(outcomes)
+        if outcome.value is not None
+    }
+
+
+def test_a_killed_rank(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    found = reports_of(fresh_pool, make_network, "killed")
+    assert sorted(found) == [0, 1, 2]
+    for kind, report in found.values():
+        assert (kind, report.kind, report.culprits) == ("PeerLost", "lost", (3,)), report
+        assert "rank 3 on host1 never reached all_reduce #2" in report.verdict
+        assert [rank.host for rank in report.ranks] == ["host0", "host0", "host1", "host1"]
+        assert report.ranks[3].last.startswith("barrier #1"), report.ranks[3]
+
+
+def test_a_mismatch(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    found = reports_of(fresh_pool, make_network, "mismatch")
+    assert len(found) == 4
+    for kind, report in found.values():
+        assert (kind, report.kind) == ("CollectiveMismatch", "mismatch")
+        assert report.culprits == (3,)
+        assert report.site.partition(":")[0].endswith("test_watch_over_hosts.py"), report.site
+        assert [rank.host for rank in report.ranks] == ["host0", "host0", "host1", "host1"]
+
+
+def test_calls_of_groups_over_hosts_that_cross(
+    fresh_pool: RankPool, make_network: MakeNetwork
+) -> None:
+    found = reports_of(fresh_pool, make_network, "cycle")
+    cycles = [report for _, report in found.values() if report.kind == "cycle"]
+    assert cycles
+    for report in cycles:
+        assert report.culprits == (1, 2)
+        assert "rank 1 on host0 is in all_reduce #1 of group world.pair" in report.verdict
+        assert "rank 2 on host1 is in all_reduce #2 of group world" in report.verdict
+
+
+def test_each_host_speaks_where_the_network_is_cut(
+    fresh_pool: RankPool, make_network: MakeNetwork
+) -> None:
+    found = reports_of(fresh_pool, make_network, "cut")
+    assert len(found) == 4
+    for rank, (kind, report) in found.items():
+        other = "host1" if rank < 2 else "host0"
+        assert kind == "PeerLost"
+        assert other in report.verdict
+        assert report.kind == "lost"
+
+
+# -- traces --------------------------------------------------------------------------------------
+
+AHEAD_S = 5000.0
+TRACED = """
+import os, sys, time
+import torch, torch.distributed as dist
+from unisono import watch
+
+with watch.trace(sys.argv[1]):
+    dist.init_process_group("unisono")
+    for step in range(20):
+        dist.all_reduce(torch.ones(1000))
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(5), 3)
+        elif dist.get_rank() == 3:
+            dist.recv(torch.ones(5), 0)
+    dist.barrier()
+    print("clock", time.monotonic())
+watch.stop()
+dist.destroy_process_group()
+"""
+
+
+def test_a_trace_of_all_hosts_is_on_one_clock(make_network: MakeNetwork, tmp_path: Path) -> None:
+    """The clock of host1 is far ahead, as that of a machine which was started long before."""
+    program = tmp_path / "traced.py"
+    program.write_text(TRACED)
+    path = tmp_path / "trace.json"
+    python = f"{sys.executable} {program} {path}"
+    ahead = f"unshare --time --monotonic={AHEAD_S:.0f} --fork --kill-child {python}"
+    script = f"[ $(hostname) = host1 ] && exec {ahead} || exec {python}"
+    with make_network(2) as made:
+        ranks = start_ranks(made.hosts, (0, 0, 1, 1), ["sh", "-c", script], tmp_path, os.environ)
+        for rank in ranks:
+            assert rank.wait() == 0, rank.text()
+        clocks = [float(re.findall(r"clock (\S+)", rank.text())[0]) for rank in ranks]
+    assert min(clocks[2:]) - max(clocks[:2]) > AHEAD_S - 60, clocks
+    trace = json.loads(path.read_text())
+    told = trace["otherData"]["clocks_of_hosts"]["host1"]
+    assert abs(told["ahead_us"] / 1e6 - AHEAD_S) < 0.1
+    error_us = told["error_us"]
+    assert error_us < 50_000
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    titles = {
+        event["pid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert [re.sub(r"pid \d+", "pid", titles[rank]) for rank in range(4)] == [
+        "rank 0 (pid on host0)",
+        "rank 1 (pid on host0)",
+        "rank 2 (pid on host1)",
+        "rank 3 (pid on host1)",
+    ]
+    calls: dict[int, list[Any]] = {}
+    for event in events:
+        if event["args"]["call"]:
+            calls.setdefault(event["args"]["call"], []).append(event)
+    assert len(calls) == 21
+    for alike in calls.values():  # nobody has left a call before the last one came to it
+        assert sorted(event["pid"] for event in alike) == [0, 1, 2, 3]
+        came = max(event["ts"] for event in alike)
+        left = min(event["ts"] + event["dur"] for event in alike)
+        assert left > came - error_us
+    sends = [event for event in events if event["name"] == "send"]
+    receives = [event for event in events if event["name"] == "recv"]
+    assert len(sends) == len(receives) == 20
+    for send, receive in zip(sends, receives, strict=True):
+        assert receive["ts"] + receive["dur"] > send["ts"] - error_us
+
+
+# -- top -----------------------------------------------------------------------------------------
+
+
+def look_at_top(rank: int, size: int, path: str, where: Places) -> list[tuple[int, str]]:
+    with world(rank, where) as comm:
+        comm.barrier()
+        (job,) = top.jobs(os.getpid())
+        comm.barrier()
+        return [(row.rank, row.host) for row in job.rows if row.group == comm.name]
+
+
+def test_top_shows_hosts(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 1, 0, 1))
+        found = fresh_pool.run(look_at_top, 4, where, connected=False)
+    for rows in found:  # of all: these hosts number their processes together
+        assert rows == [(0, "host0"), (1, "host1"), (2, "host0"), (3, "host1")]
