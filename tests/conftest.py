@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
+import gc
 import os
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -26,9 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Where workers of pytest-xdist run tests side by side, one that is marked `alone` waits until
-    the others are between two tests, and they wait for it."""
+    the others are between two tests, and they wait for it. A rank that still has a group after its
+    test is not fit for the next one, and says so."""
     config = item.config
-    if not hasattr(config, "workerinput") or config.pluginmanager.has_plugin("unisono-rank"):
+    if config.pluginmanager.has_plugin("unisono-rank"):
+        before = _open_groups()
+        try:
+            return (yield)
+        finally:
+            _await_that_groups_are_closed(before)
+    if not hasattr(config, "workerinput"):
         return (yield)
     folder = config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
     how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
@@ -91,6 +101,33 @@ def _only_our_algorithms() -> Iterator[None]:
     for key, entry in list(catalog._registered.items()) if catalog else ():
         if not entry.make.__module__.startswith("unisono."):
             del catalog._registered[key]
+
+
+def _open_groups() -> set[tuple[int, int]]:
+    from unisono.comm.shared_memory.records import segment_key, segments_of
+
+    found = set()
+    for path in segments_of(os.getpid()):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found.add(segment_key(file.fileno()))
+    return found
+
+
+def _await_that_groups_are_closed(before: set[tuple[int, int]]) -> None:
+    """Threads may be on their way out of a group, and cycles of objects may have kept one until
+    the test's arguments went."""
+    end_s = time.monotonic() + 10.0
+    while left := _open_groups() - before:
+        gc.collect()
+        assert time.monotonic() < end_s, f"this test has left groups open: {_describe(left)}"
+        time.sleep(0.01)
+
+
+def _describe(segments: set[tuple[int, int]]) -> str:
+    from unisono.comm.shared_memory.records import read_process
+
+    groups = [group for group in read_process(os.getpid(), 1) if group.segment in segments]
+    return ", ".join(f"{group.name} of {group.size} ranks ({group.backend})" for group in groups)
 
 
 def _our_shared_files() -> set[str]:
