@@ -304,16 +304,14 @@ def meeting() -> int:
 
 
 INTERRUPTED = """
-    import os, sys, time, unisono
+    import os, signal, sys, time, unisono
 
     def work(how):
+        if how == "deaf":  # before anybody knows whom to interrupt
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("pid", os.getpid())
         if how == "in a barrier" and unisono.init().rank == 1:
             unisono.get_world().barrier()
-        if how == "deaf":
-            import signal
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            print("deaf")
         time.sleep(600)
 
     if __name__ == "__main__":
