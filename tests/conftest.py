@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import logging
 import os
 import sys
 import time
@@ -24,6 +25,26 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("UNISONO_CACHE", "/dev/null/nothing")
     if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
+
+
+def pytest_sessionstart() -> None:
+    _let_torch_s_loggers_propagate()  # on a rank, where torch is there from the start
+
+
+def pytest_collection_finish() -> None:
+    _let_torch_s_loggers_propagate()
+
+
+def _let_torch_s_loggers_propagate() -> None:
+    """pytest comes between every logger that does not and its handlers, six times for each test on
+    each rank. torch has dozens, each with the same handler: that was a third of what an empty test
+    costs. So one of them, the outermost, shows what all say."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if not isinstance(logger, logging.Logger) or not name.startswith("torch."):
+            continue
+        if logger.handlers and "__" not in name:
+            logger.propagate = True
+            logger.handlers.clear()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
