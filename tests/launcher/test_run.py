@@ -115,6 +115,7 @@ def test_the_default_backend_is_the_one_asked_for(program: WriteProgram) -> None
     assert refused.output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks_for_unisono_too(program: WriteProgram) -> None:
     script = program("""
         import numpy, os, unisono
@@ -146,7 +147,7 @@ def test_torchrun_starts_ranks_again(program: WriteProgram) -> None:
     assert sorted(done.stdout.splitlines()) == [f"attempt {n}: 3.0" for n in (0, 0, 1, 1, 2, 2)]
 
 
-@pytest.mark.parametrize("way", ["a parent", "a store"])
+@pytest.mark.parametrize("way", ["a parent", pytest.param("a store", marks=pytest.mark.slow)])
 def test_spawned_ranks_meet_by_setup(tmp_path: Path, program: WriteProgram, way: str) -> None:
     script = program("""
         import multiprocessing, os, socket, sys, tempfile
