@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy
 import pytest
@@ -17,7 +16,6 @@ from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
-from user_programs import write_program
 
 
 def parts(ranks: int, length: int) -> list[numpy.ndarray]:
@@ -148,26 +146,14 @@ DIFFERENT = "different things in call #1 of group world"
 
 @pytest.mark.provokes
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "watched"])
 @pytest.mark.parametrize("start", ["unisono.init", "init_process_group"])
 def test_the_world_has_one_name_and_calls_count_from_one(
-    start: str, request: pytest.FixtureRequest
+    start: str, watched: bool, request: pytest.FixtureRequest
 ) -> None:
+    if watched:
+        request.addfinalizer(unisono.watch.stop)
+        unisono.watch.start()
     unisono.init() if start == "unisono.init" else request.getfixturevalue("process_group")
     with pytest.raises(CollectiveMismatch, match=DIFFERENT):
         dist.all_reduce(torch.ones(3 + dist.get_rank()))
-
-
-@pytest.mark.provokes
-def test_the_same_world_under_watch(tmp_path: Path) -> None:
-    script = write_program(
-        tmp_path,
-        """
-        import torch, torch.distributed as dist
-        dist.init_process_group()
-        dist.all_reduce(torch.ones(3 + dist.get_rank()))
-        """,
-    )
-    run = ("-m", "unisono", "run", "-n", "2", "--backend", "unisono", "--watch")
-    done = script.run(before=run)
-    assert done.returncode != 0
-    assert DIFFERENT in done.stderr, done.stderr

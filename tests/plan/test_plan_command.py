@@ -166,16 +166,16 @@ def test_nodes_are_those_of_the_topology() -> None:
     assert Schedule.from_json(made) == wanted
 
 
-@pytest.mark.parametrize("columns", ["80", "40"])
-def test_tables_keep_their_figures_however_narrow(columns: str) -> None:
-    for arguments in ("all_reduce -n 4096", "--table -n 8", "show ring -n 4"):
-        command = ["plan", *arguments.split()]
-        wide, narrow = (
-            CliRunner().invoke(main, command, env={"COLUMNS": width}).output
-            for width in ("200", columns)
-        )
+@pytest.mark.parametrize("arguments", ["all_reduce -n 1024", "--table -n 8", "show ring -n 4"])
+def test_tables_keep_their_figures_however_narrow(arguments: str) -> None:
+    command = ["plan", *arguments.split()]
+    wide, *narrower = (
+        CliRunner().invoke(main, command, env={"COLUMNS": width}).output
+        for width in ("200", "80", "40")
+    )
+    figures = [word for word in wide.split() if word.strip("│").isdecimal()]
+    for narrow in narrower:
         assert "…" not in narrow
-        figures = [word for word in wide.split() if word.strip("│").isdecimal()]
         assert not [figure for figure in figures if figure not in narrow.split()]
 
 

@@ -89,9 +89,20 @@ def losses(example: Any, group: Any, layout: dict[str, int], **changes: Any) -> 
         return list(example.train(config, manager, STEPS, dtype=torch.float64))
 
 
-def check(example: Any, group: Any, layout: dict[str, int]) -> None:
-    alone = losses(example, SoloCommunicator(), {})
-    assert losses(example, group, layout) == pytest.approx(alone, rel=1e-9)
+_alone: dict[tuple[tuple[str, Any], ...], list[float]] = {}
+
+
+def losses_alone(example: Any, **changes: Any) -> list[float]:
+    """Those of one process, which every layout is compared with: found once by each rank."""
+    key = tuple(sorted(changes.items()))
+    if key not in _alone:
+        _alone[key] = losses(example, SoloCommunicator(), {}, **changes)
+    return _alone[key]
+
+
+def check(example: Any, group: Any, layout: dict[str, int], **changes: Any) -> None:
+    alone = losses_alone(example, **changes)
+    assert losses(example, group, layout, **changes) == pytest.approx(alone, rel=1e-9)
 
 
 @in_layouts(REPRESENTATIVE, "unisono")
@@ -128,8 +139,7 @@ WITH_EXPERTS = [
 def test_losses_with_experts_are_those_of_one_process(
     comm: Communicator, example: Any, layout: dict[str, int]
 ) -> None:
-    alone = losses(example, SoloCommunicator(), {}, experts=4)
-    assert losses(example, comm, layout, experts=4) == pytest.approx(alone, rel=1e-9)
+    check(example, comm, layout, experts=4)
 
 
 @in_layouts([{"ep": 2}, {"tp": 2, "ep": 2}, {"pp": 2, "ep": 2}], "unisono")
@@ -137,20 +147,18 @@ def test_losses_with_experts_that_drop_tokens(
     comm: Communicator, example: Any, layout: dict[str, int]
 ) -> None:
     limited = {"experts": 4, "capacity_factor": 0.75}
-    alone = losses(example, SoloCommunicator(), {}, **limited)
-    assert alone != losses(example, SoloCommunicator(), {}, experts=4)
-    assert losses(example, comm, layout, **limited) == pytest.approx(alone, rel=1e-9)
+    assert losses_alone(example, **limited) != losses_alone(example, experts=4)
+    check(example, comm, layout, **limited)
 
 
 @in_layouts([{"ep": 2}], "gloo")
 def test_experts_on_gloo(process_group: Any, example: Any, layout: dict[str, int]) -> None:
-    alone = losses(example, SoloCommunicator(), {}, experts=4)
-    assert losses(example, process_group, layout, experts=4) == pytest.approx(alone, rel=1e-9)
+    check(example, process_group, layout, experts=4)
 
 
 @pytest.mark.ranks(4)
 def test_more_micro_batches_than_stages_and_fewer(comm: Communicator, example: Any) -> None:
-    alone = losses(example, SoloCommunicator(), {})
+    alone = losses_alone(example)
     for micro_batches in (1, 8):
         got = losses(example, comm, {"pp": 4}, micro_batches=micro_batches)
         assert got == pytest.approx(alone, rel=1e-9)
