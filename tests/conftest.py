@@ -33,6 +33,8 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     _let_torch_s_loggers_propagate()
+    gc.collect()
+    gc.freeze()  # modules and tests stay: no collection of garbage needs to look at them
 
 
 def _let_torch_s_loggers_propagate() -> None:

@@ -116,12 +116,16 @@ def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester
                 for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
                     assert f"socket:[{line.split()[9]}]" not in sockets
 
+        @pytest.mark.ranks(2)
+        def test_collecting_garbage_after_a_test_takes_no_longer_for_many_tests(request):
+            assert not any(known is request.node for known in gc.get_objects())
+
         def test_without_ranks():
             assert "UNISONO_RANK" not in os.environ
         """
     )
     result = run(pytester, "-v", "-W", "error", "-W", "ignore:Module already imported")
-    result.assert_outcomes(passed=13)
+    result.assert_outcomes(passed=14)
     result.stdout.fnmatch_lines(["*::test_repeated[[]2ranks-3[]] PASSED*"])
     result.stdout.fnmatch_lines(["*::test_processes PASSED*"])
     left = {path.name for path in pytester.path.rglob("meeting-*")}
