@@ -1,7 +1,7 @@
 """Ranks on hosts as clusters start them: by mpirun, and with what srun says to each.
 
-mpirun is Open MPI's own, which starts its daemon on the other host by a script in place of ssh. Slurm
-itself is not here: each rank is given the variables that srun sets for such a step.
+mpirun is Open MPI's own, which starts its daemon on the other host by a script in place of ssh.
+Slurm itself is not here: each rank is given the variables that srun sets for such a step.
 """
 
 from __future__ import annotations
