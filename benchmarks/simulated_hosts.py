@@ -3,9 +3,9 @@
     sudo python benchmarks/simulated_hosts.py                 2, 3 and 4 hosts of 2 ranks, 1 Gbit/s
     sudo python benchmarks/simulated_hosts.py --hosts 2 4 --collectives all_reduce --write
 
-Hosts are network namespaces, as in benchmarks/hosts.py, which does the measuring and needs root. The
-rate of the cables is given, less the packets' headers; two ranks of this machine tell what a hop
-inside a host costs (as in benchmarks/simulated.py), and the call of 1 KiB on two hosts what a
+Hosts are network namespaces, as in benchmarks/hosts.py, which does the measuring and needs root.
+The rate of the cables is given, less the packets' headers; two ranks of this machine tell what a
+hop inside a host costs (as in benchmarks/simulated.py), and the calls of 1 KiB on two hosts what a
 call costs before anything large moves. All else is simulated: small calls by `mates`, large ones by
 `lanes`, in as many pieces as unisono cuts them into. --write puts the table into docs/hosts.md.
 """
@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-import hosts
 import simulated
-from hosts import COLLECTIVES, HEADERS, KIB, MIB, Figure, Setting
 
+import hosts
+from hosts import COLLECTIVES, HEADERS, KIB, MIB, Figure, Setting
 from unisono.comm.hosts.lanes import count_chunks
 from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
@@ -64,12 +65,15 @@ def make_topology(setting: Setting) -> Topology:
     )
 
 
-def calibrate_call(topology: Topology, setting: Setting, figure: Figure) -> Topology:
-    """With what a call costs: what a measured small one took beyond the simulated messages."""
-    schedule = schedule_of(figure.what, figure.size_bytes, setting)
-    moving_s = simulate(schedule, topology, figure.size_bytes).time_s
-    call_s = max(0.0, figure.milliseconds["unisono"] / 1000 - moving_s)
-    return dataclasses.replace(topology, call_s=call_s)
+def calibrate_call(topology: Topology, setting: Setting, figures: Sequence[Figure]) -> Topology:
+    """With what a call costs: what measured small ones took beyond the simulated messages."""
+    rests = []
+    for figure in figures:
+        if figure.size_bytes == SIZES[0]:
+            schedule = schedule_of(figure.what, figure.size_bytes, setting)
+            moving_s = simulate(schedule, topology, figure.size_bytes).time_s
+            rests.append(figure.milliseconds["unisono"] / 1000 - moving_s)
+    return dataclasses.replace(topology, call_s=max(0.0, statistics.median(rests)))
 
 
 def main() -> None:
@@ -102,7 +106,7 @@ def main() -> None:
         setting = dataclasses.replace(first, hosts=count)
         figures = hosts.measure(setting)
         if not calibration:
-            topology = calibrate_call(topology, setting, figures[0])
+            topology = calibrate_call(topology, setting, figures)
             calibration = describe(topology)
         for figure in figures:
             schedule = schedule_of(figure.what, figure.size_bytes, setting)

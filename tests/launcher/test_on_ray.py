@@ -31,13 +31,15 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of two CPUs, to which this process is connected."""
+    """Two nodes of two CPUs, to which this process is connected. Their ranks are on two hosts, for
+    each node has a name of its own for that."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    head = node | {"include_dashboard": False, "env_vars": {"UNISONO_HOSTID": "node0"}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+        cluster.add_node(**node, env_vars={"UNISONO_HOSTID": "node1"})
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         yield cluster
@@ -75,6 +77,7 @@ def test_results_come_back_in_rank_order_from_all_nodes() -> None:
 
 def summed(more: int, factor: float) -> tuple[int, float, str, tuple[str, str]]:
     comm = unisono.init()
+    assert len(comm.placement.hosts) == 2  # type: ignore[attr-defined]
     array = numpy.full(5, (comm.rank + more) * factor)
     comm.all_reduce(array)
     local = os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
@@ -117,14 +120,17 @@ def reduced_by_torch() -> Any:
 def test_every_traceback_once_with_its_host() -> None:
     with pytest.raises(RanksFailed) as caught:
         unisono.launch(one_raises, 4, on="ray")
-    error, host = caught.value, os.uname().nodename
+    error = caught.value
     assert error.first == 2
-    text = str(error)
-    assert text.startswith(f"rank 2 on {host} failed first, of 4 ranks: LookupError: no such luck")
-    assert f"ranks 0, 1 and 3 on {host} raised" in text
-    assert text.count("Traceback") == 2
+    text, hosts = str(error), [ending.host for ending in error.endings]
+    assert hosts in (["node0"] * 2 + ["node1"] * 2, ["node1"] * 2 + ["node0"] * 2)
+    own = hosts[2]
+    assert text.startswith(f"rank 2 on {own} failed first, of 4 ranks: LookupError: no such luck")
+    assert "raise LookupError" in text
+    assert text.count("comm.barrier()") >= 1
+    for rank in (0, 1, 3):
+        assert "PeerLost: rank 2" in error.endings[rank].traceback
     assert "unisono/launcher/" not in text
-    assert [ending.host for ending in error.endings] == [host] * 4
 
 
 def one_raises() -> None:
@@ -194,15 +200,63 @@ def test_what_does_not_exist_is_waited_for_with_a_limit(caplog: Any) -> None:
     assert f"{sentence} (launch gives up in 1 s)" in caplog.text
 
 
+# -- across hosts --------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_told_on_the_other_host() -> None:
+    with pytest.raises(RanksFailed, match="it was killed by SIGKILL") as caught:
+        unisono.launch(one_is_killed, 2, on="ray", spread=True)
+    assert caught.value.first == 1
+    host = caught.value.endings[1].host
+    assert "PeerLost: rank 1 (pid " in caught.value.endings[0].traceback
+    assert f"on {host})" in caught.value.endings[0].traceback
+
+
+def test_a_timeout_shows_where_ranks_of_all_hosts_wait() -> None:
+    with pytest.raises(RanksTimedOut, match="not done within 40 s: ranks 0 and 1 of 2") as caught:
+        unisono.launch(one_does_not_come, 2, on="ray", spread=True, timeout=40)
+    first, second = caught.value.endings
+    assert "in one_does_not_come" in first.stack
+    assert "time.sleep" in second.stack or "in one_does_not_come" in second.stack
+
+
+def one_does_not_come(timeout_s: float | None = None) -> None:
+    comm = unisono.init()
+    if comm.rank == 1:
+        time.sleep(600)
+    comm.barrier(timeout_s=timeout_s)
+
+
+def test_a_deadline_names_who_is_missing_on_which_host() -> None:
+    with pytest.raises(RanksFailed, match="CollectiveTimeout") as caught:
+        unisono.launch(one_does_not_come, 2, (2.0,), on="ray", spread=True)
+    host = caught.value.endings[1].host
+    assert "reached its timeout of 2 s because rank 1 (pid" in caught.value.endings[0].traceback
+    assert f"on {host}) never came" in caught.value.endings[0].traceback
+
+
+def test_the_watch_says_who_is_missing(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setenv("UNISONO_WATCH", "1")
+    monkeypatch.setenv("UNISONO_WATCH_HANG_S", "2")
+    with pytest.raises(RanksTimedOut):
+        unisono.launch(one_does_not_come, 2, on="ray", spread=True, timeout=40)
+    said = [line for line in capfd.readouterr().err.splitlines() if "unisono.watch:" in line]
+    assert said
+    assert any(
+        "barrier" in line and "rank 1" in line.partition("unisono.watch:")[2] for line in said
+    )
+
+
 # -- output and ends -----------------------------------------------------------------------------
 
 
 def test_lines_have_rank_and_host(capfd: Any) -> None:
     unisono.launch(speaks, 2, on="ray")
-    host = os.uname().nodename
     out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == [f"[rank {r} on {host}] out of {r}" for r in range(2)]
-    assert f"[rank 1 on {host}] by a child" in err.splitlines()
+    on = [line.partition("]")[0].rpartition(" ")[2] for line in sorted(out.splitlines())]
+    assert on in (["node0"] * 2, ["node1"] * 2)
+    assert sorted(out.splitlines()) == [f"[rank {r} on {on[0]}] out of {r}" for r in range(2)]
+    assert f"[rank 1 on {on[0]}] by a child" in err.splitlines()
 
 
 def speaks() -> None:
@@ -229,7 +283,7 @@ INTERRUPTED = """
             raise
 
     try:
-        unisono.launch(work, 2, on="ray")
+        unisono.launch(work, 2, on="ray", spread=True)
     except KeyboardInterrupt:
         print("interrupted")
 """

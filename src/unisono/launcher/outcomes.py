@@ -141,9 +141,9 @@ def _without_names(ending: RankEnding) -> str:
 
 
 def _what_it_says(ending: RankEnding) -> str:
-    """All of it except how a peer ended, which the kernel tells only those that ask late enough."""
-    traceback = _NOTE.sub("", f"{ending.traceback}\n")
-    text = f"{ending.how}\n{traceback}\n{ending.stack}"
+    """All that is shown of it except how a peer ended, which the kernel tells only those that ask
+    late enough."""
+    text = f"{ending.how}\n" + (_NOTE.sub("", f"{ending.traceback}\n").strip() or ending.stack)
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 

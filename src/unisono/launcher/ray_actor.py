@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
+from unisono import variables
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.process import LocalProcess, start_process
 from unisono.launcher.protocol import Instructions, write_instructions
@@ -43,8 +44,8 @@ class RankActor:
         self._store: LazyStore | None = None
 
     def find_host(self) -> str:
-        """This node's name."""
-        return socket.gethostname()
+        """This node's name, or what UNISONO_HOSTID calls it."""
+        return variables.HOSTID.read() or socket.gethostname()
 
     def open_store(self, address: str) -> int:
         """Have a torch store at this address of the node: the port."""
@@ -52,14 +53,14 @@ class RankActor:
         return self._store.address[1]
 
     def start(
-        self, rank: int, variables: Mapping[str, str], instructions: Instructions, job: bytes
+        self, rank: int, given: Mapping[str, str], instructions: Instructions, job: bytes
     ) -> None:
-        """Start the rank's process, with the node's environment and `variables`. Modules are
+        """Start the rank's process, with the node's environment and what is given. Modules are
         found where this actor, and so the program's other actors, find them."""
         instructions = dataclasses.replace(instructions, sys_path=tuple(sys.path))
         begun: Future[None] = Future()
         # The kernel kills what a thread has started when that thread ends: one of ours, then.
-        args = (begun, rank, os.environ | dict(variables), instructions, job)
+        args = (begun, rank, os.environ | dict(given), instructions, job)
         threading.Thread(target=self._look_after, args=args, daemon=True).start()
         begun.result()
 
