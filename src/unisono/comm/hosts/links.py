@@ -290,6 +290,13 @@ class Links:
             if peer in self._problems:
                 raise RendezvousError(self._problems[peer])
 
+    def make_pair(self, peer: int, name: str, timeout_s: float) -> Any:
+        """A gloo group of this process and that of a global rank, which makes it by the same name;
+        apart from all others. Raises RendezvousError if there is none in time."""
+        low, high = sorted((self.me, peer))
+        store, me = self._store.clone(), int(self.me == high)
+        return make_gloo(store, f"{name}/{low}-{high}", me, 2, self.hosts.address, timeout_s)
+
     def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
         with self._lock:
             known = self._links.get(peer)
