@@ -85,14 +85,16 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
         world = meeting.communicator()
     except EngineUnavailable as error:
         reason = str(error)
+    limit = measure_link_limit(world) if world is not None else None
+    if limit is not None and limit.interface:  # torch's own guess is often the loopback
+        os.environ.setdefault(GLOO_INTERFACE, limit.interface)
     channel = world
     if channel is None:
         from unisono.comm.over_torch.communicator import TorchCommunicator
 
         channel = TorchCommunicator(_gloo_group(meeting, closers))
     control = Control(channel, same_clock=one_machine)
-    connected = Connected(control, [], [], closers)
-    connected.link_limit = measure_link_limit(world) if world is not None else None
+    connected = Connected(control, [], [], closers, limit)
     for name in settings.backends:
         try:
             made, missing = _make(name, meeting, settings, world, reason, closers), None
