@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -168,6 +169,20 @@ def test_the_one_that_says_most_speaks_for_all(tmp_path: Path) -> None:
     assert shown.output.index("rank 1 has gone") < shown.output.index("another one")
     assert "global rank" in shown.output
     assert re.search(r"^ +1 +5 +42 +no +a.py:7 in f", shown.output, re.M)
+
+
+def test_hosts_are_shown_where_there_are_several(tmp_path: Path) -> None:
+    ranks = (
+        RankReport(0, 0, 17, True, last="barrier #2", host="node7"),
+        RankReport(1, 1, 17, False, last="barrier #2", stack=("a.py:1 in f",), host="node8"),
+    )
+    report(ranks=ranks).save(tmp_path / "a.json")
+    report(ranks=(replace(ranks[0], host="node6"), ranks[1])).save(tmp_path / "b.json")
+    shown = doctor(tmp_path / "a.json", tmp_path / "b.json").stdout
+    assert re.search(r"rank +pid +host +came", shown)
+    assert re.search(r"1 +17 +node8 +no", shown)
+    assert "rank 1 (pid 17 on node8)" in shown
+    assert shown.count("rank 1 never came") == 2  # other processes: another incident
 
 
 def test_words_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy
 
 from unisono.bench.backends.base import Backend
 from unisono.bench.control import Control
+from unisono.bench.link_limit import LinkLimit, measure_link_limit
 from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
@@ -43,6 +44,8 @@ class Connected:
     backends: list[Backend]
     skipped: list[Skipped]
     closers: list[Callable[[], object]] = field(default_factory=list)
+    link_limit: LinkLimit | None = None
+    """What the links between hosts allow, where there are several."""
 
     def close(self) -> None:
         """Leave all groups."""
@@ -77,19 +80,21 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
         os.environ.setdefault(GLOO_INTERFACE, "lo")
     closers: list[Callable[[], object]] = []
     world: Communicator | None = None
-    reason = f"the ranks are on {len(set(meeting.hosts()))} machines, and it works on one"
-    if one_machine:
-        try:
-            world = meeting.communicator()
-        except EngineUnavailable as error:
-            reason = str(error)
+    reason = ""
+    try:
+        world = meeting.communicator()
+    except EngineUnavailable as error:
+        reason = str(error)
+    limit = measure_link_limit(world) if world is not None else None
+    if limit is not None and limit.interface:  # torch's own guess is often the loopback
+        os.environ.setdefault(GLOO_INTERFACE, limit.interface)
     channel = world
     if channel is None:
         from unisono.comm.over_torch.communicator import TorchCommunicator
 
         channel = TorchCommunicator(_gloo_group(meeting, closers))
     control = Control(channel, same_clock=one_machine)
-    connected = Connected(control, [], [], closers)
+    connected = Connected(control, [], [], closers, limit)
     for name in settings.backends:
         try:
             made, missing = _make(name, meeting, settings, world, reason, closers), None

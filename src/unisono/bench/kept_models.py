@@ -47,11 +47,13 @@ def cache_folder() -> Path:
 class KeptModels:
     """The kept measurements of this machine with so many ranks, for runs with these settings."""
 
-    def __init__(self, settings: BenchSettings) -> None:
+    def __init__(self, settings: BenchSettings, hosts: int = 1) -> None:
         self._settings = settings
         facts = machine.machine()
         self._machine = {name: facts[name] for name in ("processor", "architecture", "cores")}
-        name = machine.machine_name(facts, settings.ranks)
+        name = machine.machine_name(facts, settings.ranks) + (
+            f"-{hosts}-hosts" if hosts > 1 else ""
+        )
         self.path = cache_folder() / "bench" / f"{name}.json"
         self._series = self._read()
 

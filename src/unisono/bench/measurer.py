@@ -19,6 +19,7 @@ from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupporte
 from unisono.bench.collectives import bandwidths, item_bytes, neighbour
 from unisono.bench.control import Control
 from unisono.bench.exact import POISON, CheckedCall
+from unisono.bench.link_limit import LinkLimit
 from unisono.bench.results import Row, Skipped
 from unisono.bench.statistics import summarise
 from unisono.errors import UnisonoError
@@ -93,11 +94,13 @@ class Measurer:
         over: str = "max",
         with_floor: bool = True,
         crowded: bool = False,
+        link_limit: LinkLimit | None = None,
     ) -> None:
         self.control, self.backends = control, backends
         self.budget_s, self.over, self.with_floor = budget_s, over, with_floor
         self.crowded = crowded
         """Whether there are more ranks than cores."""
+        self.link_limit = link_limit
         self._clock = _Clock()
         self._buffers: dict[str, Buffers] = {}
 
@@ -122,6 +125,8 @@ class Measurer:
             if contestant.backend is None:
                 took_s = samples[contestant.name].took_s(self.over) / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
+                if self.link_limit is not None:
+                    floor_us = max(floor_us, self.link_limit.least_us(case))
             else:
                 buffers = self._buffers[contestant.backend.device]
                 contestant.wrong += self._check(case, contestant, buffers, phase=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.comm.base import Communicator
+from unisono.comm.hosts.identity import identify_host
 from unisono.comm.rendezvous.announcements import (
     Announcements,
     FileAnnouncements,
@@ -21,7 +22,6 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, find_master, read_rank_info
 from unisono.errors import UnisonoError
-from unisono.processes import boot_id
 
 DEADLINE_S = 300.0
 
@@ -37,7 +37,7 @@ class Meeting(ABC):
         """Where the ranks of a Communicator announce themselves."""
 
     def communicator(self) -> Communicator:
-        """A group of all ranks, which are on one machine."""
+        """A group of all ranks."""
         if self.size == 1:
             return SoloCommunicator()
         board = self.announcements("unisono")
@@ -93,6 +93,17 @@ class StoreMeeting(Meeting):
 
         return dist.PrefixStore("torch", self._store)  # type: ignore[attr-defined]
 
+    def communicator(self) -> Communicator:
+        import torch.distributed as dist
+
+        from unisono.comm.hosts.connect import connect
+
+        return connect(
+            dist.PrefixStore("unisono", self._store),  # type: ignore[attr-defined]
+            self.rank,
+            self.size,
+        )
+
     def hosts(self) -> list[str]:
         return [self._store.get(f"host-{rank}").decode() for rank in range(self.size)]
 
@@ -111,6 +122,10 @@ class WorldMeeting(Meeting):
         made = self._world.split(range(self.size), "bench")
         assert made is not None
         return made
+
+    def hosts(self) -> list[str]:
+        names = getattr(self._world, "host_names", None)
+        return [""] * self.size if names is None else list(names)
 
     def store(self) -> Any:
         from unisono.comm.over_torch.store import store_of
@@ -187,8 +202,8 @@ def _under_mpi() -> Meeting:
 
 
 def _boot() -> str:
-    """What tells a running machine from every other one."""
+    """What is equal on the ranks of one host."""
     try:
-        return boot_id()
+        return identify_host()
     except OSError:
         return socket.gethostname()

@@ -43,9 +43,11 @@ def run_rank(
 
     begin_s = time.perf_counter()
     connected = connect(meeting, settings)
+    limit = connected.link_limit
+    facts = machine.machine() | ({} if limit is None else limit.facts())
     emit(
         "begin",
-        machine=machine.machine(),
+        machine=facts,
         versions=machine.versions(),
         settings=settings.as_dict(),
         skipped=[dataclasses.asdict(backend) for backend in connected.skipped],
@@ -56,9 +58,12 @@ def run_rank(
         budget_s=settings.budget_s,
         over=settings.over,
         with_floor=settings.floor,
-        crowded=settings.ranks > share.core_count(),
+        crowded=settings.ranks > share.core_count() * (1 if limit is None else len(limit.hosts)),
+        link_limit=limit,
     )
-    kept = None if settings.fresh else KeptModels(settings)
+    kept = (
+        None if settings.fresh else KeptModels(settings, 1 if limit is None else len(limit.hosts))
+    )
     is_short = len(settings.sizes_bytes) < ENOUGH_SIZES
     forecast = Forecast(kept if is_short else None)
     everything: list[Row] = []

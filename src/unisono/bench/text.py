@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from unisono.bench.results import Row, Run, Skipped
 from unisono.plan.sizes import format_size
@@ -133,7 +134,20 @@ def about(run: Run) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
-        f"{run.settings['ranks']} ranks; {named}"
+        f"{run.settings['ranks']} ranks; {named}{_about_hosts(facts)}"
+    )
+
+
+def _about_hosts(facts: dict[str, Any]) -> str:
+    """Which hosts there are, and what the slowest link between them carries."""
+    if not facts.get("hosts"):
+        return ""
+    hosts = ", ".join(f"{host['name']} ({host['ranks']})" for host in facts["hosts"])
+    link = facts["link"]
+    return (
+        f"\n{len(facts['hosts'])} hosts: {hosts}; a stream over {link['interface'] or 'the link'} "
+        f"carries {link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s, a message takes "
+        f"{link['latency_us']:,.0f} us; the floor is the link's"
     )
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
+from unisono.requirements import require_torch
 
 if TYPE_CHECKING:
     from unisono.doctor.saved_reports import Reading
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     help="What the self-test runs on; an empty list leaves it out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
+@click.option(
+    "--hosts",
+    is_flag=True,
+    help="Measure the links between hosts; run it on every host, by torchrun, srun or mpirun.",
+)
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
 @click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
 @click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
@@ -41,6 +48,7 @@ def doctor(
     ranks: int,
     backends: str,
     as_json: bool,
+    hosts: bool,
     variables: bool,
     markdown: bool,
     stacks: bool,
@@ -55,12 +63,20 @@ def doctor(
     be. The exit code is 1 if anything is red. In a program of your own the same test is
     unisono.debug_communication().
 
+    With --hosts, as a program that torchrun, srun or mpirun starts on several hosts (`torchrun
+    --nnodes 2 ... -m unisono doctor --hosts`), it measures the latency of every link between two
+    hosts and what it carries each way, one after the other, and says which one is slower than the
+    others. The first rank prints.
+
     REPORTS are files that ranks have saved when something went wrong (error.report.save): shown
     are the verdict, where every rank was, and the stacks of those to blame. What several ranks
     have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
         _show_reports(reports, stacks, as_json, html, context)
+        return
+    if hosts:
+        _check_hosts(as_json, context)
         return
     if html is not None:
         raise Misuse("--html goes with saved reports")
@@ -81,6 +97,24 @@ def doctor(
     raise SystemExit(0 if well else 1)
 
 
+def _check_hosts(as_json: bool, context: click.Context) -> None:
+    for name in ("ranks", "backends", "variables", "markdown", "stacks", "html"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise Misuse(f"--{name} does not go with --hosts")
+    if read_rank_info() is None:
+        raise Misuse(
+            "--hosts measures between ranks: start it on every host, as in `torchrun --nnodes 2 "
+            "--nproc-per-node 1 --node-rank ... --master-addr ... -m unisono doctor --hosts`"
+        )
+    require_torch("unisono doctor --hosts")
+    from unisono.doctor.host_links import check_hosts
+
+    try:
+        check_hosts(as_json, Console())
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+
+
 def _show_reports(
     files: tuple[Path, ...],
     stacks: bool,
@@ -88,7 +122,7 @@ def _show_reports(
     html: Path | None,
     context: click.Context,
 ) -> None:
-    for name in ("ranks", "backends", "variables", "markdown"):
+    for name in ("ranks", "backends", "hosts", "variables", "markdown"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise Misuse(f"--{name} does not go with saved reports")
     from unisono.doctor.saved_reports import print_json, print_reports, read

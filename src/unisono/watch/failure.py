@@ -17,7 +17,7 @@ from unisono.errors import (
 from unisono.watch.calls import call_name, last_finished, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
 from unisono.watch.history import add_history
-from unisono.watch.job_view import JobView, look_at_job
+from unisono.watch.job_view import JobView, look_at_job, may_ask
 from unisono.watch.report import RankReport, Report
 from unisono.watch.stacks import is_users, short_path
 
@@ -26,8 +26,9 @@ _LAST = 64
 
 def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     """What the exception says, and where every rank of its group is. None where somebody ended the
-    group by `abort`: who did, and why, is known, and it need not be a fault."""
-    if isinstance(error, GroupAborted):
+    group by `abort`: who did, and why, is known, and it need not be a fault; nor on most ranks of a
+    job over many hosts."""
+    if isinstance(error, GroupAborted) or not may_ask():
         return None
     kind, culprits = _kind_of(error)
     view = None

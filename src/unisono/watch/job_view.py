@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _ANSWER_S = 5.0
 """How long a host may take to say what it sees: some of its ranks may be asked twice."""
 _FRESH_S = 0.5
+EAGER_HOSTS = 8
+"""On how many hosts everybody asks all others; in larger jobs few do, or later."""
 _RECORDS = "records"
 
 
@@ -54,14 +56,29 @@ def own_host() -> str:
     return links[0].hosts.names[links[0].hosts.mine] if links else ""
 
 
+def may_ask() -> bool:
+    """Whether this process may ask all hosts when all ranks want to at once: on many hosts the
+    lowest rank of each alone."""
+    return all(
+        links.hosts.count <= EAGER_HOSTS or links.me == links.hosts.leader(links.hosts.mine)
+        for links in open_links()
+    )
+
+
 def host_number() -> int:
     """The number of this host among those of the job."""
     return max((links.hosts.mine for links in open_links()), default=0)
 
 
-def look_at_job(where: Ask, last: int | None, *, wants_stacks: bool = True) -> JobView:
+def look_at_job(
+    where: Ask,
+    last: int | None,
+    *,
+    wants_stacks: bool = True,
+    meanwhile: Callable[[], object] | None = None,
+) -> JobView:
     """What all hosts see now. `where` tells where a process of this host is, `last` is how many
-    records of each rank count."""
+    records of each rank count; `meanwhile` is called while others are awaited."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
@@ -71,7 +88,7 @@ def look_at_job(where: Ask, last: int | None, *, wants_stacks: bool = True) -> J
     silent: list[str] = []
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks}
-        answers = links.ask_hosts(_RECORDS, asked, _ANSWER_S)
+        answers = links.ask_hosts(_RECORDS, asked, _ANSWER_S, meanwhile)
         for number, (peer, answer) in answers.items():
             name = links.hosts.names[number]
             clock = links.questions.read_clock(peer)

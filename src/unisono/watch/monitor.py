@@ -25,7 +25,7 @@ from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.calls import Wait, newest_calls, snapshot, waits
 from unisono.watch.host_traces import HostTraces
-from unisono.watch.job_view import JobView, host_number, look_at_job, own_groups
+from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
 from unisono.watch.stack_server import StackServer, request_stacks
@@ -42,9 +42,8 @@ _LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program 
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
-_EAGER_HOSTS = 8
-"""How many hosts ask all others why a call waits; the rest does so if nobody has after a while."""
 _PATIENT_TIMES = 3
+"""How many times as long the hosts beyond the first eight wait before they ask all others."""
 _SHIFTED = -2
 """Stands for a call's number where a step is meant."""
 
@@ -224,7 +223,7 @@ class Monitor:
                 continue
             if not self._asks_for_host(wait):
                 continue
-            view = look_at_job(self.where, _LAST)
+            view = look_at_job(self.where, _LAST, meanwhile=self._stack_server.answer_if_asked)
             still = [other for other in waits(view.groups, view.me) if _key(other) == key]
             report = diagnose.hang(view.groups, still[0], view.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
@@ -306,7 +305,7 @@ class Monitor:
         able = [rank for rank, state in states.items() if not (state.is_stopped or state.has_ended)]
         if able and min(able) != wait.member.rank:
             return False
-        patience = _PATIENT_TIMES if host_number() >= _EAGER_HOSTS else 1
+        patience = _PATIENT_TIMES if host_number() >= EAGER_HOSTS else 1
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:

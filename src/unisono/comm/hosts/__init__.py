@@ -13,6 +13,9 @@ network.py            the interface by which hosts talk, and gloo on it
 links.py              all connections of a process; link.py: one of them, by gloo
 mailbox.py            what has arrived for a group
 control_line.py       a line beside each connection, for what must not wait, and for silence
+questions.py          what hosts ask each other over the lines; their clocks
+call_records.py       what every call leaves behind, for whoever watches
+link_speed.py         how fast the links are
 frames.py             what travels on it: authenticated messages
 causes.py             why a group has ended, told; local_failures.py: by the group of one host
 """

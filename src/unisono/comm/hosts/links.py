@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -178,9 +178,16 @@ class Links:
         """Whether anybody can be asked."""
         return not self._is_closed
 
-    def ask_hosts(self, topic: str, about: Any, timeout_s: float) -> dict[int, tuple[int, Any]]:
+    def ask_hosts(
+        self,
+        topic: str,
+        about: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> dict[int, tuple[int, Any]]:
         """By host: which global rank of it has answered, and what. Who does not answer in time is
-        passed over for another rank, once; a host where nobody knows is left out."""
+        passed over for another rank, once; a host where nobody knows is left out. `meanwhile` is
+        called now and then."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
         for _ in range(2):
@@ -188,7 +195,8 @@ class Links:
             tried |= set(asked)
             if not asked:
                 break
-            for peer, answer in self.questions.ask(asked, topic, about, timeout_s).items():
+            told = self.questions.ask(asked, topic, about, timeout_s, meanwhile)
+            for peer, answer in told.items():
                 if answer is not None:
                     found[asked[peer]] = peer, answer
         return found
@@ -289,6 +297,13 @@ class Links:
                 raise RendezvousError(f"no connection to {self.hosts.name_rank(peer)}")
             if peer in self._problems:
                 raise RendezvousError(self._problems[peer])
+
+    def make_pair(self, peer: int, name: str, timeout_s: float) -> Any:
+        """A gloo group of this process and that of a global rank, which makes it by the same name;
+        apart from all others. Raises RendezvousError if there is none in time."""
+        low, high = sorted((self.me, peer))
+        store, me = self._store.clone(), int(self.me == high)
+        return make_gloo(store, f"{name}/{low}-{high}", me, 2, self.hosts.address, timeout_s)
 
     def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
         with self._lock:

@@ -110,6 +110,15 @@ def make_gloo(store: Any, name: str, me: int, size: int, address: str, timeout_s
 # -- addresses -----------------------------------------------------------------------------------
 
 
+def find_interface(address: str) -> str:
+    """The name of this host's interface that has an address; "" if there is none."""
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(RendezvousError):
+            if address in _addresses_of(name).values():
+                return name
+    return ""
+
+
 def _sources_towards(target: str) -> Addresses:
     """This process's addresses on the way to a host, one for each family; nothing is sent."""
     found: Addresses = {}

@@ -28,6 +28,7 @@ _AT_ONCE: dict[str, Callable[[Any], Any]] = {
 }
 _CLOCK_READINGS = 16
 _CLOCK_S = 1.0
+_SLICE_S = 0.02
 
 
 class Questions:
@@ -37,8 +38,16 @@ class Questions:
         self._send = send
         self._asked: dict[str, queue.SimpleQueue[tuple[int, Any]]] = {}
 
-    def ask(self, peers: Iterable[int], topic: str, about: Any, timeout_s: float) -> dict[int, Any]:
-        """The answers of these global ranks, as far as they come in time."""
+    def ask(
+        self,
+        peers: Iterable[int],
+        topic: str,
+        about: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> dict[int, Any]:
+        """The answers of these global ranks, as far as they come in time; `meanwhile` is called now
+        and then until they do."""
         number = secrets.token_hex(8)
         box = self._asked[number] = queue.SimpleQueue()
         waiting = set(peers)
@@ -47,13 +56,14 @@ class Questions:
         try:
             for peer in waiting:
                 self._send(peer, {"question": number, "topic": topic, "about": _pack(about)})
-            while waiting:
+            while waiting and time.monotonic() < end:
+                left_s = end - time.monotonic()
                 with contextlib.suppress(queue.Empty):
-                    peer, answer = box.get(timeout=max(0.0, end - time.monotonic()))
+                    peer, answer = box.get(timeout=min(left_s, _SLICE_S) if meanwhile else left_s)
                     waiting.discard(peer)
                     found[peer] = answer
-                    continue
-                break
+                if meanwhile is not None:
+                    meanwhile()
         finally:
             del self._asked[number]
         return found

@@ -1,0 +1,93 @@
+"""The floor of a collective over several hosts: what the links between them must carry.
+
+The limit is the least that one host's link carries in the direction that carries more, over the
+rate that a plain stream reaches on the slowest link, and the latency of one message. With N ranks
+on H hosts, R of them on a host, and S the size of a row (docs/bench.md), each host's link carries
+
+    all_reduce, gradients    2 (H-1)/H S    its part from each other host, its result to each
+    broadcast, reduce        S              it leaves the root's host, or comes to it, once
+    all_gather               (N-R)/N S      what the ranks of other hosts bring
+    reduce_scatter           (N-R)/N S      what the ranks of other hosts keep, reduced inside
+    all_to_all               R (N-R)/N S    what each rank has for ranks of other hosts
+    gather, scatter          (N-R)/N S      on the root's host: what is not from there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.bench.backends.base import Case
+from unisono.bench.collectives import item_bytes
+from unisono.comm.base import Communicator
+
+_STREAM_S = 0.3
+
+
+@dataclass(frozen=True)
+class LinkLimit:
+    """`hosts` are the names of the hosts and how many ranks each has; `interface` is that of this
+    one. `bytes_per_s` is what the slowest link carries, `latency_s` what a message takes there."""
+
+    hosts: tuple[tuple[str, int], ...]
+    interface: str
+    bytes_per_s: float
+    latency_s: float
+
+    def least_us(self, case: Case) -> float:
+        """The time below which a call cannot be; 0 where it need not leave a host."""
+        counts = case.collective.counts(case.size_bytes, item_bytes(case.dtype), case.ranks)
+        size_bytes = counts.size * item_bytes(case.dtype)
+        share = self._share(case.collective.name)
+        if share is None:
+            return 0.0
+        return (self.latency_s + share * size_bytes / self.bytes_per_s) * 1e6
+
+    def _share(self, name: str) -> float | None:
+        """How many times its size the busiest host's link carries."""
+        ranks = [count for _, count in self.hosts]
+        total, hosts = sum(ranks), len(ranks)
+        away = [(total - count) / total for count in ranks]
+        if name in ("all_reduce", "all_reduce_async", "gradients"):
+            return 2 * (hosts - 1) / hosts
+        if name in ("broadcast", "reduce"):
+            return 1.0
+        if name in ("all_gather", "reduce_scatter"):
+            return max(away)
+        if name == "all_to_all":
+            return max(count * share for count, share in zip(ranks, away, strict=True))
+        if name in ("gather", "scatter"):
+            return min(away)  # whichever rank is the root
+        return 0.0 if name == "barrier" else None  # messages may stay on a host
+
+    def facts(self) -> dict[str, Any]:
+        """For the results."""
+        return {
+            "hosts": [{"name": name, "ranks": ranks} for name, ranks in self.hosts],
+            "link": {
+                "interface": self.interface,
+                "bytes_per_s": self.bytes_per_s,
+                "latency_us": self.latency_s * 1e6,
+            },
+        }
+
+
+def measure_link_limit(world: Communicator) -> LinkLimit | None:
+    """Measure every link of a world over hosts, with all its ranks; None for one host."""
+    from unisono.comm.hosts.communicator import HostsCommunicator
+
+    if not isinstance(world, HostsCommunicator):
+        return None
+    from unisono.comm.hosts.link_speed import measure_links
+    from unisono.comm.hosts.network import find_interface
+
+    hosts = world.links.hosts
+    speeds = measure_links(world, _STREAM_S)
+    return LinkLimit(
+        tuple(
+            (name, len(members)) for name, members in zip(hosts.names, hosts.members, strict=True)
+        ),
+        find_interface(hosts.address),
+        min(min(speed.there, speed.back) for speed in speeds),
+        min(speed.latency_s for speed in speeds),
+    )
