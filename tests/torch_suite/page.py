@@ -19,7 +19,8 @@ torch ships the tests that it runs on its own backends
 (`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on
 unisono and on gloo, with 3 and with 4 ranks, and writes this page.
 
-```
+<!-- not run: takes minutes to hours -->
+```sh
 make conformance                        # everything; goes on where the last run was cut off
 make conformance SUITE="--again"        # forget what is known and begin anew
 make conformance SUITE="--retry"        # forget the failures alone

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, get_overloads
+from typing import Any
 
 from sources import BadSource
 
@@ -68,12 +68,12 @@ def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
         return
     text = as_markdown(_docstring(full, value))
     if not isinstance(value, type):
-        yield from _directive("py:function", _signatures(full, value), text, 4)
+        yield from _directive("py:function", _signature(full, value), text, 4)
         return
     methods = "".join(_methods(full, value))
     kind = "py:exception" if issubclass(value, Exception) else "py:class"
     fields = "".join(_fields(full, value))
-    shown = [full] if kind == "py:exception" else _signatures(full, value)[:1]
+    shown = full if kind == "py:exception" else _signature(full, value)
     yield from _directive(kind, shown, text + "\n" + fields + methods, 6)
 
 
@@ -86,9 +86,9 @@ def _methods(full: str, owner: type) -> Iterator[str]:
             continue
         text = as_markdown(_docstring(f"{full}.{name}", found))
         if isinstance(found, property):
-            yield from _directive("py:property", [f"{full}.{name}"], text, 5)
+            yield from _directive("py:property", f"{full}.{name}", text, 5)
         else:
-            yield from _directive("py:method", _signatures(f"{full}.{name}", found), text, 5)
+            yield from _directive("py:method", _signature(f"{full}.{name}", found), text, 5)
 
 
 def _fields(full: str, owner: type) -> Iterator[str]:
@@ -98,12 +98,9 @@ def _fields(full: str, owner: type) -> Iterator[str]:
         yield f"Fields: {', '.join(names)}.\n\n"
 
 
-def _directive(kind: str, signatures: list[str], text: str, fence: int) -> Iterator[str]:
-    first, *others = signatures
+def _directive(kind: str, signature: str, text: str, fence: int) -> Iterator[str]:
     marks = ":" * fence
-    indent = " " * len(f"{marks}{{{kind}}} ")
-    yield f"{marks}{{{kind}}} {first}\n" + "".join(f"{indent}{other}\n" for other in others)
-    yield f"\n{text}\n{marks}\n\n"
+    yield f"{marks}{{{kind}}} {signature}\n\n{text}\n{marks}\n\n"
 
 
 def _docstring(full: str, value: Any) -> str:
@@ -111,14 +108,6 @@ def _docstring(full: str, value: Any) -> str:
     if not text or (isinstance(value, type) and text == inspect.getdoc(object)):
         raise BadSource(f"{full} has no docstring")
     return text
-
-
-def _signatures(full: str, value: Any) -> list[str]:
-    """How it is called: the overloads, where there are some."""
-    function = getattr(value, "__func__", value)
-    variants = get_overloads(function) if isinstance(function, FunctionType) else []
-    shown = [_signature(full, variant) for variant in variants or [value]]
-    return list(dict.fromkeys(shown))
 
 
 def _signature(full: str, value: Any) -> str:
