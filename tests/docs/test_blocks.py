@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ from unisono.comm.base import Communicator
 BLOCKS = {page: blocks_of(page) for page in PAGES if page != "docs/communicator.md"}
 """docs/communicator.md is written from docstrings, whose examples tests/test_docstrings.py runs."""
 EVERY = [block for blocks in BLOCKS.values() for block in blocks]
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 SHELL = ("sh", "console")
 
 
@@ -185,13 +186,18 @@ class Folder:
 
     def run(self, script: str, place: str, exit_code: int | None = 0) -> tuple[str, str]:
         """What the script writes to stdout, and to both."""
-        done = subprocess.run(
+        with subprocess.Popen(
             ["bash", "-e", "-o", "pipefail", "-c", script],
-            cwd=self.path, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=TIMEOUT_S,
-        )  # fmt: skip
+            cwd=self.path, env=self._environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        ) as done:  # fmt: skip
+            try:
+                written = done.communicate(timeout=TIMEOUT_S)
+            finally:
+                if done.returncode is None:
+                    os.killpg(done.pid, signal.SIGKILL)
         stdout, both = (
-            text.replace(f"{self.path}/", "") for text in (done.stdout, done.stdout + done.stderr)
+            text.replace(f"{self.path}/", "") for text in (written[0], "".join(written))
         )
         if exit_code is not None:
             assert done.returncode == exit_code, f"{place} ended with {done.returncode}\n{both}"
