@@ -101,9 +101,5 @@ def test_a_manager(comm: Communicator) -> None:
     rows = {row[0]: row[1:] for row in table.rows[1:]}
     first, second = comm.rank // 2 * 2, comm.rank % 2
     assert rows["tp"] == ["2", str(comm.rank % 2), f"ranks {first} and {first + 1}"]
-    assert rows["dp"] == [
-        "2",
-        str(comm.rank // 2),
-        f"ranks {comm.rank % 2} and {comm.rank % 2 + 2}",
-    ]
+    assert rows["dp"] == ["2", str(comm.rank // 2), f"ranks {second} and {second + 2}"]
     manager.close()
