@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo test test-slow test-hosts test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo docs test test-slow test-hosts test-docs test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -44,6 +44,14 @@ test-hosts: .venv/.stamp ## run every test of ranks on several hosts
 test-pages: .venv/.stamp ## look at the HTML pages in a real browser
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright
 	.venv/bin/python -m pytest -m pages tests/pages
+
+test-docs: .venv/.stamp ## run every command and program that README and docs show
+	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
+
+# The site needs no network, and the build none once these are there.
+docs: .venv/.stamp ## build the documentation into build/site; fails on any warning or dead link
+	.venv/bin/python -m pip install --quiet -c constraints.txt sphinx myst-parser furo
+	.venv/bin/python tools/docs_site
 
 # Where the reports of a watched run go; a call that waits for HANG_S is one.
 REPORTS ?= build/watched

@@ -32,8 +32,6 @@ import importlib
 import sys
 from typing import Any
 
-from unisono.errors import TorchMissing
-
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -120,8 +118,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"unisono.{name}")
     try:
         value = getattr(importlib.import_module(home), name)
-    except TorchMissing:
-        raise TorchMissing(f"unisono.{name}") from None
+    except ImportError as error:
+        from unisono.errors import TorchMissing  # every `import torch` would pay for it above
+
+        if isinstance(error, TorchMissing):
+            raise TorchMissing(f"unisono.{name}") from None
+        raise
     globals()[name] = value
     return value
 

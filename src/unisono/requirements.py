@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 
-from unisono.errors import TorchMissing
-
 
 def require_torch(what: str) -> None:
     """Raise TorchMissing unless torch is installed; `what` is the thing that needs it. Imports
     nothing."""
     if importlib.util.find_spec("torch") is None:
+        from unisono.errors import TorchMissing  # every `import torch` would pay for it above
+
         raise TorchMissing(what)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from unisono.errors import UnisonoError
-
 Value = TypeVar("Value")
 
 _log = logging.getLogger("unisono")
@@ -33,22 +31,30 @@ class Variable(Generic[Value]):
 
         Raises UnisonoError, in one sentence, if its text means nothing.
         """
-        text = (os.environ if environment is None else environment).get(self.name, "")
-        if not text:
-            return None
         try:
-            return self.parse(text)
+            return self._read(os.environ if environment is None else environment)
         except ValueError as error:
-            raise UnisonoError(f"{self.name} {error}, not {text!r}") from None
+            from unisono.errors import UnisonoError  # every `import torch` would pay for it above
+
+            raise UnisonoError(str(error)) from None
 
     def read_or_warn(self) -> Value | None:
         """The same for what must not fail: a text that means nothing counts as not set, and a
         warning of the logger "unisono" says so once."""
         try:
-            return self.read()
-        except UnisonoError as error:
+            return self._read(os.environ)
+        except ValueError as error:
             _warn_once(str(error))
             return None
+
+    def _read(self, environment: Mapping[str, str]) -> Value | None:
+        text = environment.get(self.name, "")
+        if not text:
+            return None
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name} {error}, not {text!r}") from None
 
     def problem(self, text: str) -> str:
         """What a text that means nothing must be instead ("must be 0 or 1"); "" for all others."""

@@ -20,7 +20,8 @@ torch ships the tests that it runs on its own backends
 unisono and on gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks, and writes
 this page.
 
-```
+<!-- not run: takes minutes to hours -->
+```sh
 make conformance                        # everything; goes on where the last run was cut off
 make conformance SUITE="--again"        # forget what is known and begin anew
 make conformance SUITE="--retry"        # forget the failures alone

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from unisono.bench.request import Names, Request, RequestOptions, Sizes
+from unisono.bench.results import Rows
 
 if TYPE_CHECKING:
     from unisono.bench.results import Row, Run
@@ -67,7 +68,7 @@ def measure(
     ('unisono', 1024, 0, True, True)
     """
     options: Any = {name: value for name, value in locals().items() if name != "collectives"}
-    return measure_run(*collectives, **options).in_order
+    return Rows(measure_run(*collectives, **options).in_order)
 
 
 def measure_run(

@@ -10,6 +10,8 @@ from typing import Any
 
 from unisono.bench.statistics import Summary
 from unisono.errors import UnisonoError
+from unisono.pages import html_table
+from unisono.plan.sizes import format_size
 
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
@@ -84,6 +86,27 @@ class Row:
         if ratio < 1 / tolerance:
             return f"fast by {1 / ratio:.1f}x"
         return "normal"
+
+
+class Rows(list[Row]):
+    """A list of rows, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        heads = ("collective", "size", "backend", "time us", "GB/s", "expected us", "verdict")
+        cells = [
+            (
+                row.collective,
+                format_size(row.size_bytes),
+                row.backend,
+                f"{row.time_us.p50:,.2f}",
+                f"{row.busbw:,.2f}",
+                "" if row.expected_us is None else f"{row.expected_us:,.2f}",
+                f"{row.wrong:,} wrong" if row.wrong else row.verdict,
+            )
+            for row in self
+        ]
+        wrong = [number for number, row in enumerate(self) if row.wrong]
+        return html_table(heads, cells, marked=wrong)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from unisono.launcher.protocol import (
     standard_input,
     write_instructions,
 )
+from unisono.launcher.results import RankResults
 
 Result = TypeVar("Result")
 
@@ -133,7 +134,7 @@ def launch(
     if verdict is Verdict.TIMED_OUT:
         assert timeout is not None
         raise ranks_timed_out(crew.ranks, timeout, captured=capture)
-    return [_unpickle_result(rank.number, rank.value) for rank in crew.ranks]
+    return RankResults(_unpickle_result(rank.number, rank.value) for rank in crew.ranks)
 
 
 @contextlib.contextmanager

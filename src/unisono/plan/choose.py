@@ -57,6 +57,7 @@ class Ranking:
 
     @property
     def best(self) -> Choice:
+        """The fastest algorithm."""
         return self.choices[0]
 
 

@@ -20,6 +20,7 @@ from unisono.wording import name_number
 Ranks = npt.NDArray[np.int64]
 
 _SUGGESTIONS = 3
+_NODE_SIZE = 8
 _LISTED_RANKS = 64  # a mesh of at most this many ranks is described group by group
 _SHOWN_MEMBERS = 8
 
@@ -235,7 +236,7 @@ class Mesh:
 
     def describe(
         self,
-        ranks_per_node: int = 8,
+        ranks_per_node: int = _NODE_SIZE,
         joint: Sequence[Sequence[str]] = (),
         nodes: Sequence[str] | None = None,
     ) -> str:
@@ -288,6 +289,18 @@ class Mesh:
                 groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
                 lines.append(f"{'+'.join(axes)}: {groups}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from unisono.pages import html_table  # not before a notebook asks for it
+
+        on_node = np.arange(self.size) // _NODE_SIZE
+        rows = [self._row((axis,), on_node) for axis in reversed(self.axes)]
+        caption = f"{name_number(self.size, 'rank')}: {self}"
+        return html_table(
+            ("axis", "size", "groups", "stride", f"reach on nodes of {_NODE_SIZE}", "with rank 0"),
+            rows,
+            caption,
+        )
 
     def _row(self, axes: Sequence[str], on_node: Ranks) -> tuple[str, ...]:
         groups = self._groups(axes)

@@ -16,7 +16,9 @@ torch_group.py, attach.py     a torch process group that forwards and records, a
 cuda_graphs.py                when a GPU must not be asked how far it is
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
-top.py, command.py            `unisono top`
+top.py                        the running jobs of this user, rank by rank
+top_view.py, top_screen.py    how they are laid out, and shown in a terminal
+command.py                    `unisono top`
 debug.py                      torch's and NCCL's own debug settings
 """
 

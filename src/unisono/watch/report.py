@@ -138,6 +138,18 @@ class Report:
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """For a notebook; `unisono doctor --html` makes a page of a saved one."""
+        from unisono.pages import html_table  # not before a notebook asks for it
+
+        rows = [
+            (rank.name(), rank.pid or "", "yes" if rank.arrived else "no", rank.where(), rank.last)
+            for rank in self.ranks
+        ]
+        blamed = [at for at, rank in enumerate(self.ranks) if rank.rank in self.culprits]
+        heads = ("rank", "pid", "came", "where", "last call it finished")
+        return html_table(heads, rows, self.verdict, blamed)
+
     def with_stacks(self) -> str:
         """The same as printing it, and the stack of every rank that is known.
 

@@ -1,34 +1,28 @@
-"""`unisono top`: the running jobs of this user on this machine, rank by rank."""
+"""The running jobs of this user on this machine, rank by rank: what `unisono top` shows.
+
+top_view.py says how it is laid out, top_screen.py what a terminal does with it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
-import sys
-import termios
 import time
-import tty
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from unisono.comm.shared_memory.records import GroupRecords, Record, segments_of
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
-from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of, snapshot
+from unisono.watch import diagnose
+from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
+from unisono.watch.report import Report
 from unisono.watch.whereabouts import whereabouts
 
 STUCK_S = 5.0
 """A rank that has been in one call, or out of any while others wait, for so long is shown red."""
 
 _WINDOW_S = 2.0
-_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,27 +47,58 @@ class RankRow:
     lag_s: float
     is_stuck: bool
     host: str = ""
+    is_culprit: bool = False
+    """Whether the others wait for it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Processes that share groups."""
+    """Processes that share groups. `verdict` is what the watch says of a call that waits."""
 
     command: str
     pids: tuple[int, ...]
     rows: tuple[RankRow, ...]
+    verdict: str = ""
 
 
-def jobs(of: int | None = None) -> list[Job]:
+class Verdicts:
+    """What the watch would say of jobs that are stuck. A call is looked into once: whoever is asked
+    for a stack must interrupt its program."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, int], int, int], Report | None] = {}
+
+    def of(self, groups: Sequence[GroupRecords]) -> Report | None:
+        """The report of the oldest call that has waited for STUCK_S, if there is one."""
+        now = time.monotonic()
+        for wait in waits(groups):
+            waits_for_anybody = wait.record.tag is not None and wait.record.peer is None
+            if now - wait.record.arrived_s < STUCK_S or waits_for_anybody:
+                continue
+            key = (wait.group.segment, wait.member.rank, wait.record.number)
+            if key not in self._known:
+                self._known[key] = diagnose.hang(groups, wait, whereabouts)
+            if self._known[key] is not None:
+                return self._known[key]
+        return None
+
+
+def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
     """The running jobs of this user, each with all ranks of all its groups; `of`: only the one of
-    this process, or of which it is the launcher."""
+    this process, or of which it is the launcher. `verdicts` remembers what was said of them."""
+    known = Verdicts() if verdicts is None else verdicts
     found: list[Job] = []
     for pids, groups in _connected(snapshot(_ranks_of_this_user())):
         if of is not None and of not in pids | {parent_of(pid) for pid in pids}:
             continue
         rows = [row for group in groups for row in _rows(group)]
+        report = known.of(groups)
+        if report is not None:
+            blamed = {rank.pid for rank in report.ranks if rank.rank in report.culprits}
+            rows = [replace(row, is_culprit=row.pid in blamed) for row in rows]
         ordered = sorted(rows, key=lambda row: (row.group, row.rank))
-        found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered)))
+        verdict = "" if report is None else report.verdict
+        found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered), verdict))
     return found
 
 
@@ -166,90 +191,3 @@ def _waited_s(record: Record, now: float) -> float:
 def as_json(found: Sequence[Job]) -> str:
     """The jobs for scripts."""
     return json.dumps([asdict(job) for job in found], indent=1)
-
-
-def render(found: Sequence[Job], stacks: dict[int, tuple[str, ...]]) -> RenderableType:
-    """The jobs for people."""
-    if not found:
-        return Text("no job of this user runs on this machine")
-    parts: list[RenderableType] = []
-    for job in found:
-        table = Table(title=f"{job.command}  ({len(job.pids)} processes)", title_justify="left")
-        for name in ("group", "rank", "pid", "in", "for", "at"):
-            table.add_column(name, no_wrap=True)
-        for name in ("calls", "calls/s", "bytes/s", "wait", "lag"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in job.rows:
-            table.add_row(*_cells(row), style="red" if row.is_stuck else None)
-        parts.append(table)
-        for row in job.rows:
-            if row.pid in stacks:
-                parts.append(Text(f"rank {row.global_rank} (pid {row.pid})", style="bold"))
-                parts += [Text(f"  {line}") for line in stacks[row.pid][:12]]
-    parts.append(Text("s stacks   q quit", style="dim"))
-    return Group(*parts)
-
-
-def _cells(row: RankRow) -> list[str]:
-    doing = row.call or ("" if row.state in ("is running", "is asleep") else row.state)
-    return [
-        row.group if row.backend == "unisono" else f"{row.group} ({row.backend})",
-        f"{row.rank} on {row.host}" if row.host else str(row.rank),
-        str(row.pid),
-        doing or "its program",
-        f"{row.call_s:.1f} s" if row.call else "",
-        row.site,
-        f"{row.calls:,}",
-        f"{row.calls_a_second:,.0f}",
-        _size(row.bytes_a_second),
-        f"{row.wait_share:.0%}",
-        f"{row.lag_s * 1e3:.1f} ms",
-    ]
-
-
-def _size(count: float) -> str:
-    for unit in ("", "k", "M", "G"):
-        if count < 1000:
-            return f"{count:.0f} {unit}B" if unit else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
-    """Show the jobs, or the one of a process: once, or until `q`."""
-    if wants_json:
-        sys.stdout.write(as_json(jobs(of)) + "\n")
-        return
-    if once or not console.is_terminal:
-        console.print(render(jobs(of), {}))
-        return
-    stacks: dict[int, tuple[str, ...]] = {}
-    with _single_keys(), Live(render(jobs(of), stacks), console=console, screen=True) as live:
-        while True:
-            key = _key(_PERIOD_S)
-            if key in ("q", "\x03"):
-                return
-            found = jobs(of)
-            if key == "s":
-                pids = [] if stacks else sorted({pid for job in found for pid in job.pids})
-                stacks = {pid: whereabouts(pid).stack for pid in pids}
-            live.update(render(found, stacks), refresh=True)
-
-
-@contextlib.contextmanager
-def _single_keys() -> Iterator[None]:
-    """Keys come at once and are not shown."""
-    if not os.isatty(0):
-        yield
-        return
-    before = termios.tcgetattr(0)
-    try:
-        tty.setcbreak(0)
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-def _key(timeout_s: float) -> str:
-    ready, _, _ = select.select([0], [], [], timeout_s)
-    return os.read(0, 1).decode(errors="replace") if ready else ""

@@ -1,0 +1,206 @@
+"""`unisono top` in a terminal: what a narrow one leaves out, scrolling, who is to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from unisono.cli import main
+from unisono.watch.top import Job, RankRow
+from unisono.watch.top_view import COLUMNS, Window, choose_columns, render
+from user_programs import WriteProgram
+
+_CODE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
+
+
+def rows(count: int, groups: int = 1) -> list[RankRow]:
+    return [
+        RankRow(
+            group=f"group {group}", backend="unisono", rank=rank, global_rank=rank,
+            pid=1_000_000 + rank, state="is asleep", call="reduce_scatter #123456", call_s=12.3,
+            site="train_with_a_long_name.py:1234", calls=1_234_567, calls_a_second=23_456.0,
+            bytes_a_second=1.25e9, wait_share=0.75, lag_s=0.0123, is_stuck=False,
+            is_culprit=rank == 1,
+        )
+        for group in range(groups)
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def lines(width: int, job: Job) -> list[str]:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(render([job], {}, width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 132, 200])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_figures_are_whole_or_left_out(width: int, groups: int) -> None:
+    several = rows(2, groups)
+    shown = [column for column, _ in choose_columns(several, width)]
+    names = [column.name for column in shown]
+    assert {"rank", "in", "for", "at"} <= set(names)
+    if width == 200:
+        assert names == [column.name for column in COLUMNS if column.name != "group" or groups > 1]
+    text = lines(width, Job("train.py", (1, 2), tuple(several)))
+    assert max(map(len, text)) <= width
+    cells = [re.split(r"[│┃]", line)[2:-1] for line in text if line.startswith("│")]
+    assert len(cells) == len(several)
+    for row, found in zip(several, cells, strict=True):
+        for column, cell in zip(shown, found, strict=True):
+            if column.is_figure:
+                assert cell.strip() == column.text(row)
+            else:
+                assert column.text(row).startswith(cell.strip().rstrip("…"))
+
+
+def test_the_least_worth_goes_first() -> None:
+    chosen = {
+        width: {column.name for column, _ in choose_columns(rows(2), width)}
+        for width in range(40, 201)
+    }
+    for width in range(41, 201):
+        assert chosen[width - 1] <= chosen[width]
+    assert "lag" not in chosen[80]
+
+
+def test_the_culprit_has_a_mark_and_the_verdict_is_shown() -> None:
+    job = Job("train.py", (1, 2), tuple(rows(3)), "rank 1 never reached it")
+    text = lines(80, job)
+    assert "rank 1 never reached it" in text
+    assert [line[2] for line in text if line.startswith("│")] == [" ", "!", " "]
+
+
+def test_a_long_list_scrolls() -> None:
+    console = Console(width=80, height=12, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    content = render([Job("train.py", (1,), tuple(rows(40)))], {}, 80)
+    window = Window()
+
+    def ranks() -> list[int]:
+        shown = console.render_lines(window.show(content, console))
+        assert len(shown) <= 12
+        texts = ["".join(segment.text for segment in line) for line in shown]
+        assert "lines" in texts[-1]
+        found = [re.match(r"│ . │ (\d+) ", text) for text in texts]
+        return [int(match[1]) for match in found if match]
+
+    first = ranks()
+    assert first[0] == 0
+    window.move("down")
+    window.move("down")
+    assert ranks()[-1] == first[-1] + 2
+    window.move("end")
+    assert ranks()[-1] == 39
+    window.move("page down")
+    assert ranks()[-1] == 39
+    window.move("home")
+    assert ranks() == first
+
+
+def test_a_wrong_pid_is_told_so() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = CliRunner().invoke(main, ["top", "--once", str(gone.pid)])
+    assert (done.exit_code, done.output) == (2, f"Error: there is no process {gone.pid}\n")
+    with subprocess.Popen(["sleep", "60"]) as other:
+        done = CliRunner().invoke(main, ["top", "--json", str(other.pid)])
+        other.kill()
+    assert done.exit_code == 2
+    assert f"process {other.pid} (sleep 60) is neither a rank nor the launcher" in done.output
+
+
+class Terminal:
+    """A terminal of 80 columns in which `unisono top` runs; what it has shown so far."""
+
+    def __init__(self, pid: int, lines: int) -> None:
+        self.shown = b""
+        self._pid, self._end = pty.fork()
+        if self._pid == 0:
+            # readline has put LINES where only C sees it
+            environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+            command = [sys.executable, "-m", "unisono", "top", str(pid)]
+            os.execve(sys.executable, command, environment | {"TERM": "xterm"})
+        size = struct.pack("HHHH", lines, 80, 0, 0)
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, size)
+
+    def until(self, words: str, seconds: float = 60) -> str:
+        """What is shown from now on, until it has the words."""
+        end = time.monotonic() + seconds
+        self.shown = b""
+        while words not in self.text():
+            assert time.monotonic() < end, self.text()
+            if select.select([self._end], [], [], 1)[0]:
+                self.shown += os.read(self._end, 1 << 16)
+        return self.text()
+
+    def text(self) -> str:
+        return _CODE.sub(b"", self.shown).decode(errors="replace")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._end, keys)
+
+    def wait(self) -> int:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(self._end, 1 << 16):
+                pass
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+@pytest.fixture
+def stuck_job(tmp_path: Path, program: WriteProgram) -> Iterator[int]:
+    """The launcher of six ranks, one of which does not come until the test is over."""
+    script = program("""
+        import numpy, os, time, unisono
+        comm = unisono.init()
+        if comm.rank == 4:
+            open("here", "w").close()
+            while os.path.exists("wait"):
+                time.sleep(0.05)
+        comm.all_reduce(numpy.ones(3))
+    """)
+    (tmp_path / "wait").touch()
+    job = script.start(before=("-m", "unisono", "run", "-n", "6", "--watch"))
+    try:
+        end = time.monotonic() + 60
+        while not (tmp_path / "here").exists():
+            assert time.monotonic() < end
+            assert job.poll() is None
+            time.sleep(0.02)
+        yield job.pid
+    finally:
+        (tmp_path / "wait").unlink()
+        if job.wait(60):
+            os.kill(job.pid, signal.SIGKILL)
+
+
+@pytest.mark.provokes
+@pytest.mark.slow
+def test_a_terminal_of_80_columns_shows_who_is_to_blame(stuck_job: int) -> None:
+    terminal = Terminal(stuck_job, 9)
+    terminal.until("lines 1-8 of")
+    terminal.press(b"\x1b[F")
+    text = terminal.until("│ 5")
+    assert "scroll" in text
+    terminal.press(b"\x1b[H")
+    text = terminal.until("rank 4 never reached all_reduce #1 of group world")
+    assert "program.py" in text
+    terminal.press(b"jj\x1b[F")
+    assert re.search(r"│ ! │ 4 ", terminal.until("│ ! │ 4 "))
+    terminal.press(b"q")
+    assert terminal.wait() == 0

@@ -1,0 +1,141 @@
+"""What every rank has before and after a collective, and the moves between, from a real run.
+
+Rank r's part p is the number 10 r + p, so that it can be followed. Each collective is run by the
+schedule whose moves are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy
+
+import unisono
+from pictures import shapes
+from unisono.plan import Schedule, find
+
+RANKS = 4
+ALGORITHMS = {
+    "all_reduce": "ring",
+    "reduce_scatter": "ring",
+    "all_gather": "ring",
+    "broadcast": "binomial",
+    "reduce": "binomial",
+    "scatter": "binomial",
+    "gather": "binomial",
+    "all_to_all": "pairwise",
+    "barrier": "dissemination",
+}
+_CELL, _ROW, _TOP, _STEP, _NAME, _GAP = 34, 58, 48, 92, 62, 26
+
+Parts = list[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A collective as it went: what each rank had, by rank; nothing where it had no buffer."""
+
+    schedule: Schedule
+    before: list[Parts]
+    after: list[Parts]
+
+
+def run_all() -> dict[str, Run]:
+    """Run every collective on real ranks."""
+    schedules = {name: find(name, by).schedule(RANKS, pieces=1) for name, by in ALGORITHMS.items()}
+    results = unisono.launch(_run_on_rank, ranks=RANKS, args=(schedules,), timeout=120)
+    return {
+        name: Run(
+            schedule, [rank[name][0] for rank in results], [rank[name][1] for rank in results]
+        )
+        for name, schedule in schedules.items()
+    }
+
+
+def _run_on_rank(schedules: dict[str, Schedule]) -> dict[str, tuple[Parts, Parts]]:
+    comm = unisono.init()
+    found = {}
+    for name, schedule in schedules.items():
+        own = 10 * comm.rank + numpy.arange(RANKS)
+        one, wide = own[:1].copy(), own.copy()
+        is_root = comm.rank == 0
+        empty = numpy.full(RANKS, -1)
+        if name == "barrier":
+            unisono.execute(schedule, comm)
+            found[name] = ([], [])
+        elif name in ("all_reduce", "reduce"):
+            unisono.execute(schedule, comm, wide)
+            found[name] = (own, wide if name == "all_reduce" or is_root else [])
+        elif name == "broadcast":
+            data = own.copy() if is_root else empty
+            unisono.execute(schedule, comm, data)
+            found[name] = (own if is_root else [], data)
+        elif name in ("all_gather", "gather"):
+            output = empty if name == "all_gather" or is_root else None
+            unisono.execute(schedule, comm, output, one)
+            found[name] = (one, [] if output is None else output)
+        elif name == "scatter":
+            unisono.execute(schedule, comm, one, wide if is_root else None)
+            found[name] = (own if is_root else [], one)
+        elif name == "reduce_scatter":
+            unisono.execute(schedule, comm, one, wide)
+            found[name] = (own, one)
+        else:
+            unisono.execute(schedule, comm, empty, wide)
+            found[name] = (own, empty)
+    return {
+        name: ([int(part) for part in before], [int(part) for part in after])
+        for name, (before, after) in found.items()
+    }
+
+
+def draw(run: Run) -> str:
+    """Before on the left, the steps in the middle, after on the right."""
+    schedule = run.schedule
+    wide = _NAME + max(1, *map(len, run.before)) * _CELL
+    begin = wide + _GAP
+    end = begin + _STEP * schedule.rounds
+    width = end + _GAP + max(1, *map(len, run.after)) * _CELL + 12
+    parts = [
+        shapes.text(_NAME, 18, "before", "head", "start"),
+        shapes.text(end + _GAP, 18, "after", "head", "start"),
+        *_moves(schedule, begin),
+    ]
+    for rank in range(RANKS):
+        y = _TOP + _ROW * rank
+        parts.append(shapes.text(8, y + 5, f"rank {rank}", "name", "start"))
+        parts.append(shapes.line(begin - 8, y, end + 8, y, "rail"))
+        parts += _cells(run.before[rank], _NAME, y, is_sum=False)
+        has_sum = "reduce" in schedule.collective
+        parts += _cells(run.after[rank], end + _GAP, y, is_sum=has_sum)
+    label = f"{schedule.collective} of {RANKS} ranks by {schedule.algorithm}"
+    return shapes.picture(width, _TOP + _ROW * RANKS - 14, label, parts)
+
+
+def _cells(values: Parts, x: float, y: float, *, is_sum: bool) -> Iterator[str]:
+    if not values:
+        yield shapes.text(x + 4, y + 5, "-", "soft", "start")
+    for at, value in enumerate(values):
+        left = x + at * _CELL
+        kind = "cell sum" if is_sum else f"cell from{value // 10}"
+        yield shapes.box(left, y - 14, _CELL - 4, 28, kind)
+        yield shapes.text(left + _CELL / 2 - 2, y + 5, value, "value")
+
+
+def _moves(schedule: Schedule, begin: float) -> Iterator[str]:
+    for number, step in enumerate(schedule.steps):
+        x = begin + _STEP * number
+        yield shapes.text(x + _STEP / 2, 18, f"step {number + 1}", "soft")
+        for transfer in step:
+            yield from _move(schedule, x, transfer)
+
+
+def _move(schedule: Schedule, x: float, transfer: unisono.plan.Transfer) -> Iterator[str]:
+    top, bottom = (_TOP + _ROW * rank for rank in (transfer.source, transfer.destination))
+    x1, x2 = x + 12, x + _STEP - 14
+    kind = "move add" if transfer.action == "reduce" else "move copy"
+    verb = "adds to" if transfer.action == "reduce" else "replaces"
+    what = "" if schedule.collective == "barrier" else f"part {transfer.chunk_name.lstrip('c')}, "
+    title = f"{what}rank {transfer.source} to {transfer.destination}: {verb} what is there"
+    yield shapes.arrow(x1, top, x2, bottom, kind, title)

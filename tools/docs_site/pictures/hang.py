@@ -1,0 +1,54 @@
+"""A rank that never comes: the program of docs/tutorial.md, under the watch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from unisono.doctor.incident_page import incident_page
+from unisono.doctor.incident_timeline import draw_timeline
+from unisono.doctor.saved_reports import Reading, read
+
+ROOT = Path(__file__).resolve().parents[3]
+_PROGRAM = re.compile(r"<!-- file: late\.py -->\n+```python\n(.*?)^```", re.M | re.S)
+
+
+def run() -> Reading:
+    """The incident, as the ranks of the program have saved it."""
+    found = _PROGRAM.search((ROOT / "docs/tutorial.md").read_text())
+    if found is None:
+        raise ValueError("docs/tutorial.md has no program late.py")
+    with tempfile.TemporaryDirectory(prefix="unisono-docs-") as name:
+        folder = Path(name)
+        (folder / "late.py").write_text(found[1])
+        environment = os.environ | {
+            "UNISONO_WATCH_FOLDER": str(folder / "reports"),
+            "UNISONO_WATCH_HANG_S": "1",
+        }
+        subprocess.run(
+            [sys.executable, "-m", "unisono", "run", "--watch", "-n", "4", "late.py"],
+            cwd=folder, env=environment, capture_output=True, timeout=120, check=False,
+        )  # fmt: skip
+        return read(sorted((folder / "reports").glob("*.json")))
+
+
+def draw(reading: Reading) -> str:
+    """The timeline of the incident."""
+    report = reading.incidents[0].report
+    return f'<div class="incident">{draw_timeline(report)}</div>'
+
+
+def page(reading: Reading) -> str:
+    """The page that `unisono doctor --html` writes."""
+    return incident_page(reading)
+
+
+def style() -> str:
+    """What the timeline's shapes look like, as on that page."""
+    sheet = resources.files("unisono.pages").joinpath("assets/incident.css").read_text()
+    return "".join(line for line in sheet.splitlines(True) if line.startswith(".timeline"))

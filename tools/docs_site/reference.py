@@ -1,0 +1,185 @@
+"""The API reference, from signatures and docstrings, which are written in markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sources import BadSource
+
+import unisono
+import unisono.plan
+import unisono.pytest_plugin
+import unisono.testing
+import unisono.training
+
+_METHODS = (property, staticmethod, classmethod, FunctionType)
+_DATA = {
+    "unisono.plan.COLLECTIVES": "The names of the collectives that a schedule can be of.",
+    "unisono.plan.PRESETS": "Topologies by name, with where their numbers come from (`source`).",
+}
+"""What has no docstring of its own."""
+
+
+def write_pages(source: Path) -> list[str]:
+    """Write the reference below `source`; returns the names of its pages.
+
+    Raises BadSource if a public name has no docstring.
+    """
+    modules = [name for name in unisono.__all__ if isinstance(getattr(unisono, name), ModuleType)]
+    own = [name for name in unisono.__all__ if name not in modules]
+    pages = {
+        "unisono": ("unisono", unisono, own),
+        **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
+        "unisono.training": _of_module(unisono.training),
+        "unisono.plan": _of_module(unisono.plan),
+    }
+    names = []
+    for title, (prefix, module, members) in pages.items():
+        text = f"# {title}\n\n{_opening(module)}\n"
+        for member in members:
+            text += f"## {member}\n\n" + "".join(_entry(prefix, member, getattr(module, member)))
+        names.append(_write(source, title, text))
+    names.append(_write(source, "unisono.testing", _testing()))
+    return names
+
+
+def _of_module(module: ModuleType) -> tuple[str, ModuleType, list[str]]:
+    return module.__name__, module, sorted(module.__all__)
+
+
+def _opening(module: ModuleType) -> str:
+    """The first paragraph of a module's docstring: what follows is for those who read its files."""
+    text = inspect.cleandoc(module.__doc__ or "")
+    if not text:
+        raise BadSource(f"{module.__name__} has no docstring")
+    return text.partition("\n\n")[0] + "\n"
+
+
+def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
+    full = f"{prefix}.{name}"
+    if full in _DATA:
+        yield f"```{{py:data}} {full}\n{_DATA[full]}\n```\n\n"
+        return
+    text = as_markdown(_docstring(full, value))
+    if not isinstance(value, type):
+        yield from _directive("py:function", _signature(full, value), text, 4)
+        return
+    methods = "".join(_methods(full, value))
+    kind = "py:exception" if issubclass(value, Exception) else "py:class"
+    fields = "".join(_fields(full, value))
+    shown = full if kind == "py:exception" else _signature(full, value)
+    yield from _directive(kind, shown, text + "\n" + fields + methods, 6)
+
+
+def _methods(full: str, owner: type) -> Iterator[str]:
+    ours = [base for base in reversed(owner.__mro__) if base.__module__.startswith("unisono.")]
+    names = dict.fromkeys(name for base in ours for name in vars(base) if not name.startswith("_"))
+    for name in names:
+        found = inspect.getattr_static(owner, name)
+        if not isinstance(found, _METHODS):
+            continue
+        text = as_markdown(_docstring(f"{full}.{name}", found))
+        if isinstance(found, property):
+            yield from _directive("py:property", f"{full}.{name}", text, 5)
+        else:
+            yield from _directive("py:method", _signature(f"{full}.{name}", found), text, 5)
+
+
+def _fields(full: str, owner: type) -> Iterator[str]:
+    """The fields of a dataclass, in one line: its docstring says what they are."""
+    if dataclasses.is_dataclass(owner):
+        names = [f"`{f.name}`" for f in dataclasses.fields(owner) if not f.name.startswith("_")]
+        yield f"Fields: {', '.join(names)}.\n\n"
+
+
+def _directive(kind: str, signature: str, text: str, fence: int) -> Iterator[str]:
+    marks = ":" * fence
+    yield f"{marks}{{{kind}}} {signature}\n\n{text}\n{marks}\n\n"
+
+
+def _docstring(full: str, value: Any) -> str:
+    text = inspect.getdoc(value)
+    if not text or (isinstance(value, type) and text == inspect.getdoc(object)):
+        raise BadSource(f"{full} has no docstring")
+    return text
+
+
+def _signature(full: str, value: Any) -> str:
+    try:
+        found = inspect.signature(getattr(value, "__func__", value))
+    except (TypeError, ValueError):
+        return full
+    parameters = [
+        _as_written(parameter)
+        for parameter in found.parameters.values()
+        if parameter.name not in ("self", "cls") and not parameter.name.startswith("_")
+    ]
+    returned = _unquoted(found.return_annotation)
+    return full + str(found.replace(parameters=parameters, return_annotation=returned))
+
+
+class _Words:
+    """Words that stand in a signature as they are."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __repr__(self) -> str:
+        return self._words
+
+
+def _as_written(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A default that Python would not read again is shown as three dots."""
+    default = parameter.default
+    plain = (int, float, str, tuple, type(None), type(inspect.Parameter.empty))
+    if not isinstance(default, plain):
+        default = _Words("...")
+    return parameter.replace(default=default, annotation=_unquoted(parameter.annotation))
+
+
+def _unquoted(annotation: Any) -> Any:
+    return _Words(annotation) if isinstance(annotation, str) else annotation
+
+
+def as_markdown(docstring: str) -> str:
+    """A docstring's text, and its example as code."""
+    told, prompt, example = docstring.partition(">>>")
+    text = _escaped(told.rstrip()) + "\n"
+    if prompt:
+        text += f"\n```pycon\n{prompt}{example.rstrip()}\n```\n"
+    return text
+
+
+def _escaped(text: str) -> str:
+    """What markdown would take for HTML stands as it is."""
+    return re.sub(r"<(?=[a-zA-Z/!])", r"\\<", text)
+
+
+def _testing() -> str:
+    """The plugin: its mark and its fixtures."""
+    text = f"# unisono.testing\n\n{_opening(unisono.testing)}\n"
+    text += (
+        "pytest finds the plugin by itself: [Tests on several ranks](../testing.md) shows it.\n\n"
+    )
+    plugin = unisono.pytest_plugin
+    for name in ("comm", "process_group", "shared_tmp_path"):
+        fixture = getattr(plugin, name)
+        function = getattr(fixture, "_get_wrapped_function", lambda fixture=fixture: fixture)()
+        full = f"unisono.pytest_plugin.{name}"
+        text += f"## {name}\n\n"
+        text += f"::::{{py:function}} {full}\n\nA fixture. {_docstring(full, function)}\n::::\n\n"
+    return text
+
+
+def _write(source: Path, title: str, text: str) -> str:
+    name = f"reference/{title}"
+    path = source / f"{name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return name
