@@ -28,10 +28,17 @@ static const place *places_of(const execution *x, int rank) {
 /* -- before the meeting -------------------------------------------------------------------------- */
 
 /* From how many bytes on reading a peer's memory, and waiting until it was read, costs less than
- * what goes through slots. */
-static size_t direct_from_bytes(const execution *x) {
-    (void)x;
-    return 64 * 1024;
+ * what goes through slots. Where cores are few, waiting costs more. */
+static size_t direct_from_bytes(const un_group *g) { return g->crowded ? 64 * 1024 : 4 * 1024; }
+
+/* What we give; of several parts, the largest. */
+static size_t given_bytes(const execution *x) {
+    un_operation o = x->call->operation;
+    bool wide = o == UN_SCATTER || o == UN_ALL_TO_ALL;
+    size_t most = 0;
+    for (int part = 0; x->call->input && part < (wide ? x->g->ranks : 1); part++)
+        if (x->call->input[part].bytes > most) most = x->call->input[part].bytes;
+    return most;
 }
 
 static bool place_stream(execution *x, const un_stream *s, place *where) {
@@ -81,11 +88,12 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
+    size_t least = direct_from_bytes(g);
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
-                       (has_pairs(x) || x->bytes >= direct_from_bytes(x));
+                       (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&
                   atomic_load_explicit(&g->blocks.count, memory_order_relaxed) &&
-                  post_places(x);
+                  (!has_pairs(x) || given_bytes(x) >= least) && post_places(x);
 }
 
 /* -- after it -------------------------------------------------------------------------------------- */
