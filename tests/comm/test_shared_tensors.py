@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 
+import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupClosed, PeerLost, SegmentError
@@ -251,6 +252,35 @@ def test_a_forked_child_shares_the_memory_and_not_the_group(comm: Communicator) 
     comm.all_reduce(x)
     assert x[0] == 14
     assert mappings() == before
+
+
+@pytest.mark.ranks(2)
+def test_a_modules_tensors_move_and_stay_the_same(comm: Communicator) -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5, bias=False)
+    )
+    module[2].weight.data = module[2].weight.data.t()
+    tied = torch.nn.Linear(7, 5)
+    tied.weight = module[0].weight
+    module.append(tied)
+    module.register_buffer("view", module[0].weight.detach()[1:3, ::2])
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    objects = [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    assert unisono.share_module(module, comm) is module
+    assert [id(tensor) for tensor in (*module.parameters(), *module.buffers())] == objects
+    for name, tensor in module.state_dict().items():
+        assert comm.is_shared(tensor), name
+        assert torch.equal(tensor, before[name]), name
+    module[0].weight.grad = torch.ones_like(module[0].weight)
+    optimizer.step()
+    assert torch.equal(module.view, before["view"] - 1)
+    array = unisono.share(numpy.arange(6).reshape(2, 3)[:, ::2], comm)
+    assert comm.is_shared(array)
+    assert array.tolist() == [[0, 2], [3, 5]]
+    raised(TypeError, unisono.share, [1, 2], comm)
+    raised(TypeError, unisono.share, torch.eye(2).to_sparse(), comm)
+    comm.barrier()
 
 
 @pytest.mark.ranks(2)

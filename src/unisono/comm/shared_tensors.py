@@ -11,12 +11,16 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
-    from unisono.comm.tensors import Tensor
+    import torch
+    from numpy.typing import DTypeLike
+
+    from unisono.comm.tensors import Array, Tensor
 
 Shape: TypeAlias = "int | Sequence[int]"
+TensorT = TypeVar("TensorT", bound="Tensor")
 
 
 class Memory(ABC):
@@ -47,6 +51,10 @@ class SharedTensors:
         """The memory in which an address lies, and how far into whose part."""
         return None
 
+    @overload
+    def empty(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    @overload
+    def empty(self, shape: Shape, dtype: DTypeLike) -> Array: ...
     def empty(self, shape: Shape, dtype: Any = None) -> Any:
         """A tensor of this `shape`, an integer or several, in memory that every rank of the group
         has mapped; what is in it is not defined. All ranks call. `dtype` is one of torch's, or one
@@ -71,17 +79,21 @@ class SharedTensors:
             return _ordinary(lengths, kind)
         return memory.tensor(self.rank, 0, lengths, kind)
 
+    @overload
+    def zeros(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    @overload
+    def zeros(self, shape: Shape, dtype: DTypeLike) -> Array: ...
     def zeros(self, shape: Shape, dtype: Any = None) -> Any:
         """As `empty` of this `shape` and `dtype`, filled with zeros. Raises what that raises.
 
         >>> comm.zeros(2)
         tensor([0., 0.])
         """
-        made = self.empty(shape, dtype)
+        made: Any = self.empty(shape, dtype)
         made[...] = 0  # memory that was given back comes back zeroed, but ordinary one does not
         return made
 
-    def peer(self, tensor: Any, rank: int) -> Any:
+    def peer(self, tensor: TensorT, rank: int) -> TensorT:
         """Rank `rank`'s memory where `tensor` lies in this rank's: a view of the same shape, over
         the peer's own elements, where all ranks made theirs in the same call. `tensor` is one of
         `empty` or `zeros`, or a slice of one. This is no call: nobody else takes part, and
@@ -106,10 +118,13 @@ class SharedTensors:
                 "make it with empty or zeros of this group, or with unisono.share"
             )
         memory, offset = found
-        strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
-        return memory.tensor(rank, offset, tuple(tensor.shape), tensor.dtype, strides)
+        given: Any = tensor
+        strides = given.stride() if hasattr(given, "stride") else given.strides
+        view: Any = memory.tensor(rank, offset, tuple(tensor.shape), tensor.dtype, strides)
+        mine: TensorT = view
+        return mine
 
-    def is_shared(self, tensor: Any) -> bool:
+    def is_shared(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in memory that this group shares. Raises TypeError for what is no
         tensor.
 
@@ -131,6 +146,20 @@ class SharedTensors:
 
     def _refuse_allocation(self, why: Exception) -> NoReturn:
         raise type(why)(f"allocate on group {self.name}: {why}") from None
+
+
+def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
+    """A tensor or array that can be copied into shared memory; TypeError, once the peers know."""
+    why = None
+    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):
+        why = f"{type(tensor).__name__} is neither a tensor nor an array"
+    elif hasattr(tensor, "device") and hasattr(tensor, "is_cpu") and not tensor.is_cpu:
+        why = f"a tensor on {tensor.device}: shared memory holds tensors of the cpu"
+    elif "strided" not in str(getattr(tensor, "layout", "strided")):
+        why = f"{tensor.layout} has no plain memory"
+    if why:
+        comm._refuse_allocation(TypeError(why))
+    return tensor
 
 
 def is_of_torch(dtype: Any) -> bool:
