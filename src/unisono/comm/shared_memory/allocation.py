@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from unisono.comm.engine import Block, create_block, memory_room
 from unisono.comm.rendezvous.handover import hand_out, receive_from
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from unisono.comm.tensors import Tensor
 
 _OPENED, _NO_ROOM, _FAILED = range(3)
+_in_use: WeakSet[Block] = WeakSet()
+
+
+def is_in_a_block(address: int) -> bool:
+    """Whether other processes may look at this memory: it lies in a block of some group."""
+    return any(0 <= address - block.address < memoryview(block).nbytes for block in list(_in_use))
 
 
 class BlockMemory(Memory):
@@ -122,6 +128,7 @@ class Allocator:
             raise SegmentError(_describe(self._name, sizes, outcomes))
         block.use(self._serial)
         self._blocks[self._serial] = block
+        _in_use.add(block)
         return BlockMemory(block)
 
     def _open(
