@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import signal
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
-from unisono import GroupClosed, PeerLost, SegmentError
+from unisono import GroupClosed, PeerLost, SegmentError, UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -389,3 +390,21 @@ def resident_bytes() -> int:
 def test_allocations_come_and_go(fresh_pool: RankPool, cycles: int) -> None:
     grown = fresh_pool.run(come_and_go, 2, cycles, connected=False, deadline_s=600)
     assert max(grown) < 8 << 20, grown
+
+
+def test_a_rank_without_descriptors_keeps_nobody_waiting(fresh_pool: RankPool) -> None:
+    texts = fresh_pool.run(allocate_without_descriptors, 2, connected=False)
+    assert "has no file descriptors left" in texts[0]
+    assert "has no file descriptors left" in texts[1]
+
+
+def allocate_without_descriptors(rank: int, size: int, path: str) -> str:
+    comm = connect(path, rank, size)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    error = raised(UnisonoError, comm.empty, LARGE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert comm.errored is not None
+    comm.close()
+    return str(error)

@@ -46,7 +46,7 @@ from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_tensors import Memory
-from unisono.errors import GroupError, ScheduleError, UnisonoError
+from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -208,10 +208,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
                 Deadline(self.timeout_s),
                 self._raise_if_ended,
             )
-        except (UnisonoError, MemoryError):
+        except (GroupError, SegmentError):
             raise
-        except BaseException:  # the others wait for this rank's word
-            self.abort("it was interrupted while the group made shared memory")
+        except BaseException as error:  # the others wait for this rank's word
+            why = str(error) if isinstance(error, RendezvousError) else type(error).__name__
+            self.abort(f"making shared memory failed: {why}")
             raise
 
     def _exchange(self, integers: array[int]) -> list[int]:
