@@ -15,6 +15,9 @@ enum {
     REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
 };
 
+/* In a posted signature, where a refusal would be: what this rank gives lies in a block. */
+static const uint64_t IN_BLOCK = 1 << 23;
+
 static uint64_t signature_of_call(const un_call *call) {
     return signature_of(call->operation, call->reduction, call->root, call->dtype);
 }
@@ -31,7 +34,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     return (un_posted){.call = number,
                        .operation = (un_operation)(signature & 0xff),
                        .reduction = (un_reduction)(signature >> 8 & 0xff),
-                       .refused = (un_status)(signature >> 16 & 0xff),
+                       .refused = (un_status)(signature >> 16 & 0x7f),
                        .root = (int16_t)(signature >> 24 & 0xffff),
                        .dtype = (un_dtype)(signature >> 40),
                        .bytes = read_word(&p->bytes),
@@ -56,8 +59,8 @@ static uint64_t hash_of(const execution *x) {
 static void post_call(execution *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    write_word(&mine->signature,
-               refusal ? refusal_of(x->call, refusal) : signature_of_call(x->call));
+    uint64_t signature = signature_of_call(x->call) | (x->in_block ? IN_BLOCK : 0);
+    write_word(&mine->signature, refusal ? refusal_of(x->call, refusal) : signature);
     write_word(&mine->bytes, refusal ? 0 : x->bytes);
     write_word(&mine->hash, refusal ? 0 : hash_of(x));
     publish(g, &mine->call, x->number);
@@ -84,7 +87,7 @@ static bool same_hash(uint64_t a, uint64_t b) {
 }
 
 static bool same_call(const post *a, const post *b) {
-    return read_word(&a->signature) == read_word(&b->signature) &&
+    return !((read_word(&a->signature) ^ read_word(&b->signature)) & ~IN_BLOCK) &&
            read_word(&a->bytes) == read_word(&b->bytes) &&
            same_hash(read_word(&a->hash), read_word(&b->hash));
 }
@@ -108,6 +111,19 @@ static un_status meet(execution *x) {
             __builtin_prefetch(theirs->payload + line);
     }
     return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;
+}
+
+un_status finish_turn(execution *x, bool waits) {
+    un_group *g = x->g;
+    uint64_t turn = g->calls.turns + 1;
+    publish(g, &control_of(g, g->rank)->progress, turn);
+    for (int peer = 0; waits && peer < g->ranks; peer++) {
+        if (peer == g->rank) continue;
+        un_status status =
+            await_flag(g, peer, &control_of(g, peer)->progress, turn, &x->patience);
+        if (status) return status;
+    }
+    return UN_OK;
 }
 
 /* Turn by turn: bring our piece into our slot, then combine and take the pieces of the turns
@@ -137,6 +153,28 @@ static un_status move(execution *x) {
     return UN_OK;
 }
 
+/* How many of those who give have it in blocks: all, or some, which then bring it to slots. */
+enum { NONE, SOME, ALL };
+
+static int givers_in_blocks(const execution *x) {
+    int givers = 0, in_blocks = 0;
+    for (int rank = 0; rank < x->g->ranks; rank++) {
+        if (!is_giver(x, rank)) continue;
+        givers++;
+        in_blocks += (read_word(&post_of(x->g, rank, x->number)->signature) & IN_BLOCK) != 0;
+    }
+    return !in_blocks ? NONE : in_blocks == givers ? ALL : SOME;
+}
+
+/* What those in blocks have not brought yet, they bring now, and everybody waits for it. */
+static un_status bring_late(execution *x) {
+    un_group *g = x->g;
+    if (x->in_block) x->bring(x, 0);
+    un_status status = finish_turn(x, true);
+    if (!status) g->calls.turns++;
+    return status;
+}
+
 static un_status refuse(execution *x, un_status reason) {
     un_group *g = x->g;
     post_call(x, reason);
@@ -152,13 +190,17 @@ static un_status run(execution *x) {
     un_status status = plan_execution(x);
     if (!status && x->needs_slice) status = prepare_slice(x->g);
     if (status) return refuse(x, status);
-    x->bring(x, 0);
+    if (!x->in_block) x->bring(x, 0);
     post_call(x, UN_OK);
     status = meet(x);
     if (status) return status;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
-    return x->call->schedule ? run_schedule(x) : move(x);
+    if (x->call->schedule) return run_schedule(x);
+    int in_blocks = x->may_be_direct ? givers_in_blocks(x) : NONE;
+    if (in_blocks == ALL) return run_direct(x);
+    if (in_blocks == SOME) status = bring_late(x);
+    return status ? status : move(x);
 }
 
 /* The bytes that this rank gives, or takes where it gives nothing. */

@@ -30,6 +30,8 @@ struct execution {
     bool (*pairs_agree)(execution *x); /* for parts of different sizes; may be NULL */
     void (*settle)(execution *x);      /* what is known only after the meeting; may be NULL */
     size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
+    bool may_be_direct; /* large enough; equal on all ranks, where they bring alike */
+    bool in_block; /* what we give lies where the peers can read it, see direct.c */
 };
 
 /* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. */
@@ -42,7 +44,19 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
 un_status plan_schedule(execution *x);
 un_status run_schedule(execution *x);
 
+/* direct.c: calls in which the givers' memory is in blocks. */
+void plan_direct(execution *x);
+bool is_giver(const execution *x, int rank);
+un_status run_direct(execution *x);
+
+/* What a rank gives to itself: bytes [offset, +bytes). */
+void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t offset,
+              size_t bytes);
+
 /* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
 un_status plan_execution(execution *x);
+
+/* call.c: say that our next turn is over and, if we must, wait until that of all others is. */
+un_status finish_turn(execution *x, bool waits);
 
 #endif

@@ -77,19 +77,20 @@ static void take_part(execution *x, const un_stream *to, int source, size_t part
 }
 
 /* What a rank gives to itself never leaves its own memory. */
-static void copy_own(execution *x, const un_stream *to, const un_stream *from, span s) {
-    if (!s.bytes) return;
-    char *source = stream_direct(from, s.offset, s.bytes);
+void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t offset,
+              size_t bytes) {
+    if (!bytes) return;
+    char *source = stream_direct(from, offset, bytes);
     if (source) {
-        if (source != stream_direct(to, s.offset, s.bytes))
-            stream_write(to, s.offset, source, s.bytes, x->large);
+        if (source != stream_direct(to, offset, bytes))
+            stream_write(to, offset, source, bytes, x->large);
         return;
     }
     char bounce[BOUNCE_BYTES];
-    for (size_t done = 0; done < s.bytes; done += sizeof bounce) {
-        size_t bytes = s.bytes - done < sizeof bounce ? s.bytes - done : sizeof bounce;
-        stream_read(bounce, from, s.offset + done, bytes);
-        stream_write(to, s.offset + done, bounce, bytes, false);
+    for (size_t done = 0; done < bytes; done += sizeof bounce) {
+        size_t some = bytes - done < sizeof bounce ? bytes - done : sizeof bounce;
+        stream_read(bounce, from, offset + done, some);
+        stream_write(to, offset + done, bounce, some, false);
     }
 }
 
@@ -233,7 +234,7 @@ static void bring_and_keep(execution *x, size_t turn) {
             copy_twice(part_address(x, me(x), 0, turn), target, source, s.bytes);
             return;
         }
-        copy_own(x, to, from, s);
+        copy_own(x, to, from, s.offset, s.bytes);
     }
     bring_all(x, turn);
 }
@@ -241,8 +242,8 @@ static void bring_and_keep(execution *x, size_t turn) {
 static void take_gathered(execution *x, size_t turn) {
     take_from_others(x, turn);
     if (!turn)
-        copy_own(x, &x->call->output[me(x)], x->call->input,
-                 span_of(x, me(x), x->call->input->bytes, 0));
+        copy_own(x, &x->call->output[me(x)], x->call->input, 0,
+                 span_of(x, me(x), x->call->input->bytes, 0).bytes);
 }
 
 static void plan_all_gather(execution *x) {
@@ -337,7 +338,7 @@ static void bring_gather(execution *x, size_t turn) {
 
 /* At the very end, when nobody waits for us any more. */
 static void copy_own_last(execution *x, const un_stream *to, const un_stream *from, size_t turn) {
-    if (turn + 1 == x->turns) copy_own(x, to, from, (span){0, from->bytes});
+    if (turn + 1 == x->turns) copy_own(x, to, from, 0, from->bytes);
 }
 
 static void take_gather(execution *x, size_t turn) {
@@ -391,6 +392,7 @@ static void plan_alike(execution *x) {
     size_t parts = 1;
     switch (call->operation) {
     case UN_BROADCAST: plan_broadcast(x); break;
+    case UN_ALLOCATE:
     case UN_ALL_GATHER: plan_all_gather(x), wide = call->output; break;
     case UN_REDUCE_SCATTER:
         plan_reduce_scatter(x), wide = call->input, parts = (size_t)ranks;
@@ -441,5 +443,6 @@ un_status plan_execution(execution *x) {
     case UN_ALL_TO_ALL: plan_pairs(x, bring_parts, take_all_to_all); break;
     default: plan_alike(x); break;
     }
+    plan_direct(x);
     return UN_OK;
 }

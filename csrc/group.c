@@ -55,6 +55,7 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     pthread_mutex_init(&g->worker.queue_lock, NULL);
     pthread_mutex_init(&g->messages.lock, NULL);
     pthread_mutex_init(&g->note_lock, NULL);
+    pthread_mutex_init(&g->blocks.lock, NULL);
     *group = g;
     return UN_OK;
 }
@@ -101,10 +102,12 @@ void un_group_close(un_group *g) {
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
+        leave_blocks(g);
         segment_unmap(g);
         pthread_mutex_destroy(&g->worker.queue_lock);
         pthread_mutex_destroy(&g->messages.lock);
         pthread_mutex_destroy(&g->note_lock);
+        pthread_mutex_destroy(&g->blocks.lock);
     }
     free_group(g);
 }

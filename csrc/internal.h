@@ -4,6 +4,7 @@
  * group, watcher        a membership, and how a group ends; the deaths of peers
  * wait                  look, give the core away, sleep
  * call, collectives     one call from post to end; what each collective brings, combines and takes
+ * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
  * schedules             all_reduce by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
  * reduce, kernels       arithmetic, once per instruction set, and the choice among them
@@ -140,6 +141,7 @@ typedef struct control {
     flag_t waiting_tag;
     flag_t unmatched; /* messages of that peer which are here and have another tag, */
     flag_t unmatched_tag; /* and the tag of the oldest */
+    flag_t writing; /* the call in which we write into our peers' memory, see direct.c */
     _Alignas(LINE_BYTES) flag_t asked; /* a peer wants to know where we are: in which call of its */
     _Alignas(LINE_BYTES) note notes[UN_NOTES];
     _Alignas(LINE_BYTES) post posts[2];
@@ -250,6 +252,13 @@ struct un_group {
 
     pthread_mutex_t note_lock; /* records.c: of the notes that we leave */
 
+    struct { /* blocks.c, under its lock */
+        pthread_mutex_t lock;
+        un_block *first;
+        _Atomic uint32_t count;
+        uint32_t readers; /* calls under way that may use any of them */
+    } blocks;
+
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */
         bool is_watched;
@@ -356,6 +365,20 @@ un_status prepare_slice(un_group *g);           /* this rank's data area, on fir
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank, once */
 un_status prepare_tube(un_group *g, int to);    /* likewise its tube */
 
+int nameless_file(size_t bytes);
+int allocate(int descriptor, size_t offset, size_t bytes);
+bool allocate_if_room(un_group *g, int descriptor, size_t offset, size_t bytes);
+
+/* blocks.c */
+typedef struct place { /* of bytes in a rank's own part of a block */
+    uint64_t block, offset;
+} place;
+bool find_place(un_group *g, const char *data, size_t bytes, place *found);
+void begin_reading(un_group *g); /* until end_reading every block stays mapped */
+char *address_of(un_group *g, int rank, place where, size_t bytes); /* NULL: there is no such */
+void end_reading(un_group *g);
+void leave_blocks(un_group *g); /* the group closes */
+
 /* records.c */
 uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
                      const un_site *site, enum record_state state);
@@ -389,6 +412,7 @@ void stop_worker(un_group *g);
 void stop_watching(un_group *g);
 void forget_watching_after_fork(void);
 int64_t ending_of_peer(const un_group *g, int rank);
+bool peer_is_dead(const un_group *g, int rank);
 
 /* stream.c */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes);

@@ -36,7 +36,7 @@ static size_t segment_bytes_for(int ranks) {
 
 /* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
  * memfd_create, an unlinked file in /dev/shm is as good, but for the seals. */
-static int nameless_file(size_t bytes) {
+int nameless_file(size_t bytes) {
     int descriptor = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     bool sealable = descriptor >= 0;
     if (!sealable && (errno == EPERM || errno == ENOSYS || errno == EACCES))
@@ -55,7 +55,7 @@ static int nameless_file(size_t bytes) {
 
 /* Claim pages now, on this process's memory node, so that a limit is an error here and not a
  * SIGBUS at the first touch. */
-static int allocate(int descriptor, size_t offset, size_t bytes) {
+int allocate(int descriptor, size_t offset, size_t bytes) {
     int result;
     do {
         result = fallocate(descriptor, 0, (off_t)offset, (off_t)bytes);
@@ -161,10 +161,10 @@ static void lock_allocation(un_group *g, short kind) {
 
 /* One rank after the other looks for room and takes it: if all looked first, all would find what
  * is there for one, and the kernel would kill somebody. */
-static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {
+bool allocate_if_room(un_group *g, int descriptor, size_t offset, size_t bytes) {
     lock_allocation(g, F_WRLCK);
     bool taken =
-        (int64_t)bytes <= un_memory_room() && !allocate(g->segment.descriptor, offset, bytes);
+        (int64_t)bytes <= un_memory_room() && !allocate(descriptor, offset, bytes);
     lock_allocation(g, F_UNLCK);
     return taken;
 }
@@ -172,18 +172,19 @@ static bool allocate_if_room(un_group *g, size_t offset, size_t bytes) {
 un_status prepare_slice(un_group *g) {
     size_t offset = g->segment.data_offset + (size_t)g->rank * slice_bytes();
     bool *ready = &g->segment.slice_ready;
-    if (!*ready) *ready = allocate_if_room(g, offset, slice_bytes());
+    if (!*ready) *ready = allocate_if_room(g, g->segment.descriptor, offset, slice_bytes());
     return *ready ? UN_OK : UN_NO_MEMORY;
 }
 
 un_status prepare_channel(un_group *g, int to) {
     size_t offset = (size_t)((char *)channel_of(g, g->rank, to) - g->segment.base);
-    return allocate_if_room(g, offset, sizeof(channel)) ? UN_OK : UN_NO_MEMORY;
+    bool taken = allocate_if_room(g, g->segment.descriptor, offset, sizeof(channel));
+    return taken ? UN_OK : UN_NO_MEMORY;
 }
 
 un_status prepare_tube(un_group *g, int to) {
     bool *ready = &g->tubes[to].ready;
     size_t offset = (size_t)((char *)tube_of(g, g->rank, to) - g->segment.base);
-    if (!*ready) *ready = allocate_if_room(g, offset, sizeof(tube));
+    if (!*ready) *ready = allocate_if_room(g, g->segment.descriptor, offset, sizeof(tube));
     return *ready ? UN_OK : UN_NO_MEMORY;
 }

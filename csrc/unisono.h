@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 5u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 6u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -48,6 +48,7 @@ typedef enum un_operation {
     UN_ALL_TO_ALL,
     UN_SEND, /* messages, in records */
     UN_RECV,
+    UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks tell each other when they make a block */
 } un_operation;
 
 typedef enum un_reduction {
@@ -252,6 +253,26 @@ un_status un_group_open_beside(const un_group *other, int rank, un_group **group
 
 /* The descriptor of the group's segment, which stays the group's. */
 int un_group_descriptor(const un_group *group);
+
+/* Memory that all members of a group have mapped: a part for each rank, which this rank fills and
+ * reads as its own. Where the givers of a large call have their tensors there, the others read them
+ * in their place (see direct.c).
+ *
+ * One member makes it and hands the descriptor over; `bytes` is the size of each rank's part, equal
+ * on all. Everybody opens it, and once all have, uses it: `number` is the block's among those of
+ * the group. Whoever cannot open it tells the others, and all release it again. The mapping stays
+ * until every rank has released the block, or the group is over in this process; its memory goes
+ * back to the system with the last release. */
+typedef struct un_block un_block;
+int un_block_create(int ranks, const uint64_t *bytes);
+un_status un_block_open(un_group *group, int descriptor, const uint64_t *bytes, un_block **block);
+un_status un_block_open_beside(un_group *group, un_block *other, un_block **block); /* see above */
+void un_block_use(un_block *block, uint64_t number);
+void un_block_release(un_block *block);
+char *un_block_part(const un_block *block, int rank, size_t *bytes);
+
+/* Whose part of a block of the group begins before and ends after these bytes, or -1. */
+int un_group_owner(un_group *group, const char *data, size_t bytes);
 
 /* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
  * (or -1) is needed the first time that it is seen, and stays the caller's. */

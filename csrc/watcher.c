@@ -222,6 +222,14 @@ int64_t ending_of_peer(const un_group *g, int rank) {
     return ending;
 }
 
+bool peer_is_dead(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    const peer *p = g->watching.peers[rank];
+    bool dead = p && p->dead;
+    pthread_mutex_unlock(&watch.lock);
+    return dead;
+}
+
 static void forget_peer(peer *gone) {
     for (peer **link = &watch.peers; *link; link = &(*link)->next)
         if (*link == gone) {

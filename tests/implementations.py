@@ -15,9 +15,16 @@ EVERY = [
     ("solo", 1),
     *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
     *(("torch", ranks) for ranks in (1, 2, 3, 4)),
+    *(("shared", ranks) for ranks in (2, 3, 8)),
+    *(("mixed", ranks) for ranks in (2, 3, 4)),
     ("hosts2x2", 4),
     ("hosts1x3", 4),
 ]
+# Which ranks of the native one have their tensors in shared memory.
+SHARING: dict[str, Callable[[int], bool]] = {
+    "shared": lambda rank: True,
+    "mixed": lambda rank: rank % 2 == 1,
+}
 # How the ranks of the implementation over hosts are placed: a host for each, in the order of ranks.
 PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB"}
 # The one that a process group of our torch backend resolves to.

@@ -12,6 +12,7 @@ from pathlib import Path
 from unisono.comm import collective_calls
 from unisono.comm.base import Communicator, Message
 from unisono.comm.collective_calls import Collectives
+from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.work import Work
 
 PAGE = Path(__file__).parent.parent / "docs/communicator.md"
@@ -38,6 +39,7 @@ def page_text() -> str:
     text += "## Collectives\n\n" + conventions + section(Collectives, public_names(Collectives))
     text += "## Messages\n\n" + section(Communicator, MESSAGES)
     text += "## Message\n\n" + in_markdown(Message.__doc__ or "")
+    text += "## Shared tensors\n\n" + section(SharedTensors, public_names(SharedTensors))
     text += "## Groups\n\n" + section(Communicator, groups)
     text += "## Work\n\n" + in_markdown(Work.__doc__ or "") + section(Work, public_names(Work))
     return text.rstrip() + "\n"

@@ -280,6 +280,7 @@ static PyMethodDef group_methods[] = {
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"become_part", group_become_part, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
+    {"open_block", group_open_block, METH_VARARGS, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
     {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
@@ -401,6 +402,7 @@ static PyMethodDef module_methods[] = {
     {"keep_sites", module_keep_sites, METH_O, NULL},
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
+    {"create_block", module_create_block, METH_O, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},
     {0},
@@ -410,7 +412,7 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (prepare_calls() || prepare_works(module) || prepare_messages(module)) return -1;
+    if (prepare_calls() || prepare_blocks() || prepare_works(module) || prepare_messages(module)) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

@@ -5,6 +5,7 @@
  * overlaps            tensors that share memory
  * gil, calls          letting go of the GIL; blocking calls
  * works, messages     what goes on by itself; pending: what the two have in common
+ * blocks              memory that all ranks of a group have mapped
  * recorded_calls      calls that another library carries out
  * sites               where in the caller's program a call was made
  */
@@ -84,6 +85,11 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
+
+/* blocks.c */
+PyObject *module_create_block(PyObject *module, PyObject *sizes);
+PyObject *group_open_block(PyObject *object, PyObject *arguments);
+int prepare_blocks(void);
 
 /* recorded_calls.c */
 PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count);

@@ -32,7 +32,7 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
 COLD void name_refusal(const Group *self, un_operation operation) {
     static const char *const names[] = {
         "",       "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
-        "gather", "scatter", "all_to_all", "send",   "recv"}; /* by un_operation */
+        "gather", "scatter", "all_to_all", "send",   "recv",      "allocate"}; /* by un_operation */
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if ((type == PyExc_ValueError || type == PyExc_TypeError) && value && self->name) {
@@ -82,7 +82,7 @@ static bool is_wide_input(un_operation o) {
 }
 
 static bool is_wide_output(un_operation o) {
-    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL;
+    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
 }
 
 /* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
@@ -144,6 +144,20 @@ static int check_memory(const call_arguments *a, const Group *self) {
     return check_overlaps(&both);
 }
 
+/* A peer's part of a block is the peer's to pass: it may be doing so in this very call. */
+static int check_owners(const side *s, const Group *self) {
+    for (size_t i = 0; self->group && i < s->tensors; i++) {
+        int owner = s->tensor[i].bytes ? un_group_owner(self->group, s->tensor[i].data, 1) : -1;
+        if (owner < 0 || owner == self->rank) continue;
+        PyErr_Format(PyExc_ValueError,
+                     "a result cannot go into the memory of rank %d: a view from peer() is read, "
+                     "or written by the program itself",
+                     owner);
+        return -1;
+    }
+    return 0;
+}
+
 /* Every rank's tensors must have one shape where all bring alike. Parts of different sizes, and so
  * of different shapes, show in the bytes of the wide side, which are equal on all ranks. */
 static void add_shapes(call_arguments *a, const Group *self) {
@@ -173,7 +187,8 @@ int read_tensors(call_arguments *a, Group *self) {
     if (!failed && !a->in_place && a->output != Py_None)
         failed = read_side(&a->out, a->output, wide_output ? ranks : 1,
                            a->coalesced || !wide_output, true);
-    if (failed || check_present(a, self) || check_memory(a, self)) {
+    if (failed || check_present(a, self) || check_memory(a, self) ||
+        check_owners(a->in_place ? &a->in : &a->out, self)) {
         refuse(self, call);
         return -1;
     }

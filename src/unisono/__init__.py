@@ -51,6 +51,7 @@ _HOMES = {
         "reduce_scatter",
         "scatter",
     ),
+    "unisono.collectives.shared": ("empty_shared", "peer", "share", "share_module"),
     "unisono.collectives.softmax": ("log_softmax", "logsumexp", "softmax"),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),

@@ -24,6 +24,10 @@ from unisono.collectives.primitives import gather as gather
 from unisono.collectives.primitives import reduce as reduce
 from unisono.collectives.primitives import reduce_scatter as reduce_scatter
 from unisono.collectives.primitives import scatter as scatter
+from unisono.collectives.shared import empty_shared as empty_shared
+from unisono.collectives.shared import peer as peer
+from unisono.collectives.shared import share as share
+from unisono.collectives.shared import share_module as share_module
 from unisono.collectives.softmax import log_softmax as log_softmax
 from unisono.collectives.softmax import logsumexp as logsumexp
 from unisono.collectives.softmax import softmax as softmax

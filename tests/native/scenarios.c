@@ -3,6 +3,25 @@
 
 enum { UNTOUCHED = 0xa5 };
 
+/* Where a rank's memory comes from: its part of a block, or as usual. */
+_Thread_local arena *scenario_memory;
+
+static char *take_memory(size_t bytes) {
+    arena *a = scenario_memory;
+    if (!a || a->used + bytes + 64 > a->bytes) return malloc(bytes);
+    char *taken = a->memory + a->used + a->used % 3 * 16; /* not always at a line's start */
+    a->used += (bytes + 63 + 64) / 64 * 64;
+    return taken;
+}
+
+static void give_memory_back(char *memory) {
+    arena *a = scenario_memory;
+    if (a && memory >= a->memory && memory < a->memory + a->bytes)
+        a->used = 0;
+    else
+        free(memory);
+}
+
 /* -- memory ------------------------------------------------------------------------------------ */
 
 char *item_at(const side *s, size_t item) {
@@ -45,7 +64,7 @@ void make_side(side *s, enum shape shape, size_t item_bytes, int parts, const si
     s->row_bytes = s->columns * s->column_bytes + (gaps ? 3 * item_bytes : 0);
     size_t rows = all / s->columns + 1;
     s->memory_bytes = rows * s->row_bytes;
-    s->memory = malloc(s->memory_bytes);
+    s->memory = take_memory(s->memory_bytes);
     memset(s->memory, UNTOUCHED, s->memory_bytes);
     if (shape == ROWS || shape == STRIDED) lay_out(s, rows);
     s->views = calloc(rows + 2 * (size_t)parts, sizeof *s->views);
@@ -59,7 +78,7 @@ bool side_is_untouched(const side *s) {
 }
 
 void free_side(side *s) {
-    free(s->memory);
+    give_memory_back(s->memory);
     free(s->layout);
     free(s->views);
 }

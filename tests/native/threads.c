@@ -87,6 +87,7 @@ static const struct {
     {"types and reductions", test_types},
     {"many groups", test_many_groups},
     {"compiled schedules", test_schedules},
+    {"blocks", test_blocks},
     {"works", test_works},
     {"messages", test_messages},
     {"messages that end badly", test_message_failures},

@@ -66,6 +66,13 @@ void encode(int type, number n, char *item);
 
 enum shape { CONTIGUOUS, ROWS, STRIDED, PIECES, SHAPES };
 
+/* Memory of which scenarios of this thread take theirs. */
+typedef struct arena {
+    char *memory;
+    size_t bytes, used;
+} arena;
+extern _Thread_local arena *scenario_memory;
+
 typedef struct scenario {
     un_operation operation;
     un_reduction reduction;
@@ -123,5 +130,6 @@ void test_message_failures(void);
 void test_damage(void);
 void test_call_failures(void);
 void test_processes(void);
+void test_blocks(void);
 
 #endif

@@ -4,6 +4,7 @@ primitives.py       all_reduce, all_gather, ...
 messages.py         send, recv, ...
 tensors.py          reduce_tensor, gather_tensor, broadcast_tensor
 objects.py          broadcast_object, gather_object, all_gather_object
+shared.py           shared tensors: empty_shared, share, share_module, peer
 differentiable.py   the same with gradients
 softmax.py          softmax, log_softmax and logsumexp of sharded tensors
 norms.py            norms of sharded tensors, and clipping by them

@@ -24,6 +24,7 @@ from unisono.comm.reductions import (
     has_meaning,
     holds,
 )
+from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
 from unisono.comm.work import Work
 from unisono.errors import GroupError
@@ -100,7 +101,7 @@ def check_messages(messages: Any) -> list[Message]:
     return checked
 
 
-class Communicator(Collectives):
+class Communicator(Collectives, SharedTensors):
     """A group of ranks and the ways in which they exchange tensors.
 
     `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in

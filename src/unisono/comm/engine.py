@@ -61,6 +61,7 @@ class Operation(IntEnum):
     ALL_TO_ALL = 9
     SEND = 10
     RECV = 11
+    ALLOCATE = 12
 
 
 class Note(IntEnum):
@@ -77,6 +78,20 @@ ABOUT_MESSAGES = 2**64 - 1
 
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
+
+
+class Block(Protocol):
+    """Memory that all ranks of a group have mapped: a buffer with a part for each."""
+
+    address: int
+
+    def use(self, number: int) -> None:
+        """All ranks have opened it: calls may find it, under this number."""
+
+    def part(self, rank: int) -> tuple[int, int]:
+        """Where a rank's part begins in the buffer, and how many bytes it has."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class Group(Protocol):
@@ -111,6 +126,7 @@ class Group(Protocol):
     def introduce(self, name: str, global_rank: int, keeps_sites: bool) -> None: ...
     def become_part(self, name: str, global_rank: int) -> None: ...
     def watch(self, rank: int, identity: int, pidfd: int) -> bool: ...
+    def open_block(self, descriptor: int, sizes: Sequence[int]) -> Block: ...
     def record_open(self, *call: int) -> int: ...
     def record_given(self, *call: Any) -> int | None: ...
     def record_end(self, record: int, status: int) -> None: ...
@@ -155,6 +171,11 @@ def create_segment(ranks: int, cores: int, nonce: int) -> int:
             f"cannot make shared memory for {ranks} ranks: {error.strerror}. "
             "memfd_create and an unnamed file in /dev/shm were both tried"
         ) from error
+
+
+def create_block(sizes: Sequence[int]) -> int:
+    """Make a block in which each rank has so many bytes, and return its descriptor."""
+    return int(_module().create_block(sizes))
 
 
 def engine_ns(seconds: float) -> int:

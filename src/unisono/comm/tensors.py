@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
+Array: TypeAlias = "numpy.ndarray[Any, Any]"
 Tensor: TypeAlias = "torch.Tensor | numpy.ndarray[Any, Any]"
 Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
 

@@ -27,7 +27,7 @@ from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.base import Communicator, Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
-from unisono.training.memory import shares_storage
+from unisono.training.memory import shares_storage, zeros_for
 
 Parameters: TypeAlias = (
     torch.nn.Module | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -118,7 +118,7 @@ class GradientBucket:
         self.flat: torch.Tensor | None = None
         self.views: list[torch.Tensor] = []  # of the flat tensor, one for each gradient
         if kept or comm.backend != "unisono":
-            self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=self.dtype, device=device)
+            self.flat = zeros_for(comm, sum(sizes) + len(sizes), self.dtype, device)
             *views, self.absent = torch.split(self.flat, [*sizes, len(sizes)])
             self.views = [view.view_as(tensor) for view, tensor in zip(views, tensors, strict=True)]
         else:

@@ -1,4 +1,4 @@
-"""Who else sees a tensor's memory: it must not be changed, or swapped, behind their back."""
+"""The memory of tensors: what a group can share, and who else sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from typing import Any
 
 import torch
 
+from unisono.comm.base import Communicator
+from unisono.errors import SegmentError
+
 _count_users: Any = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def zeros_for(
+    comm: Communicator, length: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeros that all ranks can read in their place, where they can have such memory; all call."""
+    if device.type == "cpu":
+        try:
+            return comm.zeros(length, dtype)
+        except SegmentError:  # on every rank: there is not enough
+            pass
+    return torch.zeros(length, dtype=dtype, device=device)
 
 
 def shares_storage(tensor: torch.Tensor) -> bool:

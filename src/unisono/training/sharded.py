@@ -28,6 +28,7 @@ from unisono.training.buckets import (
 )
 from unisono.training.coalescing import group_alike
 from unisono.training.deferral import defer_signals
+from unisono.training.memory import zeros_for
 from unisono.world.world import resolve
 
 
@@ -241,8 +242,8 @@ def _make_row(comm: Communicator, parameters: list[NamedParameter]) -> _Row:
     first = parameters[0].tensor
     sizes = [parameter.tensor.numel() for parameter in parameters]
     length = -(-sum(sizes) // comm.size)
-    whole = torch.zeros(length * comm.size, dtype=first.dtype, device=first.device)
-    gradients = torch.zeros_like(whole)
+    whole = zeros_for(comm, length * comm.size, first.dtype, first.device)
+    gradients = zeros_for(comm, length * comm.size, first.dtype, first.device)
     parts, views = [], []
     begin = 0
     for parameter, size in zip(parameters, sizes, strict=True):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch.distributed as dist
 
 import expected
-from implementations import EVERY, PLACEMENTS, implementation
+from implementations import EVERY, PLACEMENTS, SHARING, implementation
+from on_shared_tensors import OnSharedTensors
 from ranks import connect
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.communicator import HostsCommunicator
@@ -35,6 +37,9 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
             yield made
     elif request.param in PLACEMENTS:
         yield request.getfixturevalue("hosts_world")
+    elif request.param in SHARING:
+        world = request.getfixturevalue("world_of_ours")
+        yield cast(Communicator, OnSharedTensors(world, SHARING[request.param]))
     elif request.param == "resolved":
         yield resolve(request.getfixturevalue("process_group"))
     elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:

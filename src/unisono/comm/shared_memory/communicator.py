@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from sys import is_finalizing
@@ -34,6 +35,7 @@ from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
 from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
+from unisono.comm.shared_memory.allocation import Allocator
 from unisono.comm.shared_memory.engine_calls import (
     LISTS,
     REDUCTION_NUMBERS,
@@ -43,7 +45,8 @@ from unisono.comm.shared_memory.engine_calls import (
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.errors import GroupError, ScheduleError
+from unisono.comm.shared_tensors import Memory
+from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -85,6 +88,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         self._isend = membership.group.isend
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
+        self._allocator = Allocator(membership, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._algorithm = variables.ALGO.read()
@@ -190,6 +194,37 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         ending = self.errored
         if ending is not None:
             raise ending
+
+    # -- memory that all ranks have mapped ------------------------------------------------------
+
+    def _allocate(self, size_bytes: int) -> Memory | None:
+        if self._lobby is None:
+            raise self._exceptions.closed()
+        try:
+            return self._allocator.allocate(
+                size_bytes,
+                self._exchange,
+                self._lobby,
+                Deadline(self.timeout_s),
+                self._raise_if_ended,
+            )
+        except (GroupError, SegmentError):
+            raise
+        except BaseException as error:  # the others wait for this rank's word
+            why = str(error) if isinstance(error, RendezvousError) else type(error).__name__
+            self.abort(f"making shared memory failed: {why}")
+            raise
+
+    def _exchange(self, integers: array[int]) -> list[int]:
+        everyone = array("q", bytes(8 * len(integers) * self.size))
+        self._run((Operation.ALLOCATE, 0, 0, 1.0, None), everyone, integers, False)
+        return everyone.tolist()
+
+    def _find_memory(self, address: int) -> tuple[Memory, int] | None:
+        return self._allocator.find(address)
+
+    def _refuse_allocation(self, why: Exception) -> NoReturn:
+        self._refuse(Operation.ALLOCATE, str(why), type(why))
 
     def refuse(self, operation: str, why: str) -> NoReturn:
         self._refuse(Operation[operation.upper()], why)

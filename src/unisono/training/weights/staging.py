@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.training.memory import shares_storage
 from unisono.training.weights.plan import WeightPlan
 from unisono.training.weights.shards import HeldTensor, tied_names
@@ -102,7 +103,9 @@ def _run(steps: Sequence[Step]) -> None:
 
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, nor another process, looks at this one's memory."""
-    if tensor.device.type == "cpu" and tensor.untyped_storage().is_shared():
+    if tensor.device.type == "cpu" and (
+        tensor.untyped_storage().is_shared() or is_in_a_block(tensor.data_ptr())
+    ):
         return False
     return not shares_storage(tensor)
 

@@ -1,0 +1,282 @@
+/* Direct calls: what the givers pass lies in blocks, and needs no slots.
+ *
+ * A rank whose input lies in its part of a block posts where, and brings nothing. Once all have
+ * posted, everybody knows whether all who give much did so: then takers read that memory itself. If
+ * only some did, they bring their first pieces late, and the call goes on as any other (call.c).
+ *
+ * Most calls only read what is not theirs. In all_reduce and reduce each rank combines its share of
+ * everybody's input into everybody's output. So that nobody writes into memory whose owner has gone
+ * on after a failure, a rank says that it writes, looks at the abort word before each piece, and
+ * does not leave a failed call before its peers have stopped.
+ */
+#include <time.h>
+
+#include "call.h"
+
+enum {
+    COPIED_AT_ONCE = 256 * 1024,  /* between two looks at the abort word */
+    COMBINED_AT_ONCE = 16 * 1024, /* and copied to other outputs out of the nearest cache */
+    BOUNCE_BYTES = 4096,
+    STOPPING_MS = 1000, /* how long peers may take to stop writing; one that is stopped itself may
+                         * write the rest of a piece when it goes on */
+};
+
+static const place *places_of(const execution *x, int rank) {
+    return (const place *)(const void *)post_of(x->g, rank, x->number)->payload;
+}
+
+/* -- before the meeting -------------------------------------------------------------------------- */
+
+/* From how many bytes on reading a peer's memory, and waiting until it was read, costs less than
+ * what goes through slots. Where cores are few, waiting costs more. */
+static size_t direct_from_bytes(const un_group *g) { return g->crowded ? 64 * 1024 : 4 * 1024; }
+
+/* What we give; of several parts, the largest. */
+static size_t given_bytes(const execution *x) {
+    un_operation o = x->call->operation;
+    bool wide = o == UN_SCATTER || o == UN_ALL_TO_ALL;
+    size_t most = 0;
+    for (int part = 0; x->call->input && part < (wide ? x->g->ranks : 1); part++)
+        if (x->call->input[part].bytes > most) most = x->call->input[part].bytes;
+    return most;
+}
+
+static bool place_stream(execution *x, const un_stream *s, place *where) {
+    *where = (place){0};
+    if (!s->bytes) return true;
+    const char *data = stream_direct(s, 0, s->bytes);
+    return data && find_place(x->g, data, s->bytes, where);
+}
+
+/* In place, a part that is read by a peer is overwritten by what comes from it. */
+static bool swaps(const un_call *call, int ranks) {
+    for (int rank = 0; rank < ranks; rank++)
+        if (call->input[rank].bytes && call->input[rank].views->data == call->output[rank].views->data)
+            return true;
+    return false;
+}
+
+/* Whether the result of a reduction goes to `rank`. */
+static bool is_written(const execution *x, int rank) {
+    return x->call->operation != UN_REDUCE || rank == x->call->root;
+}
+
+/* Write down where our input lies; false: not in our part of a block. */
+static bool post_places(execution *x) {
+    un_group *g = x->g;
+    const un_call *call = x->call;
+    place *places = (place *)(void *)post_of(g, g->rank, x->number)->payload;
+    size_t most = sizeof((post *)0)->payload / sizeof *places;
+    switch (call->operation) {
+    case UN_ALL_REDUCE:
+    case UN_REDUCE:
+        return place_stream(x, call->input, &places[0]) &&
+               (!is_written(x, g->rank) || place_stream(x, call->output, &places[1]));
+    case UN_REDUCE_SCATTER:
+    case UN_SCATTER:
+    case UN_ALL_TO_ALL:
+        if ((size_t)g->ranks > most) return false;
+        if (call->operation == UN_ALL_TO_ALL && swaps(call, g->ranks)) return false;
+        for (int rank = 0; rank < g->ranks; rank++)
+            if (!place_stream(x, &call->input[rank], &places[rank])) return false;
+        return true;
+    default: return place_stream(x, call->input, &places[0]);
+    }
+}
+
+static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
+
+void plan_direct(execution *x) {
+    un_group *g = x->g;
+    size_t least = direct_from_bytes(g);
+    x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
+                       (has_pairs(x) || x->bytes >= least);
+    x->in_block = x->may_be_direct && x->needs_slice &&
+                  atomic_load_explicit(&g->blocks.count, memory_order_relaxed) &&
+                  (!has_pairs(x) || given_bytes(x) >= least) && post_places(x);
+}
+
+/* -- after it -------------------------------------------------------------------------------------- */
+
+/* Whether `rank` gives more than fits into its post. */
+bool is_giver(const execution *x, int rank) {
+    const un_call *call = x->call;
+    if (x->g->calls.post_pitch[rank]) return false;
+    if (call->operation == UN_BROADCAST) return rank == call->root;
+    if (call->operation == UN_ALL_GATHER) return call->output[rank].bytes != 0;
+    return true;
+}
+
+static un_status look_at_abort(un_group *g) {
+    bool over = atomic_load_explicit(&g->segment.header->abort, memory_order_seq_cst);
+    return over ? fail_from_abort(g) : UN_OK;
+}
+
+/* Where place `index` of `source` lies in our mapping. */
+static un_status find_given(execution *x, int source, size_t index, size_t bytes, char **found) {
+    *found = address_of(x->g, source, places_of(x, source)[index], bytes);
+    return *found ? UN_OK : fail(x->g, UN_DAMAGED, source);
+}
+
+/* Part `part` of what `source` gives, all of it, into `to`. */
+static un_status take_directly(execution *x, const un_stream *to, int source, size_t part) {
+    if (!to->bytes) return UN_OK;
+    size_t pitch = x->g->calls.post_pitch[source];
+    char *from = post_of(x->g, source, x->number)->payload + part * pitch;
+    un_status status = pitch ? UN_OK : find_given(x, source, part, to->bytes, &from);
+    for (size_t done = 0; !status && done < to->bytes; done += COPIED_AT_ONCE) {
+        size_t some = to->bytes - done < COPIED_AT_ONCE ? to->bytes - done : COPIED_AT_ONCE;
+        stream_write(to, done, from + done, some, x->large);
+        status = look_at_abort(x->g);
+    }
+    return status;
+}
+
+/* One part from each of the others, beginning behind us so that not all read from the same one. */
+static un_status take_from_all(execution *x, bool from_parts) {
+    un_group *g = x->g;
+    un_status status = UN_OK;
+    for (int step = 1; !status && step < g->ranks; step++) {
+        int source = (g->rank + step) % g->ranks;
+        size_t part = from_parts ? (size_t)g->rank : 0;
+        status = take_directly(x, &x->call->output[source], source, part);
+    }
+    return status;
+}
+
+static un_status reduce_and_take(execution *x) {
+    un_group *g = x->g;
+    const un_stream *to = x->call->output;
+    const void **sources = g->calls.sources;
+    if (!to->bytes) return UN_OK;
+    for (int rank = 0; rank < g->ranks; rank++) {
+        char *part;
+        un_status status = find_given(x, rank, (size_t)g->rank, to->bytes, &part);
+        if (status) return status;
+        sources[rank] = part;
+    }
+    bool whole = stream_direct(to, 0, to->bytes);
+    size_t step = whole ? COPIED_AT_ONCE : BOUNCE_BYTES;
+    _Alignas(64) char made[BOUNCE_BYTES];
+    un_status status = UN_OK;
+    for (size_t done = 0; !status && done < to->bytes; done += step) {
+        size_t some = to->bytes - done < step ? to->bytes - done : step;
+        char *result = whole ? stream_direct(to, done, some) : made;
+        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
+        if (!whole) stream_write(to, done, made, some, false);
+        for (int rank = 0; rank < g->ranks; rank++)
+            sources[rank] = (const char *)sources[rank] + some;
+        status = look_at_abort(g);
+    }
+    return status;
+}
+
+/* -- writing into everybody's memory ----------------------------------------------------------- */
+
+/* Our share of the whole: whole cache lines. */
+static size_t share_of(const execution *x, size_t *first) {
+    size_t bytes = x->call->input->bytes, ranks = (size_t)x->g->ranks;
+    size_t each = round_up((bytes + ranks - 1) / ranks, LINE_BYTES);
+    *first = each * (size_t)x->g->rank < bytes ? each * (size_t)x->g->rank : bytes;
+    return bytes - *first < each ? bytes - *first : each;
+}
+
+/* Combine our share, piece by piece, into our own output (or the root's), and copy it to the
+ * others' while it is near. */
+static un_status combine_share(execution *x) {
+    un_group *g = x->g;
+    const un_call *call = x->call;
+    size_t first, bytes = share_of(x, &first);
+    int made_by = call->operation == UN_REDUCE ? call->root : g->rank;
+    char *outputs[UN_MAX_RANKS];
+    const void **sources = g->calls.sources;
+    for (int rank = 0; rank < g->ranks; rank++) {
+        char *input;
+        un_status status = find_given(x, rank, 0, call->input->bytes, &input);
+        if (!status && is_written(x, rank))
+            status = find_given(x, rank, 1, call->input->bytes, &outputs[rank]);
+        if (status) return status;
+        sources[rank] = input + first;
+    }
+    un_status status = look_at_abort(g);
+    for (size_t done = 0; !status && done < bytes; done += COMBINED_AT_ONCE) {
+        size_t some = bytes - done < COMBINED_AT_ONCE ? bytes - done : COMBINED_AT_ONCE;
+        char *result = outputs[made_by] + first + done;
+        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, call->factor);
+        for (int rank = 0; rank < g->ranks; rank++) {
+            sources[rank] = (const char *)sources[rank] + some;
+            if (is_written(x, rank) && rank != made_by)
+                memcpy(outputs[rank] + first + done, result, some);
+        }
+        status = look_at_abort(g);
+    }
+    return status;
+}
+
+/* The call has failed: let nobody write into our memory once we are gone. */
+static void wait_for_writers(execution *x) {
+    un_group *g = x->g;
+    const struct timespec moment = {.tv_nsec = 100 * 1000};
+    int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000;
+    prepare_to_block(&x->patience);
+    for (int rank = 0; rank < g->ranks; rank++)
+        while (rank != g->rank && !peer_is_dead(g, rank) && clock_ns() < end &&
+               atomic_load(&control_of(g, rank)->writing) == x->number)
+            nanosleep(&moment, NULL);
+}
+
+static un_status combine_everywhere(execution *x) {
+    flag_t *writing = &control_of(x->g, x->g->rank)->writing;
+    atomic_store(writing, x->number); /* before we look at the abort word, as those who fail */
+    un_status status = combine_share(x);
+    atomic_store(writing, 0);
+    return status;
+}
+
+/* -- the whole ----------------------------------------------------------------------------------- */
+
+static un_status move_directly(execution *x) {
+    un_group *g = x->g;
+    const un_call *call = x->call;
+    int me = g->rank;
+    un_status status = UN_OK;
+    switch (call->operation) {
+    case UN_BROADCAST:
+        if (me != call->root) status = take_directly(x, call->output, call->root, 0);
+        break;
+    case UN_GATHER:
+        if (me != call->root) break;
+        status = take_from_all(x, false);
+        if (!status) copy_own(x, &call->output[me], call->input, 0, call->input->bytes);
+        break;
+    case UN_ALL_GATHER:
+        status = take_from_all(x, false);
+        if (!status) copy_own(x, &call->output[me], call->input, 0, call->input->bytes);
+        break;
+    case UN_SCATTER:
+        if (me == call->root)
+            copy_own(x, call->output, &call->input[me], 0, call->output->bytes);
+        else
+            status = take_directly(x, call->output, call->root, (size_t)me);
+        break;
+    case UN_ALL_TO_ALL:
+        status = take_from_all(x, true);
+        if (!status) copy_own(x, &call->output[me], &call->input[me], 0, call->input[me].bytes);
+        break;
+    case UN_REDUCE_SCATTER: status = reduce_and_take(x); break;
+    default: status = combine_everywhere(x); break;
+    }
+    return status;
+}
+
+un_status run_direct(execution *x) {
+    un_group *g = x->g;
+    begin_reading(g);
+    un_status status = move_directly(x);
+    end_reading(g);
+    if (!status) status = finish_turn(x, is_giver(x, g->rank));
+    g->calls.turns++;
+    bool writes = x->call->operation == UN_ALL_REDUCE || x->call->operation == UN_REDUCE;
+    if (status && writes) wait_for_writers(x);
+    return status;
+}

@@ -1,0 +1,151 @@
+/* Blocks as Python sees them: buffers, which tensors and arrays are made of and keep alive. */
+#include <errno.h>
+#include <stddef.h>
+
+#include "binding.h"
+#include <structmember.h>
+
+typedef struct Block {
+    PyObject_HEAD
+    un_block *block;
+    int ranks;
+    PyObject *weak_references;
+} Block;
+
+static PyTypeObject *block_type;
+
+/* Sizes from a sequence of integers, one for each of at most UN_MAX_RANKS ranks; how many, or -1. */
+static int read_sizes(PyObject *sequence, uint64_t sizes[UN_MAX_RANKS]) {
+    Py_ssize_t count = PySequence_Size(sequence);
+    if (count < 0) return -1;
+    if (!count || count > UN_MAX_RANKS) {
+        PyErr_SetString(PyExc_ValueError, "a block has a size for each rank");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        sizes[i] = item ? PyLong_AsUnsignedLongLong(item) : 0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    return (int)count;
+}
+
+/* create_block(sizes): a descriptor */
+PyObject *module_create_block(PyObject *module, PyObject *sequence) {
+    (void)module;
+    uint64_t sizes[UN_MAX_RANKS];
+    int ranks = read_sizes(sequence, sizes);
+    if (ranks < 0) return NULL;
+    int descriptor = un_block_create(ranks, sizes);
+    return descriptor < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(descriptor);
+}
+
+/* open_block(descriptor, sizes): a Block. MemoryError: the limits leave no room for our part. */
+PyObject *group_open_block(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int descriptor;
+    PyObject *sequence;
+    uint64_t sizes[UN_MAX_RANKS];
+    if (!PyArg_ParseTuple(arguments, "iO", &descriptor, &sequence)) return NULL;
+    int ranks = read_sizes(sequence, sizes);
+    if (ranks < 0) return NULL;
+    if (!self->group || self->closing || ranks != self->ranks)
+        return PyErr_Format(PyExc_ValueError, "the group is closed, or has other ranks");
+    allocfunc allocate = (allocfunc)PyType_GetSlot(block_type, Py_tp_alloc);
+    Block *made = (Block *)allocate(block_type, 0);
+    if (!made) return NULL;
+    made->ranks = ranks;
+    un_status status;
+    self->users++;
+    Py_BEGIN_ALLOW_THREADS
+    status = un_block_open(self->group, descriptor, sizes, &made->block);
+    Py_END_ALLOW_THREADS
+    int error = errno;
+    if (!--self->users && self->closing) close_now(self);
+    if (!status) return (PyObject *)made;
+    made->block = NULL;
+    Py_DECREF((PyObject *)made);
+    errno = error;
+    if (status == UN_NO_MEMORY) return PyErr_NoMemory();
+    if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyErr_Format(PyExc_ValueError, "this is not the block that was agreed on");
+}
+
+/* use(number): all have opened it, and calls may find it */
+static PyObject *block_use(PyObject *object, PyObject *number) {
+    unsigned long long value = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred()) return NULL;
+    un_block_use(((Block *)object)->block, value);
+    Py_RETURN_NONE;
+}
+
+/* part(rank): where a rank's part begins in the buffer, and its bytes */
+static PyObject *block_part(PyObject *object, PyObject *number) {
+    const Block *self = (const Block *)object;
+    long rank = PyLong_AsLong(number);
+    if (PyErr_Occurred()) return NULL;
+    if (rank < 0 || rank >= self->ranks) return PyErr_Format(PyExc_IndexError, "no such rank");
+    size_t bytes;
+    const char *first = un_block_part(self->block, 0, &bytes);
+    const char *data = un_block_part(self->block, (int)rank, &bytes);
+    return Py_BuildValue("nn", (Py_ssize_t)(data - first), (Py_ssize_t)bytes);
+}
+
+/* The address of the buffer, by which tensors over it are known. */
+static PyObject *block_address(PyObject *object, void *ignored) {
+    (void)ignored;
+    size_t bytes;
+    return PyLong_FromVoidPtr(un_block_part(((Block *)object)->block, 0, &bytes));
+}
+
+static int get_buffer(PyObject *object, Py_buffer *view, int flags) {
+    const Block *self = (const Block *)object;
+    size_t bytes;
+    char *first = un_block_part(self->block, 0, &bytes);
+    char *last = un_block_part(self->block, self->ranks - 1, &bytes);
+    return PyBuffer_FillInfo(view, object, first, last + bytes - first, 0, flags);
+}
+
+static void free_block(PyObject *object) {
+    Block *self = (Block *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->weak_references) PyObject_ClearWeakRefs(object);
+    if (self->block) un_block_release(self->block);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef block_methods[] = {
+    {"use", block_use, METH_O, NULL},
+    {"part", block_part, METH_O, NULL},
+    {0},
+};
+
+static PyGetSetDef block_properties[] = {{"address", block_address, NULL, NULL, NULL}, {0}};
+
+static PyMemberDef block_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Block, weak_references), READONLY, NULL},
+    {0},
+};
+
+int prepare_blocks(void) {
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "Memory that all ranks of a group have mapped."},
+        {Py_tp_dealloc, (void *)free_block},
+        {Py_tp_methods, block_methods},
+        {Py_tp_getset, block_properties},
+        {Py_tp_members, block_members},
+        {Py_bf_getbuffer, (void *)get_buffer},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "unisono._native.Block",
+        .basicsize = sizeof(Block),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    if (!block_type) block_type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return block_type ? 0 : -1;
+}

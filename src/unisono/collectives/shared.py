@@ -1,0 +1,125 @@
+"""Shared tensors as functions: memory that all ranks of a group have mapped (docs/shared.md)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy
+import torch
+
+from unisono.collectives.types import Group, TensorT
+from unisono.comm.shared_tensors import Shape, check_shareable
+from unisono.world.world import resolve
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from unisono.comm.tensors import Array
+
+ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
+_LINE_BYTES = 64
+
+
+@overload
+def empty_shared(
+    shape: Shape, dtype: torch.dtype | None = None, group: Group = None
+) -> torch.Tensor: ...
+@overload
+def empty_shared(shape: Shape, dtype: DTypeLike, group: Group = None) -> Array: ...
+def empty_shared(shape: Shape, dtype: Any = None, group: Group = None) -> Any:
+    """A tensor of this `shape` and `dtype` in memory that every rank of `group` (None: the world)
+    has mapped: `Communicator.empty`. All ranks call.
+
+    Raises what that raises.
+
+    >>> x = unisono.empty_shared((2, 2), torch.int64).fill_(comm.rank + 1)
+    >>> unisono.all_reduce(x)
+    tensor([[3, 3],
+            [3, 3]])
+    """
+    return resolve(group).empty(shape, dtype)
+
+
+def share(tensor: TensorT, group: Group = None) -> TensorT:
+    """A copy of `tensor`, a CPU tensor or array, in memory that every rank of `group` (None: the
+    world) has mapped. All ranks call, each with its own. The copy is contiguous, and no part of
+    autograd's graph.
+
+    Raises TypeError for what is no such tensor, and what `Communicator.empty` raises.
+
+    >>> x = unisono.share(torch.arange(3) + comm.rank)
+    >>> comm.barrier()
+    >>> unisono.peer(x, 1)
+    tensor([1, 2, 3])
+    """
+    comm = resolve(group)
+    given: Any = check_shareable(comm, tensor)
+    made = comm.empty(tuple(given.shape), given.dtype)
+    if isinstance(given, numpy.ndarray):
+        made[...] = given
+    else:
+        made.copy_(given.detach())
+    result: TensorT = made
+    return result
+
+
+def share_module(module: ModuleT, group: Group = None) -> ModuleT:
+    """Move the parameters and buffers of a `module` into memory that every rank of `group` (None:
+    the world) has mapped; returns the module. All ranks call, each with its own.
+
+    The tensors stay the same objects, so that optimizers and hooks know them; those that share
+    memory share it still. All of it is one allocation.
+
+    Raises TypeError for parameters or buffers that are not on the CPU or have no plain memory, and
+    what `Communicator.empty` raises.
+
+    >>> layer = unisono.share_module(torch.nn.Linear(2, 1))
+    >>> comm.is_shared(layer.weight)
+    True
+    >>> comm.barrier()
+    >>> unisono.peer(layer.bias.detach(), comm.next).shape
+    torch.Size([1])
+    """
+    comm = resolve(group)
+    tensors = [check_shareable(comm, each) for each in chain(module.parameters(), module.buffers())]
+    starts: dict[int, int] = {}
+    total = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in starts:
+            starts[storage.data_ptr()] = total
+            total += -(-storage.nbytes() // _LINE_BYTES) * _LINE_BYTES
+    memory = comm.empty(total, torch.uint8)
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            continue
+        start = starts[storage.data_ptr()]
+        there = memory[start : start + storage.nbytes()]
+        there.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+        offset = (memory.storage_offset() + start) // tensor.element_size()
+        moved = torch.empty(0, dtype=tensor.dtype).set_(
+            memory.untyped_storage(),
+            offset + tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+        tensor.data = moved
+    return module
+
+
+def peer(tensor: TensorT, rank: int, group: Group = None) -> TensorT:
+    """Rank `rank`'s memory where `tensor` lies in this rank's, in a `group` (None: the world):
+    `Communicator.peer`. No call: nobody else takes part.
+
+    Raises ValueError for a tensor that is not shared, or that has no counterpart.
+
+    >>> x = unisono.empty_shared(2).fill_(comm.rank)
+    >>> comm.barrier()
+    >>> unisono.peer(x, 0)
+    tensor([0., 0.])
+    >>> comm.barrier()
+    """
+    view: TensorT = resolve(group).peer(tensor, rank)
+    return view

@@ -1,0 +1,177 @@
+"""Memory that all ranks of a group have mapped: how they agree on it, and tensors over it.
+
+Rank 0 makes a nameless file and hands its descriptor to the others, each rank claims the pages of
+its own part and maps the whole, and only when all have done so it is used. Whoever fails says so
+in the second agreement, and then all do.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, WeakValueDictionary
+
+from unisono.comm.engine import Block, create_block, memory_room
+from unisono.comm.rendezvous.handover import hand_out, receive_from
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.membership import Membership
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.shared_tensors import Memory, is_of_torch
+from unisono.errors import SegmentError
+
+if TYPE_CHECKING:
+    from unisono.comm.tensors import Tensor
+
+_OPENED, _NO_ROOM, _FAILED = range(3)
+_in_use: WeakSet[Block] = WeakSet()
+
+
+def is_in_a_block(address: int) -> bool:
+    """Whether other processes may look at this memory: it lies in a block of some group."""
+    return any(0 <= address - block.address < memoryview(block).nbytes for block in list(_in_use))
+
+
+class BlockMemory(Memory):
+    """A block of the engine's. Tensors keep the block alive, not this."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def tensor(
+        self, rank: int, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None
+    ) -> Tensor:
+        start, size = self._block.part(rank)
+        if not size:
+            raise ValueError(f"rank {rank} has nothing in this memory")
+        if is_of_torch(dtype):
+            import torch
+
+            part = torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=start)
+            view = torch.empty(0, dtype=dtype)
+            if strides is None:
+                strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+            _check_fits(rank, offset, shape, [s * dtype.itemsize for s in strides], dtype, size)
+            storage = part.untyped_storage()
+            return view.set_(storage, offset // dtype.itemsize, tuple(shape), tuple(strides))
+        import numpy
+
+        array_part = numpy.frombuffer(memoryview(self._block), numpy.uint8, size, start)
+        if strides is not None:
+            _check_fits(rank, offset, shape, strides, dtype, size)
+        return numpy.ndarray(tuple(shape), dtype, array_part, offset, strides)
+
+    def find(self, address: int, ranks: int) -> int | None:
+        """How far into a rank's part an address lies; None: in none."""
+        for rank in range(ranks):
+            start, size = self._block.part(rank)
+            if 0 <= address - self._block.address - start < size:
+                return address - self._block.address - start
+        return None
+
+
+def _check_fits(
+    rank: int, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: Any, size: int
+) -> None:
+    if 0 in shape:
+        return
+    steps = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    first = offset + sum(step for step in steps if step < 0)
+    end = offset + sum(step for step in steps if step > 0) + dtype.itemsize
+    if first < 0 or end > size or offset % dtype.itemsize:
+        raise ValueError(f"rank {rank} has only {size} bytes in this memory, and no counterpart")
+
+
+class Allocator:
+    """Makes a group's blocks, in the order of its calls, and finds those in use."""
+
+    def __init__(self, membership: Membership, name: str) -> None:
+        self._membership = membership
+        self._name = name
+        self._serial = 0
+        self._blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
+
+    def find(self, address: int) -> tuple[Memory, int] | None:
+        """The memory in which an address lies, and how far into whose part."""
+        for block in list(self._blocks.values()):
+            memory = BlockMemory(block)
+            offset = memory.find(address, self._membership.size)
+            if offset is not None:
+                return memory, offset
+        return None
+
+    def allocate(
+        self,
+        size_bytes: int,
+        exchange: Callable[[array[int]], list[int]],
+        lobby: Lobby,
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> Memory | None:
+        """Memory in which this rank has so many bytes; None where no rank wants any. Raises
+        SegmentError on every rank if one cannot have its part. `exchange` gives every rank's
+        integers to all, as a call of the group; `check` raises once the group is over."""
+        sizes = exchange(array("q", [size_bytes]))
+        self._serial += 1
+        if not any(sizes):
+            return None
+        block, outcome = None, (_OPENED, 0)
+        try:
+            block = self._open(sizes, lobby, deadline, check)
+        except MemoryError:
+            outcome = _NO_ROOM, max(0, memory_room())
+        except OSError as error:
+            outcome = _FAILED, error.errno or 0
+        outcomes = exchange(array("q", outcome))
+        if block is None or any(outcomes[::2]):
+            raise SegmentError(_describe(self._name, sizes, outcomes))
+        block.use(self._serial)
+        self._blocks[self._serial] = block
+        _in_use.add(block)
+        return BlockMemory(block)
+
+    def _open(
+        self, sizes: list[int], lobby: Lobby, deadline: Deadline, check: Callable[[], None]
+    ) -> Block:
+        membership = self._membership
+        key = f"{membership.key}/memory/{self._serial}"
+        if membership.rank:
+            address = membership.members[0].address
+            descriptor = receive_from(address, key, membership.rank, deadline, check)
+            if descriptor < 0:
+                raise OSError(0, "rank 0 has not made it")
+        else:
+            failure, descriptor = None, -1
+            try:
+                descriptor = create_block(sizes)
+            except OSError as error:
+                failure = error
+            try:
+                hand_out(descriptor, lobby, key, membership.size, deadline, check)
+            except BaseException:
+                _close(descriptor)
+                raise
+            if failure is not None:
+                raise failure
+        try:
+            return membership.group.open_block(descriptor, sizes)
+        finally:
+            _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
+    total = sum(sizes)
+    lines = [f"no {total} bytes of shared memory for group {name} ({max(sizes)} for one rank)"]
+    for rank, (outcome, detail) in enumerate(zip(outcomes[::2], outcomes[1::2], strict=True)):
+        if outcome == _NO_ROOM:
+            lines.append(f"rank {rank} wants {sizes[rank]}: its memory limits leave {detail}")
+        elif outcome == _FAILED:
+            why = os.strerror(detail) if detail else "there is nothing to map"
+            lines.append(f"rank {rank} cannot map it: {why}")
+    return "\n".join(lines)

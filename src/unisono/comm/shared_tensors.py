@@ -1,0 +1,200 @@
+"""Shared tensors of a Communicator: ordinary tensors in memory that all its ranks have mapped.
+
+`Memory` is what an implementation provides: one allocation of the group's, with a part for each
+rank. Where the ranks have no memory in common it provides none, and tensors are ordinary ones:
+programs run the same everywhere, but for `peer`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import DTypeLike
+
+    from unisono.comm.tensors import Array, Tensor
+
+Shape: TypeAlias = "int | Sequence[int]"
+TensorT = TypeVar("TensorT", bound="Tensor")
+
+
+class Memory(ABC):
+    """One allocation of a group: a part for each rank, all of which this process can touch. It is
+    given back when no rank has a tensor there any more."""
+
+    @abstractmethod
+    def tensor(
+        self, rank: int, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None
+    ) -> Tensor:
+        """A tensor, or with a dtype of NumPy's an array, `offset` bytes into the part of a rank;
+        `strides` as those of the same library have them. ValueError: it does not fit in."""
+
+
+class SharedTensors:
+    """What every Communicator can do with memory of all its ranks."""
+
+    rank: int
+    size: int
+    name: str
+
+    def _allocate(self, size_bytes: int) -> Memory | None:
+        """Memory in which this rank has so many bytes; all ranks call. None: there is none that
+        all could see."""
+        return None
+
+    def _find_memory(self, address: int) -> tuple[Memory, int] | None:
+        """The memory in which an address lies, and how far into whose part."""
+        return None
+
+    @overload
+    def empty(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    @overload
+    def empty(self, shape: Shape, dtype: DTypeLike) -> Array: ...
+    def empty(self, shape: Shape, dtype: Any = None) -> Any:
+        """A tensor of this `shape`, an integer or several, in memory that every rank of the group
+        has mapped; what is in it is not defined. All ranks call. `dtype` is one of torch's, or one
+        of NumPy's for an array; None: torch's default.
+
+        It is an ordinary tensor. Calls to which every rank gives such tensors, whole or slices in
+        one piece, move large ones with one copy less (docs/shared.md); `peer` gives another rank's.
+        The memory is given back when all ranks have dropped their tensors. Where ranks have no
+        memory in common, on several hosts or over torch, the tensor lies in this rank's own.
+
+        Raises ValueError or TypeError for a shape or dtype that makes no sense, SegmentError on all
+        ranks where the memory limits of one leave no room.
+
+        >>> x = comm.empty((2, 3), torch.float32).fill_(comm.rank)
+        >>> comm.all_reduce(x)
+        >>> x[0]
+        tensor([1., 1., 1.])
+        """
+        lengths, kind = self._checked_shape(shape, dtype)
+        memory = self._allocate(math.prod(lengths) * kind.itemsize)
+        if memory is None or not math.prod(lengths):
+            return _ordinary(lengths, kind)
+        return memory.tensor(self.rank, 0, lengths, kind)
+
+    @overload
+    def zeros(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    @overload
+    def zeros(self, shape: Shape, dtype: DTypeLike) -> Array: ...
+    def zeros(self, shape: Shape, dtype: Any = None) -> Any:
+        """As `empty` of this `shape` and `dtype`, filled with zeros. Raises what that raises.
+
+        >>> comm.zeros(2)
+        tensor([0., 0.])
+        """
+        made: Any = self.empty(shape, dtype)
+        made[...] = 0  # memory that was given back comes back zeroed, but ordinary one does not
+        return made
+
+    def peer(self, tensor: TensorT, rank: int) -> TensorT:
+        """Rank `rank`'s memory where `tensor` lies in this rank's: a view of the same shape, over
+        the peer's own elements, where all ranks made theirs in the same call. `tensor` is one of
+        `empty` or `zeros`, or a slice of one. This is no call: nobody else takes part, and
+        `barrier` tells when a peer has written.
+
+        Raises ValueError for a tensor that is not shared, or that has no counterpart.
+
+        >>> x = comm.zeros(3).fill_(comm.rank)
+        >>> comm.barrier()
+        >>> comm.peer(x, 1)[1:]
+        tensor([1., 1.])
+        >>> comm.barrier()  # before anybody changes its own again
+        """
+        if type(rank) is not int or not 0 <= rank < self.size:
+            raise ValueError(f"peer on group {self.name}: {rank!r} is not a rank of {self.size}")
+        found = self._find_memory(_address_of(tensor))
+        if found is None:
+            if rank == self.rank:
+                return tensor
+            raise ValueError(
+                f"peer on group {self.name}: this tensor is not in memory that the group shares: "
+                "make it with empty or zeros of this group, or with unisono.share"
+            )
+        memory, offset = found
+        given: Any = tensor
+        strides = given.stride() if hasattr(given, "stride") else given.strides
+        view: Any = memory.tensor(rank, offset, tuple(tensor.shape), tensor.dtype, strides)
+        mine: TensorT = view
+        return mine
+
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Whether `tensor` lies in memory that this group shares. Raises TypeError for what is no
+        tensor.
+
+        >>> comm.is_shared(comm.zeros(3)), comm.is_shared(torch.zeros(3))
+        (True, False)
+        """
+        return self._find_memory(_address_of(tensor)) is not None
+
+    def _checked_shape(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
+        """The shape as a tuple and the dtype as its library's own; ValueError and TypeError, once
+        the peers know that this rank will not take part."""
+        try:
+            lengths = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
+            if any(length < 0 for length in lengths):
+                raise ValueError(f"a tensor of shape {lengths}")
+            return lengths, _dtype_of(dtype)
+        except (TypeError, ValueError) as error:
+            self._refuse_allocation(error)
+
+    def _refuse_allocation(self, why: Exception) -> NoReturn:
+        raise type(why)(f"allocate on group {self.name}: {why}") from None
+
+
+def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
+    """A tensor or array that can be copied into shared memory; TypeError, once the peers know."""
+    why = None
+    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):
+        why = f"{type(tensor).__name__} is neither a tensor nor an array"
+    elif hasattr(tensor, "device") and hasattr(tensor, "is_cpu") and not tensor.is_cpu:
+        why = f"a tensor on {tensor.device}: shared memory holds tensors of the cpu"
+    elif "strided" not in str(getattr(tensor, "layout", "strided")):
+        why = f"{tensor.layout} has no plain memory"
+    if why:
+        comm._refuse_allocation(TypeError(why))
+    return tensor
+
+
+def is_of_torch(dtype: Any) -> bool:
+    """Whether a dtype is one of torch's, and not of NumPy's."""
+    return type(dtype).__module__ == "torch"
+
+
+def _dtype_of(dtype: Any) -> Any:
+    if dtype is None:
+        import torch
+
+        return torch.get_default_dtype()
+    if is_of_torch(dtype):
+        return dtype
+    import numpy
+
+    known = numpy.dtype(dtype)
+    if known.hasobject:
+        raise TypeError("Python objects cannot lie in shared memory")
+    return known
+
+
+def _ordinary(shape: tuple[int, ...], dtype: Any) -> Any:
+    if is_of_torch(dtype):
+        import torch
+
+        return torch.empty(shape, dtype=dtype)
+    import numpy
+
+    return numpy.empty(shape, dtype)
+
+
+def _address_of(tensor: Any) -> int:
+    if hasattr(tensor, "data_ptr"):
+        return int(tensor.data_ptr())
+    if hasattr(tensor, "__array_interface__"):
+        return int(tensor.__array_interface__["data"][0])
+    raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
