@@ -1,9 +1,9 @@
 """Ranks that share one GPU: how long calls on CUDA tensors take, beside gloo's.
 
-    python benchmarks/cuda.py [--ranks 2 4 8] [--quick]
+    python benchmarks/gpu.py [--ranks 2 4 8] [--quick]
 
-Prints a table for each number of ranks; docs/cuda.md has one of them. Times are per call, of many
-in a row, with one wait for the GPU at the end: the median of several such rows, on the slowest rank.
+Prints a table for each number of ranks; docs/cuda.md has one. Times are per call, of many in a
+row, with one wait for the GPU at the end: the median of several such rows, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def main() -> None:
     for ranks in asked.ranks:
         print(f"\n{ranks} ranks share {torch.cuda.get_device_name()}: all_reduce, us per call")
         print(f"{'bytes':>12} {'unisono':>10} {'gloo':>12} {'faster':>8}")
-        for size, ours, theirs in unisono.launch(measure_all_reduce, ranks, asked.quick)[0]:
+        for size, ours, theirs in unisono.launch(measure_all_reduce, ranks, [asked.quick])[0]:
             print(f"{size:>12} {ours:>10.0f} {theirs:>12.0f} {theirs / ours:>8.1f}", flush=True)
     if not asked.quick:
         print("\nDDP step of a transformer of 100 million parameters, 4 ranks, ms")
         for backend in ("none", "unisono", "gloo"):
-            took = unisono.launch(measure_ddp, 4, backend)[0]
+            took = unisono.launch(measure_ddp, 4, [backend])[0]
             print(f"{backend:>12} {took:>10.1f}", flush=True)
 
 
