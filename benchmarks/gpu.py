@@ -82,18 +82,53 @@ def measure_ddp(group_backend: str) -> float:
     return time_calls(step, 3 if group_backend == "gloo" else 10, rows=3) / 1e3
 
 
+def measure_weights(gigabytes: float, transactional: bool, checksum: bool) -> tuple[float, float]:
+    """Milliseconds of the first update and of later ones, trainer to engine."""
+    comm = unisono.init("unisono", with_torch=True)
+    count = max(1, round(gigabytes * 1e9 / (64 << 20)))
+    weights = {
+        f"layer{index}": torch.full((32 << 20,), float(comm.rank), device="cuda").bfloat16()
+        for index in range(count)
+    }
+    if comm.rank == 0:
+        end = unisono.training.WeightSender(
+            comm, weights, transactional=transactional, checksum=checksum
+        )
+    else:
+        end = unisono.training.WeightReceiver(comm, weights)
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(8):
+        comm.barrier()
+        begin = time.perf_counter()
+        end.update()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - begin) * 1e3)
+    assert all(tensor[-1].item() == 0 for tensor in weights.values())
+    return found[0], statistics.median(found[2:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--quick", action="store_true", help="gloo up to 1 MiB only, no DDP")
+    parser.add_argument("--gigabytes", type=float, default=16.0, help="of weights")
     asked = parser.parse_args()
     for ranks in asked.ranks:
         print(f"\n{ranks} ranks share {torch.cuda.get_device_name()}: all_reduce, us per call")
         print(f"{'bytes':>12} {'unisono':>10} {'gloo':>12} {'faster':>8}")
         for size, ours, theirs in unisono.launch(measure_all_reduce, ranks, [asked.quick])[0]:
             print(f"{size:>12} {ours:>10.0f} {theirs:>12.0f} {theirs / ours:>8.1f}", flush=True)
+    print(f"\n{asked.gigabytes} GB of weights, trainer to engine, ms: the first time, later")
+    for transactional in (False, True):
+        for checksum in (False, True):
+            given = [asked.gigabytes, transactional, checksum]
+            first, later = unisono.launch(measure_weights, 2, given)[1]
+            how = "a second copy" if transactional else "into place"
+            how += ", with checksums" if checksum else ""
+            print(f"{how:>32} {first:>10.1f} {later:>10.1f}", flush=True)
     if not asked.quick:
         print("\nDDP step of a transformer of 100 million parameters, 4 ranks, ms")
         for backend in ("none", "unisono", "gloo"):

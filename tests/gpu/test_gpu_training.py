@@ -83,7 +83,7 @@ class TestAsOneProcess:
         mesh = init_device_mesh("cuda", (ranks,))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallel = parallelize_module(model(), mesh, plan)
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, foreach=False)
         losses = []
         for step in range(STEPS):
             x, y = batch(step)

@@ -147,8 +147,8 @@ def make_default_group(comm: Communicator, store: Any) -> None:
 
 
 _ALSO_OURS = ("nccl",)
-"""Beside ours: "cpu:unisono,cuda:nccl" is what a group of ours does where every rank has a GPU of its
-own; where they share one, NCCL refuses and ours does not."""
+"""Beside ours: "cpu:unisono,cuda:nccl" is what a group of ours does where every rank has a GPU of
+its own; where they share one, NCCL refuses and ours does not."""
 
 
 def _check_torch(rank: int, ranks: Sequence[int]) -> None:

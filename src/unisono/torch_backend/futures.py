@@ -59,9 +59,11 @@ class WorkFuture(torch.futures.Future[Any]):
     """
 
     def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
+        self.gpus: list[Any]
         # A Future on GPUs makes the streams of whoever waits for it wait, too.
-        super().__init__(devices=_gpus_of(result) if first is None else first.gpus)
-        self.gpus = _gpus_of(result) if first is None else first.gpus
+        gpus: list[Any] = _gpus_of(result) if first is None else first.gpus
+        super().__init__(devices=gpus)
+        self.gpus = gpus
         self._work = work
         self._result = result
         self._first = first or self

@@ -65,6 +65,14 @@ class Driver:
             raise DriverError(name, getattr(status, "name", str(status)))
         return results[0] if len(results) == 1 else results
 
+    def has_mps(self, index: int) -> bool:
+        """Whether this process computes on a GPU through the Multi-Process Service."""
+        kind = getattr(self._cu.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+        if kind is None:
+            return False
+        device = self._call("cuDeviceGet", index)
+        return bool(self._call("cuDeviceGetAttribute", kind, device))
+
     # -- memory ----------------------------------------------------------------------------------
 
     def allocation_of(self, address: int) -> Allocation:

@@ -1,7 +1,7 @@
 """The calls of a group on CUDA tensors, over its calls on CPU tensors.
 
-Every call begins with a meeting in the group's engine, marked as one of GPU tensors: so what differs
-between ranks, a CPU tensor on one of them too, raises on all before any output has changed.
+Every call begins with a meeting in the group's engine, marked as one of GPU tensors: so what
+differs between ranks, a CPU tensor on one of them too, raises on all before any output changes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from unisono.comm.announced_calls import (
     encode_call,
     find_mismatch,
 )
+from unisono.comm.arguments import LISTS, check_root
 from unisono.comm.base import (
     REDUCTIONS,
     TRUNCATED_AVG,
@@ -37,20 +38,19 @@ from unisono.comm.cuda.conducting import CONDUCTOR, Copy, Reduce, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.messages import GpuMessages
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
+from unisono.comm.cuda.shared_gpu import SharedGpu
 from unisono.comm.engine import GPU_MARK, Operation, site_of
 from unisono.comm.over_torch.executors import StreamExecutor
 from unisono.comm.row_group import Rows
-from unisono.comm.rows import row_of, write_back
+from unisono.comm.rows import bytes_of, concatenate, copy_into, row_of, write_back
+from unisono.comm.shared_memory.engine_calls import REDUCTION_NUMBERS
 from unisono.errors import CollectiveMismatch, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 _log = logging.getLogger("unisono")
-_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
-_NUMBERS |= {"mean": _NUMBERS["avg"], TRUNCATED_AVG: len(REDUCTIONS) + 1}
-_PREMUL_SUM = len(REDUCTIONS)
+_ALL_REDUCE = Operation.ALL_REDUCE
 _OUTCOME_BYTES = 256
 _Plan = Callable[[Sequence[RankMemory], Sequence[PeerCall]], list[Task]]
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -73,7 +73,7 @@ class GpuGroup(GpuMessages):
         self._shared: SharedGpu | None = None
         self._nccl: Communicator | None = None
         self._device: torch.device | None = None
-        self._most_regions = comm.size + 1
+        self._combiners: dict[Op, Callable[[torch.Tensor], None]] = {}
 
     @property
     def timeout_s(self) -> float:
@@ -101,39 +101,109 @@ class GpuGroup(GpuMessages):
     def all_reduce(
         self, tensor: Any, op: Op = "sum", *, async_op: bool = False, algorithm: Any = None
     ) -> Work | None:
-        group = self._ready(Operation.ALL_REDUCE, tensor, tensor)
+        group = self._ready(_ALL_REDUCE, tensor)
         if group is not self:
             return group.all_reduce(tensor, op, async_op=async_op)  # type: ignore[arg-type]
-        if isinstance(tensor, torch.Tensor) and 0 < tensor.nbytes <= STAGED_BYTES:
+        shared = self._shared
+        if shared and isinstance(tensor, torch.Tensor) and 0 < tensor.nbytes <= shared.staged_bytes:
             return self._all_reduce_small(tensor, op, async_op)
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
     def _all_reduce_small(self, tensor: torch.Tensor, op: Op, async_op: bool) -> Work | None:
         """One small tensor: the engine's own check is enough, there is no other meeting."""
-        if not (tensor.is_contiguous() and type(op) is str and op in _NUMBERS):
-            self._tensors("all_reduce", tensor, True)
-            self._check_op("all_reduce", op, [tensor])
-        elif tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
-            self._tensors("all_reduce", tensor, True)
-        number, factor = _engine_reduction(op)
-        run = self._comm._native_run
+        if (
+            async_op
+            or type(op) is not str
+            or op not in REDUCTION_NUMBERS
+            or not tensor.is_contiguous()
+            or tensor.device != self._device
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or _is_capturing()
+        ):
+            return self._all_reduce_small_anyhow(tensor, op, async_op)
+        shared = self._shared
+        assert shared is not None
+        with self._lock:
+            shared.staging.exchange(tensor, self._stream(), self._combiner(op))
+        return None
 
-        def combine(host: torch.Tensor) -> None:
-            status = run(Operation.ALL_REDUCE, host, host, GPU_MARK, number, factor, False, None)
-            if status:
-                self._comm._fail(status, Operation.ALL_REDUCE, number, host)
+    def _all_reduce_small_anyhow(self, tensor: torch.Tensor, op: Op, async_op: bool) -> Work | None:
+        """The same for a tensor of any layout, as a work too: ranks may differ in these."""
+        self._tensors("all_reduce", tensor, True)
+        self._check_op("all_reduce", op, [tensor])
+        shared = self._shared
+        assert shared is not None
 
         def job() -> None:
-            assert self._shared is not None
             row = row_of(tensor)
-            self._shared.staging.exchange(row, self._stream(), combine)
+            shared.staging.exchange(row, self._stream(), self._combiner(op))
             write_back(tensor, row)
 
-        if not async_op and tensor.device == self._device and not _is_capturing():
-            with self._lock, torch.inference_mode():
-                job()
-            return None
         return self._run(AnnouncedCall("all_reduce"), job, [tensor], async_op)
+
+    def _combiner(self, op: Op) -> Callable[[torch.Tensor], None]:
+        """An all_reduce in pinned memory."""
+        combiner = self._combiners.get(op)
+        if combiner is None:
+            combiner = self._combiners[op] = self._make_combiner(op)
+        return combiner
+
+    def _make_combiner(self, op: Op) -> Callable[[torch.Tensor], None]:
+        comm = self._comm
+        number, factor = _engine_reduction(op)
+        rest = GPU_MARK, number, factor, False, None
+
+        def combine(host: torch.Tensor) -> None:
+            status = comm._native_run(_ALL_REDUCE, host, host, *rest)
+            if status:
+                comm._fail(status, _ALL_REDUCE, number, host)
+
+        return combine
+
+    def broadcast(
+        self, tensor: Any, root: int = 0, *, async_op: bool = False, algorithm: Any = None
+    ) -> Work | None:
+        group = self._ready(Operation.BROADCAST, tensor)
+        if group is not self:
+            return group.broadcast(tensor, root, async_op=async_op)
+        if not isinstance(tensor, LISTS) or len(tensor) < 2:
+            return super().broadcast(tensor, root, async_op=async_op)
+        return self._broadcast_many(list(tensor), root, async_op)
+
+    def _broadcast_many(self, given: list[Any], root: int, async_op: bool) -> Work | None:
+        """Many tensors, from memory to memory: nothing is packed where the conductor copies."""
+        self._checked("broadcast", check_root, root, self.size)
+        tensors = self._tensors("broadcast", given, True)
+        self._check_overlaps("broadcast", tensors)
+        counts = ", ".join(f"{dtype_name(tensor)}[{tensor.numel()}]" for tensor in tensors)
+        call = self._call(f"broadcast of {counts} from rank {root}")
+
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            others = [rank for rank in range(self.size) if rank != root]
+            regions = enumerate(memory[root].regions)
+            return [
+                Copy((root, index, 0), (rank, index, 0), region.size)
+                for index, region in regions
+                for rank in others
+            ]
+
+        def job() -> None:
+            rows = [row_of(tensor) for tensor in tensors]
+            moved = [bytes_of(row) for row in rows]
+
+            def staged(shared: SharedGpu) -> None:
+                whole = concatenate(moved)
+                self._broadcast_staged(shared, whole, root, call)
+                if self.rank != root:
+                    copy_into(whole, moved)
+
+            self._carry_out(call, moved, sum(row.nbytes for row in moved), plan, staged)
+            if self.rank != root:
+                for tensor, row in zip(tensors, rows, strict=True):
+                    write_back(tensor, row)
+
+        return self._run(call, job, tensors, async_op)
 
     def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
         return self._comm.barrier(timeout_s=timeout_s, async_op=async_op)
@@ -238,7 +308,7 @@ class GpuGroup(GpuMessages):
         if orchestra is not None:
             orchestra.arrive(stream)
         memory, peer_calls = self._meet(call, rows, moved_bytes)
-        is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
+        is_large = max(brought.bytes for brought in memory) > shared.staged_bytes
         if orchestra is not None and is_large:
             if all(brought.can_map for brought in memory):
                 if self._conduct(call, shared, lambda: plan(memory, peer_calls), memory, stream):
@@ -284,7 +354,8 @@ class GpuGroup(GpuMessages):
         mine = self._shared.describe([(row.data_ptr(), row.nbytes) for row in rows], moved_bytes)
         said = encode_call(call, self.size)
         length = said.numel()
-        encoded = bytearray(encode_memory(mine, self._most_regions))
+        most = max(self.size + 1, len(rows))
+        encoded = bytearray(encode_memory(mine, most))
         message = torch.cat([said, torch.frombuffer(encoded, dtype=torch.uint8)])
         everything = torch.empty(self.size, message.numel(), dtype=torch.uint8)
         self._engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
@@ -293,8 +364,10 @@ class GpuGroup(GpuMessages):
         error = None if are_alike(calls) else find_mismatch(peer_calls, self.rank, self.name)
         if error is not None:
             self._end(error)
+        wanted = most if self.rank == CONDUCTOR else 0  # the others need no addresses
         memory = [
-            decode_memory(everything[rank, length:].numpy().tobytes()) for rank in range(self.size)
+            decode_memory(everything[rank, length:].numpy().tobytes(), wanted)
+            for rank in range(self.size)
         ]
         return memory, peer_calls
 
@@ -385,17 +458,20 @@ class GpuGroup(GpuMessages):
             return [Copy((root, 0, 0), (rank, 0, 0), row.nbytes) for rank in others]
 
         def staged(shared: SharedGpu) -> None:
-            if not row.numel():
-                return
-            if self.rank == root:
-                host = shared.staging.take(row)
-                self._engine(call, Operation.BROADCAST, host, host, root)
-                return
-            host = shared.staging.room_for(row)
-            self._engine(call, Operation.BROADCAST, host, host, root)
-            shared.staging.give(row, host)
+            self._broadcast_staged(shared, row, root, call)
 
         self._carry_out(call, [row], row.nbytes, plan, staged)
+
+    def _broadcast_staged(
+        self, shared: SharedGpu, row: torch.Tensor, root: int, call: AnnouncedCall
+    ) -> None:
+        if not row.numel():
+            return
+        staging = shared.staging
+        host = staging.take(row) if self.rank == root else staging.room_for(row)
+        self._engine(call, Operation.BROADCAST, host, host, root)
+        if self.rank != root:
+            staging.give(row, host)
 
     def _all_gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
@@ -480,8 +556,8 @@ class GpuGroup(GpuMessages):
 def _engine_reduction(op: Op) -> tuple[int, float]:
     """The engine's number of a reduction, and its factor."""
     if isinstance(op, PremulSum):
-        return _PREMUL_SUM, float(op.factor)
-    return _NUMBERS.get(op, 0), 1.0
+        return len(REDUCTIONS), float(op.factor)
+    return REDUCTION_NUMBERS[op], 1.0
 
 
 def _kernel_reduction(op: Op) -> str:

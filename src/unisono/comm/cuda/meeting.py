@@ -51,6 +51,7 @@ def meet_on_gpus(
             properties.name,
             _token(),
             refusal,
+            driver is not None and driver.has_mps(device.index),
             () if orchestra is None else tuple(map(bytes.hex, orchestra.export_events())),
         )
         gpus = _exchange(comm, mine, operation)
@@ -71,7 +72,7 @@ def meet_on_gpus(
         elif orchestra is not None:
             orchestra.close()
             orchestra = None
-    shared = SharedGpu(driver, orchestra)
+    shared = SharedGpu(driver, orchestra, all(gpu.has_mps for gpu in gpus))
     if why:
         shared.warn_of_staging(comm.rank, why)
     return shared

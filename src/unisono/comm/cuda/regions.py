@@ -54,12 +54,12 @@ def encode_memory(memory: RankMemory, most_regions: int) -> bytes:
     return b"".join([head, *rows]).ljust(encoded_bytes(most_regions), b"\0")
 
 
-def decode_memory(data: bytes) -> RankMemory:
-    """The reverse of `encode_memory`."""
+def decode_memory(data: bytes, most_regions: int) -> RankMemory:
+    """The reverse of `encode_memory`, with so many regions at most."""
     count, can_map, size, gone = _HEADER.unpack_from(data)
     regions = tuple(
         Region(*_REGION.unpack_from(data, _HEADER.size + index * _REGION.size))
-        for index in range(count)
+        for index in range(min(count, most_regions))
     )
     return RankMemory(regions, size, gone, bool(can_map))
 

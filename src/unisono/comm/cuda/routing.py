@@ -25,13 +25,15 @@ NCCL: Way = "nccl"
 @dataclass(frozen=True)
 class RankGpu:
     """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
-    its memory cannot be opened by others, "" where it can; `events` are handles of its events."""
+    its memory cannot be opened by others, "" where it can; `has_mps`, whether processes compute
+    side by side on it; `events` are handles of its events."""
 
     host: str
     gpu: str
     name: str
     token: str
     refusal: str
+    has_mps: bool
     events: tuple[str, ...]
 
     def encode(self) -> bytes:

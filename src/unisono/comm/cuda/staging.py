@@ -8,6 +8,7 @@ short ones are spread into rows first.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,8 +105,8 @@ class Staging:
 
     # -- one small row, in place: the commonest call -----------------------------------------------
 
-    def exchange(self, row: torch.Tensor, stream: int, combine: Any) -> None:
-        """Take a row, let `combine` work on it in pinned memory, and give it back."""
+    def exchange(self, row: torch.Tensor, stream: int, combine: Callable[[Any], None]) -> None:
+        """Take a row in one piece, let `combine` work on it in pinned memory, and give it back."""
         driver = self._driver
         if driver is None:
             self.start(stream)
