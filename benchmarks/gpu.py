@@ -1,6 +1,6 @@
 """Ranks that share one GPU: how long calls on CUDA tensors take, beside gloo's.
 
-    python benchmarks/gpu.py [--ranks 2 4 8] [--quick]
+    python benchmarks/gpu.py [--what all_reduce weights ddp] [--ranks 2 4 8] [--quick]
 
 Prints a table for each number of ranks; docs/cuda.md has one. Times are per call, of many in a
 row, with one wait for the GPU at the end: the median of several such rows, on the slowest rank.
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import unisono
+from unisono.training import WeightReceiver, WeightSender
 
 SIZES = (4, 4096, 65_536, 262_144, 524_288, 1 << 20, 4 << 20, 16 << 20, 256 << 20)
 GLOO_UP_TO = 256 << 20
@@ -91,11 +92,9 @@ def measure_weights(gigabytes: float, transactional: bool, checksum: bool) -> tu
         for index in range(count)
     }
     if comm.rank == 0:
-        end = unisono.training.WeightSender(
-            comm, weights, transactional=transactional, checksum=checksum
-        )
+        end = WeightSender(comm, weights, transactional=transactional, checksum=checksum)
     else:
-        end = unisono.training.WeightReceiver(comm, weights)
+        end = WeightReceiver(comm, weights)
     torch.cuda.synchronize()
     found = []
     for _ in range(8):
@@ -108,32 +107,47 @@ def measure_weights(gigabytes: float, transactional: bool, checksum: bool) -> tu
     return found[0], statistics.median(found[2:])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--quick", action="store_true", help="gloo up to 1 MiB only, no DDP")
-    parser.add_argument("--gigabytes", type=float, default=16.0, help="of weights")
-    asked = parser.parse_args()
-    for ranks in asked.ranks:
-        print(f"\n{ranks} ranks share {torch.cuda.get_device_name()}: all_reduce, us per call")
-        print(f"{'bytes':>12} {'unisono':>10} {'gloo':>12} {'faster':>8}")
-        for size, ours, theirs in unisono.launch(measure_all_reduce, ranks, [asked.quick])[0]:
-            print(f"{size:>12} {ours:>10.0f} {theirs:>12.0f} {theirs / ours:>8.1f}", flush=True)
-    print(f"\n{asked.gigabytes} GB of weights, trainer to engine, ms: the first time, later")
+def show_all_reduce(ranks: int, quick: bool) -> None:
+    print(f"\n{ranks} ranks share {torch.cuda.get_device_name()}: all_reduce, us per call")
+    print(f"{'bytes':>12} {'unisono':>10} {'gloo':>12} {'faster':>8}")
+    for size, ours, theirs in unisono.launch(measure_all_reduce, ranks, [quick])[0]:
+        print(f"{size:>12} {ours:>10.0f} {theirs:>12.0f} {theirs / ours:>8.1f}", flush=True)
+
+
+def show_weights(gigabytes: float) -> None:
+    print(f"\n{gigabytes:g} GB of weights, trainer to engine, ms: the first time, later")
     for transactional in (False, True):
         for checksum in (False, True):
-            given = [asked.gigabytes, transactional, checksum]
+            given = [gigabytes, transactional, checksum]
             first, later = unisono.launch(measure_weights, 2, given)[1]
             how = "a second copy" if transactional else "into place"
             how += ", with checksums" if checksum else ""
             print(f"{how:>32} {first:>10.1f} {later:>10.1f}", flush=True)
-    if not asked.quick:
-        print("\nDDP step of a transformer of 100 million parameters, 4 ranks, ms")
-        for backend in ("none", "unisono", "gloo"):
-            took = unisono.launch(measure_ddp, 4, [backend])[0]
-            print(f"{backend:>12} {took:>10.1f}", flush=True)
+
+
+def show_ddp() -> None:
+    print("\nDDP step of a transformer of 100 million parameters, batch 1, 4 ranks, ms")
+    for backend in ("none", "unisono", "gloo"):
+        print(f"{backend:>12} {unisono.launch(measure_ddp, 4, [backend])[0]:>10.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    kinds = ("all_reduce", "weights", "ddp")
+    parser.add_argument("--what", nargs="+", choices=kinds, default=kinds, help="all of these")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="of all_reduce")
+    parser.add_argument("--quick", action="store_true", help="gloo up to 1 MiB only")
+    parser.add_argument("--gigabytes", type=float, default=16.0, help="of weights")
+    asked = parser.parse_args()
+    if "all_reduce" in asked.what:
+        for ranks in asked.ranks:
+            show_all_reduce(ranks, asked.quick)
+    if "weights" in asked.what:
+        show_weights(asked.gigabytes)
+    if "ddp" in asked.what:
+        show_ddp()
 
 
 if __name__ == "__main__":
