@@ -81,6 +81,13 @@ def memory_folder() -> Iterator[str]:
         yield folder
 
 
+@pytest.fixture(scope="module")
+def cuda_pool() -> Iterator[RankPool]:
+    """Ranks that keep the replaced driver from test to test."""
+    with RankPool(3) as own:
+        yield own
+
+
 class Rank:
     """One rank with a replaced driver, and an orchestra that has met the others."""
 
@@ -89,6 +96,8 @@ class Rank:
 
         os.environ["REPLACED_DRIVER_FOLDER"] = folder
         self.driver = replaced_driver.install()
+        self.driver.log.clear()
+        self.driver.refuses_export = False
         from unisono.collectives.objects import all_gather_object
         from unisono.comm.cuda.conducting import Orchestra
         from unisono.comm.cuda.driver import load_driver
@@ -137,9 +146,9 @@ def all_reduce(size: int, count: int) -> Any:
 
 
 def test_the_conductor_reduces_in_everybodys_memory(
-    fresh_pool: RankPool, memory_folder: str
+    cuda_pool: RankPool, memory_folder: str
 ) -> None:
-    assert fresh_pool.run(reduce_and_copy, 3, memory_folder) == [None] * 3
+    assert cuda_pool.run(reduce_and_copy, 3, memory_folder) == [None] * 3
 
 
 def reduce_and_copy(comm: Communicator, folder: str) -> None:
@@ -164,9 +173,9 @@ def reduce_and_copy(comm: Communicator, folder: str) -> None:
 
 
 def test_memory_is_opened_once_and_closed_when_it_has_gone(
-    fresh_pool: RankPool, memory_folder: str
+    cuda_pool: RankPool, memory_folder: str
 ) -> None:
-    assert fresh_pool.run(free_and_allocate, 2, memory_folder) == [None] * 2
+    assert cuda_pool.run(free_and_allocate, 2, memory_folder) == [None] * 2
 
 
 def free_and_allocate(comm: Communicator, folder: str) -> None:
@@ -189,8 +198,8 @@ def free_and_allocate(comm: Communicator, folder: str) -> None:
     assert len(mappings_of_this_process()) == 0
 
 
-def test_two_groups_share_what_is_open(fresh_pool: RankPool, memory_folder: str) -> None:
-    assert fresh_pool.run(use_two_groups, 2, memory_folder) == [None] * 2
+def test_two_groups_share_what_is_open(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(use_two_groups, 2, memory_folder) == [None] * 2
 
 
 def use_two_groups(comm: Communicator, folder: str) -> None:
@@ -211,9 +220,9 @@ def use_two_groups(comm: Communicator, folder: str) -> None:
 
 
 def test_memory_that_cannot_be_opened_is_told_before_anything_changes(
-    fresh_pool: RankPool, memory_folder: str
+    cuda_pool: RankPool, memory_folder: str
 ) -> None:
-    assert fresh_pool.run(lose_memory, 2, memory_folder) == [None] * 2
+    assert cuda_pool.run(lose_memory, 2, memory_folder) == [None] * 2
 
 
 def lose_memory(comm: Communicator, folder: str) -> None:
@@ -229,9 +238,9 @@ def lose_memory(comm: Communicator, folder: str) -> None:
 
 
 def test_a_rank_whose_memory_is_not_for_others_says_so(
-    fresh_pool: RankPool, memory_folder: str
+    cuda_pool: RankPool, memory_folder: str
 ) -> None:
-    assert fresh_pool.run(refuse_export, 1, memory_folder) == [None]
+    assert cuda_pool.run(refuse_export, 1, memory_folder) == [None]
 
 
 def refuse_export(comm: Communicator, folder: str) -> None:

@@ -16,7 +16,7 @@ STAGED_BYTES = 1 << 20
 """What moves no more than this goes through pinned memory: a turn of every rank on the GPU takes
 longer."""
 
-STAGED_BYTES_WITH_MPS = 128 << 10
+STAGED_BYTES_WITH_MPS = 512 << 10
 """The same where MPS lets processes compute side by side."""
 
 _PINNED_BYTES = 4 * STAGED_BYTES
