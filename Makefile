@@ -14,7 +14,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-hosts test-docs test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -38,6 +38,10 @@ test-slow: .venv/.stamp ## run the slow tests
 test-hosts: .venv/.stamp ## run every test of ranks on several hosts
 	.venv/bin/python -m pytest -m "not slow" tests/hosts tests/comm/test_hosts.py
 	.venv/bin/python -m pytest -m "hosts and not slow" tests/comm/conformance
+
+# Without a GPU every test is skipped, and says so.
+test-gpu: .venv/.stamp ## run the tests of CUDA tensors on one GPU that all ranks share
+	.venv/bin/python -m pytest -m gpu tests/gpu
 
 # Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
 # test is skipped, and says so.

@@ -412,7 +412,11 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (prepare_calls() || prepare_blocks() || prepare_works(module) || prepare_messages(module)) return -1;
+    if (!on_device)
+        on_device = PyErr_NewException("unisono._native.OnDevice", PyExc_TypeError, NULL);
+    if (!on_device || PyModule_AddObjectRef(module, "OnDevice", on_device)) return -1;
+    if (prepare_calls() || prepare_blocks() || prepare_works(module) || prepare_messages(module))
+        return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 

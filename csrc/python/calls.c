@@ -45,8 +45,10 @@ COLD void name_refusal(const Group *self, un_operation operation) {
     }
 }
 
-/* An argument made no sense: tell the peers, then let the exception go on. */
+/* An argument made no sense: tell the peers, then let the exception go on. A tensor of a GPU makes
+ * sense to our caller: it makes another call of it. */
 COLD static PyObject *refuse(Group *self, un_call *call) {
+    if (PyErr_ExceptionMatches(on_device)) return NULL;
     PyObject *type, *value, *traceback;
     name_refusal(self, call->operation);
     PyErr_Fetch(&type, &value, &traceback);

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { DLPACK_CPU = 1 };
+enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };
 
 typedef struct dl_tensor {
     void *data;

@@ -56,6 +56,8 @@ COLD static int refuse_memory(PyObject *object) {
     return -1;
 }
 
+PyObject *on_device;
+
 bool shapes_are_compared;
 
 PyObject *module_compare_shapes(PyObject *module, PyObject *wanted) {
@@ -210,7 +212,8 @@ static int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
 
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU)
-        return refuse_memory(object);
+        return d->device.type == DLPACK_CUDA ? refuse(on_device, "memory of a GPU")
+                                             : refuse_memory(object);
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;

@@ -10,6 +10,8 @@
 
 #define COLD __attribute__((cold)) /* refusals: kept out of the way of calls that are all right */
 
+extern PyObject *on_device; /* the exception, a TypeError, about a tensor in a GPU's memory */
+
 typedef struct tensor {
     char *data;
     un_dtype dtype;

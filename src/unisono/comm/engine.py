@@ -24,6 +24,17 @@ except ImportError as error:
     _why_missing = str(error)
 
 
+class NotOnDevice(TypeError):
+    """In place of OnDevice where there is no engine: nobody raises it."""
+
+
+OnDevice: type[TypeError] = NotOnDevice if _native is None else _native.OnDevice
+"""A tensor lies in a GPU's memory. Peers have not been told of the call."""
+
+GPU_MARK = -2
+"""In place of a root, in posts of calls on GPU tensors: they match none on CPU tensors."""
+
+
 class Status(IntEnum):
     """How a call ended; the numbers are csrc/unisono.h's."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -116,6 +117,7 @@ def _gpus() -> Iterator[Finding]:
             yield ok("gpu", f"{counted}; NCCL {nccl}")
         except (AttributeError, RuntimeError, ImportError):
             yield warn("gpu", f"{counted}, no NCCL", "Install a torch build that brings NCCL.")
+        yield _shared_gpu()
         return
     seen = _nvidia_smi()
     if seen:
@@ -126,6 +128,45 @@ def _gpus() -> Iterator[Finding]:
         )
     else:
         yield ok("gpu", "no GPU: CPU tensors travel by unisono or gloo")
+
+
+def _shared_gpu() -> Finding:
+    """What ranks find that share the first GPU."""
+    import torch
+
+    from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
+
+    name = "shared gpu"
+    slow = "large CUDA tensors of ranks that share a GPU go through the CPU's memory"
+    try:
+        driver = load_driver()
+        memory = torch.empty(4 << 20, dtype=torch.uint8, device="cuda:0")
+        driver.export_memory(driver.allocation_of(memory.data_ptr()).base)
+        mps = driver.has_mps(0)
+    except DriverMissing as error:
+        return warn(name, f"no cuda-bindings: {slow} ({error})", "Run `pip install cuda-bindings`.")
+    except (DriverError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        hint = "Leave expandable segments out of PYTORCH_CUDA_ALLOC_CONF; see docs/cuda.md."
+        return warn(name, f"{slow}: the driver exports no memory ({reason})", hint)
+    others = _processes_on_gpus()
+    text = "ranks that share a GPU open each other's memory"
+    text += ", through MPS" if mps else "; without MPS they take turns"
+    return ok(name, f"{text}; {others} process(es) of others use GPUs now" if others else text)
+
+
+def _processes_on_gpus() -> int:
+    """How many processes the driver's tool sees on GPUs, this one aside."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    asked = [tool, "--query-compute-apps=pid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    pids = {line.strip() for line in done.stdout.splitlines() if line.strip().isdigit()}
+    return len(pids - {str(os.getpid())})
 
 
 def has_gpu() -> bool:

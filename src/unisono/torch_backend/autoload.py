@@ -57,7 +57,7 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         if _inherited_file is not None:
             from unisono.comm.over_torch.store import meet_in_file
 
@@ -86,7 +86,7 @@ def set_default_backend(name: str) -> None:
     from torch.distributed import Backend
 
     devices = Backend.backend_capability.get(name, ())
-    if name == NAME:  # a group of ours is for CPU tensors alone, also where there are GPUs
+    if name == NAME:  # of other devices than ours nobody has been asked
         Backend.default_device_backend_map.clear()
     for device in devices:
         Backend.default_device_backend_map[device] = name

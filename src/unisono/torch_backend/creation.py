@@ -146,6 +146,11 @@ def make_default_group(comm: Communicator, store: Any) -> None:
     )
 
 
+_ALSO_OURS = ("nccl",)
+"""Beside ours: "cpu:unisono,cuda:nccl" is what a group of ours does where every rank has a GPU of
+its own; where they share one, NCCL refuses and ours does not."""
+
+
 def _check_torch(rank: int, ranks: Sequence[int]) -> None:
     version = torch.__version__
     if is_too_old(version):
@@ -154,12 +159,13 @@ def _check_torch(rank: int, ranks: Sequence[int]) -> None:
     if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
         _warn_if_untried(version)
     config = _asked_for()
-    others = sorted({name for name in config.values() if name != NAME})
+    others = sorted({name for name in config.values() if name not in (NAME, *_ALSO_OURS)})
     if others:
         asked = ",".join(f"{device}:{name}" for device, name in config.items())
         raise UnisonoError(
-            f'"{asked}": a group of unisono serves CPU tensors alone. Make the default group with '
-            f'"{others[0]}", and one for CPU tensors with new_group(backend="{NAME}")'
+            f'"{asked}": a group of unisono serves tensors of all devices itself, and takes NCCL '
+            f'where every rank has a GPU of its own. Ask for "{NAME}", or make the default group '
+            f'with "{others[0]}" and one for CPU tensors with new_group(backend="{NAME}")'
         )
 
 

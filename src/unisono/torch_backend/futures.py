@@ -41,6 +41,11 @@ def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) 
     return future
 
 
+def _gpus_of(result: Sequence[torch.Tensor]) -> list[torch.device]:
+    """The GPUs on which the tensors of a result lie."""
+    return list({tensor.device for tensor in result if tensor.device.type == "cuda"})
+
+
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
@@ -54,7 +59,11 @@ class WorkFuture(torch.futures.Future[Any]):
     """
 
     def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
-        super().__init__()
+        self.gpus: list[Any]
+        # A Future on GPUs makes the streams of whoever waits for it wait, too.
+        gpus: list[Any] = _gpus_of(result) if first is None else first.gpus
+        super().__init__(devices=gpus)
+        self.gpus = gpus
         self._work = work
         self._result = result
         self._first = first or self

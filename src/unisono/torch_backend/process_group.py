@@ -51,6 +51,11 @@ Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
 
+def served_devices() -> tuple[str, ...]:
+    """The kinds of devices whose tensors groups of ours take, by torch's names."""
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
 def _is_integer(tensor: torch.Tensor) -> bool:
     dtype = tensor.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
@@ -92,7 +97,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in served_devices()]
 
     def getBackendName(self) -> str:
         return NAME

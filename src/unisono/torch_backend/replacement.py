@@ -54,8 +54,7 @@ class _Notice:
 @functools.cache
 def _say_left_alone(asked: str, replaced: str) -> None:
     _log.warning(
-        'unisono: UNISONO_REPLACE=%s leaves "%s" as it is: a group of unisono serves CPU tensors '
-        "alone",
+        'unisono: UNISONO_REPLACE=%s leaves "%s" as it is: it names another backend or device, too',
         replaced,
         asked,
     )

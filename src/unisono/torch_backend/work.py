@@ -71,6 +71,7 @@ class FinishedTorchWork(TorchWork):
         super().__init__(FinishedWork(), result, completer)
 
     def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
+        gpus = {tensor.device for tensor in self._result if tensor.device.type == "cuda"}
+        future: Any = torch.futures.Future(devices=list(gpus))
         future.set_result(self._result)
         return future

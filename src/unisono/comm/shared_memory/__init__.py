@@ -4,6 +4,7 @@ communicator.py          the Communicator
 engine_calls.py          its part that brings collectives to the engine
 messages.py              its part that is point to point
 allocation.py            memory that all ranks have mapped, for shared tensors
+gpu_tensors.py           its way to tensors of a GPU
 dtypes.py                lists of several dtypes as lists of one each
 abandoned_groups.py      groups whose communicators are gone
 exceptions.py            from the status of a call or a message to its exception

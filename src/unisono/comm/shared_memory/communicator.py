@@ -22,6 +22,7 @@ from unisono.comm.base import (
 )
 from unisono.comm.engine import (
     Group,
+    OnDevice,
     Operation,
     Status,
     engine_ns,
@@ -249,6 +250,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
+            self._close_gpu_group()
             self._group.close()
             lobby.close()
 
@@ -285,7 +287,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         if not async_op and algorithm is None:
-            status = self._all_reduce(tensor, op)
+            try:
+                status = self._all_reduce(tensor, op)
+            except OnDevice:
+                return self._gpu_group().all_reduce(tensor, op)  # type: ignore[arg-type]
             if not status:
                 return None
             if status != Status.ASK_AGAIN:

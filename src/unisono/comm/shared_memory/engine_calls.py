@@ -9,15 +9,16 @@ from unisono.comm.arguments import NotARank, check_coalesced, check_reduction
 from unisono.comm.base import (
     REDUCTIONS,
     TRUNCATED_AVG,
-    Communicator,
     Op,
+    PremulSum,
     Work,
     dtype_name,
     name_of_dtype,
 )
-from unisono.comm.engine import Group, Operation
+from unisono.comm.engine import Group, OnDevice, Operation
 from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
 from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 from unisono.comm.work import join_works
 
 REDUCTION_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
@@ -31,35 +32,39 @@ LISTS = frozenset((list, tuple))  # asking for the type is several times faster 
 _T = TypeVar("_T")
 
 
-class EngineCalls(Communicator):
+class EngineCalls(GpuTensors):
     """How a group runs, refuses and fails its calls."""
 
     _group: Group
     _exceptions: GroupExceptions
     _native_run: Callable[..., int]
+    _algorithm: str | None
 
     def _run(
         self, call: EngineCall, output: Any, input: Any, async_op: bool, coalesced: bool = False
     ) -> Work | None:
         operation, root, reduction, factor, schedule = call
-        if async_op:
-            work = self._group.submit(
-                self._exceptions,
-                operation,
-                output,
-                input,
-                root,
-                reduction,
-                factor,
-                coalesced,
-                schedule,
+        try:
+            if async_op:
+                work = self._group.submit(
+                    self._exceptions,
+                    operation,
+                    output,
+                    input,
+                    root,
+                    reduction,
+                    factor,
+                    coalesced,
+                    schedule,
+                )
+                if isinstance(work, int):
+                    raise self._exceptions.call_error(work, operation)
+                return work
+            status = self._native_run(
+                operation, output, input, root, reduction, factor, coalesced, schedule
             )
-            if isinstance(work, int):
-                raise self._exceptions.call_error(work, operation)
-            return work
-        status = self._native_run(
-            operation, output, input, root, reduction, factor, coalesced, schedule
-        )
+        except OnDevice:
+            return self._run_on_gpu(call, output, input, async_op)
         if status:
             self._fail(status, operation, reduction, output if input is None else input)
         return None
@@ -76,13 +81,27 @@ class EngineCalls(Communicator):
         operation = call[0]
         self._checked(operation, check_coalesced, outputs, inputs)
         name = operation.name.lower()
-        alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
+        try:
+            alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
+        except OnDevice:
+            return self._run_on_gpu(call, outputs, inputs, async_op)
         if not alike:
             self.barrier()  # nothing to move, but peers that have something must learn of it
         return join_works(
             self._run(call, alike_outputs, alike_inputs, async_op, True)
             for alike_outputs, alike_inputs in alike
         )
+
+    def _run_on_gpu(self, call: EngineCall, output: Any, input: Any, async_op: bool) -> Work | None:
+        operation, root, reduction, factor, schedule = call
+        if schedule is not None and self._algorithm is None:
+            self._refuse(operation, "an algorithm is for CPU tensors: pass none with CUDA tensors")
+        op: Op = PremulSum(factor)
+        if reduction != _PREMUL_SUM:
+            op = REDUCTIONS[reduction] if reduction < _PREMUL_SUM else TRUNCATED_AVG
+        gpu: Any = self._gpu_group()
+        work: Work | None = gpu.run(operation, output, input, root, op, async_op)
+        return work
 
     # -- refusing and failing --------------------------------------------------------------------
 
@@ -103,6 +122,8 @@ class EngineCalls(Communicator):
             return check(*arguments)
         except NotARank as error:
             self._refuse(operation, error.among(self.global_ranks))
+        except OnDevice:
+            raise
         except (ValueError, TypeError) as error:
             self._refuse(operation, str(error), type(error))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, Group, Note, Operation, Status
+from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Group, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
@@ -87,6 +87,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         return f"{text} with arguments that it refused"
     if operation is Operation.BARRIER:
         return text
+    if operation is Operation.ALL_GATHER and root == GPU_MARK:
+        return "a call on CUDA tensors"
     details = [dtype_name(dtype)]
     if operation not in PAIRED:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
@@ -96,7 +98,9 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if operation in ROOTED:
         details.append(f"root {root}")
     others = shape_hash >> 32  # the rest is the mark of the shapes
-    if operation is Operation.ALL_REDUCE and root:
+    if root == GPU_MARK and operation not in ROOTED:
+        details.append("on a GPU")
+    elif operation is Operation.ALL_REDUCE and root:
         details.append(f"by {_algorithm(root)}, schedule with hash {others:08x}")
     elif others and operation not in PAIRED:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"

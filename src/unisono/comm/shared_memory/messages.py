@@ -7,15 +7,16 @@ from sys import _getframe as _caller
 from typing import TYPE_CHECKING
 
 from unisono.comm.arguments import NotARank, check_peer
-from unisono.comm.base import Communicator, Work
-from unisono.comm.engine import Group
+from unisono.comm.base import Work
+from unisono.comm.engine import Group, OnDevice
 from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor
 
 
-class EngineMessages(Communicator):
+class EngineMessages(GpuTensors):
     """Sends and receives; and what they wait for, for those who look for deadlocks over hosts."""
 
     _group: Group
@@ -28,7 +29,11 @@ class EngineMessages(Communicator):
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._check_peer("send", dst)
-        status = self._send(tensor, dst, tag)
+        try:
+            status = self._send(tensor, dst, tag)
+        except OnDevice:
+            self._gpu_group().send(tensor, dst, tag)
+            return
         if status < 0:
             raise self._exceptions.message_error(
                 -status, (True, tensor, dst, tag), self._group.seen()
@@ -39,7 +44,10 @@ class EngineMessages(Communicator):
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._check_peer("recv", src)
-        source = self._recv(tensor, src, tag)
+        try:
+            source = self._recv(tensor, src, tag)
+        except OnDevice:
+            return self._gpu_group().recv(tensor, None if src < 0 else src, tag)
         if source < 0:
             raise self._exceptions.message_error(
                 -source, (False, tensor, src, tag), self._group.seen()
@@ -49,14 +57,20 @@ class EngineMessages(Communicator):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size:
             self._check_peer("send", dst)
-        return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
+        try:
+            return self._isend(self._exceptions, _caller(1), tensor, dst, tag)
+        except OnDevice:
+            return self._gpu_group().isend(tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
         if src is None:
             src = -1
         elif type(src) is not int or not 0 <= src < self.size:
             self._check_peer("recv", src)
-        return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
+        try:
+            return self._irecv(self._exceptions, _caller(1), tensor, src, tag)
+        except OnDevice:
+            return self._gpu_group().irecv(tensor, None if src < 0 else src, tag)
 
     def _check_peer(self, what: str, peer: int) -> None:
         try:

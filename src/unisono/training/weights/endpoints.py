@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import torch
 
-from unisono.collectives.integers import device_of
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.plan import Description, Unit, UpdateOptions, WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
@@ -199,7 +198,10 @@ class WeightSender(_Endpoint):
             plan = protocol.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
             protocol.begin(plan)
-            protocol.groups.move(plan, lambda unit: mine[unit.name].part(unit.box), self._progress)
+            device = protocol.groups.device_for(plan, mine)
+            protocol.groups.move(
+                plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
+            )
             protocol.decide(lambda: None)
         self.version = plan.version
         return self._summary(plan, begin_s, agreed_s)
@@ -282,10 +284,12 @@ class WeightReceiver(_Endpoint):
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
+            device = protocol.groups.device_for(plan, mine)
             with protocol.keep_failure():
-                self._allocate(plan, mine)
+                self._allocate(plan, mine, device)
             protocol.begin(plan)
-            damaged = protocol.groups.move(plan, self._receiving_part(plan, mine), self._progress)
+            part = self._receiving_part(plan, mine)
+            damaged = protocol.groups.move(plan, part, device, self._progress)
             with protocol.keep_failure():
                 if damaged:
                     raise RuntimeError("; ".join(damaged))
@@ -294,9 +298,10 @@ class WeightReceiver(_Endpoint):
             protocol.decide(lambda: self._change_over(plan, mine))
         return self._summary(plan, begin_s, agreed_s)
 
-    def _allocate(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
+    def _allocate(
+        self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
+    ) -> None:
         """Have memory for what will come."""
-        device = torch.device(device_of(self._protocol.comm))
         if plan.options.transactional:
             self._staging.prepare(plan, mine if self._weights is not None else None, device)
         elif self._weights is None or self._prepare or self._commit:

@@ -19,6 +19,9 @@ from unisono.training.weights.shards import Box, HeldTensor, Lengths, tied_names
 from unisono.wording import name_number
 
 ALIGNMENT_BYTES = 256
+GPU_BUCKET_BYTES = 1 << 30
+"""What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
+turn on a GPU that they share."""
 _MOST_ROWS = 40
 
 
@@ -50,12 +53,15 @@ class Description:
     weights: dict[str, DescribedTensor] | None
     options: UpdateOptions | None = None
     partial: bool = False
+    gpu: str = ""
+    """The one on which all of its weights lie, if there is one."""
 
     @classmethod
     def of(cls, role: Any, weights: Mapping[str, HeldTensor] | None, **more: Any) -> Description:
         """The description of what a rank holds."""
         if weights is None:
             return cls(role, None, **more)
+        more["gpu"] = _gpu_of(weights)
         firsts = tied_names(weights)
         entries = {
             name: DescribedTensor(dtype_name(held.tensor), held.whole, held.box, firsts[name])
@@ -86,6 +92,14 @@ class Description:
             }
         options = None if data["options"] is None else UpdateOptions(**data["options"])
         return cls(**(data | {"weights": weights, "options": options}))
+
+
+def _gpu_of(weights: Mapping[str, HeldTensor]) -> str:
+    """The GPU on which all of these lie; "" where there is none."""
+    devices = {held.tensor.device for held in weights.values()}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(devices.pop()).uuid)
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,9 @@ class WeightPlan:
     tensors: dict[str, PlannedTensor]
     transfers: list[WeightTransfer]
     version: int = -1
+    is_on_gpus: bool = False
+    """Whether all ranks hold their weights on one GPU, or each on its own: then they need not pass
+    through the CPU's memory."""
 
     def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
         """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
@@ -211,8 +228,13 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     tensors = _compare(trainer, engines, options, differences)
     if differences:
         raise WeightMismatch(differences_table(differences), differences=differences)
-    transfers = _plan_transfers(trainer, tensors, wanted, options.bucket_bytes, senders)
-    return WeightPlan(options, senders, receivers, tensors, transfers)
+    gpus = {description.gpu for description in everyone}
+    is_on_gpus = "" not in gpus and len(gpus) in (1, len(everyone))
+    bucket_bytes = options.bucket_bytes
+    if is_on_gpus and not options.convert:  # nothing is packed: a bucket takes no memory
+        bucket_bytes = max(bucket_bytes, GPU_BUCKET_BYTES)
+    transfers = _plan_transfers(trainer, tensors, wanted, bucket_bytes, senders)
+    return WeightPlan(options, senders, receivers, tensors, transfers, is_on_gpus=is_on_gpus)
 
 
 # -- comparing -----------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ packed, unless a tensor has to be converted or lies on another device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from unisono.collectives.integers import device_of
 from unisono.comm.base import Communicator, Work
+from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 from unisono.training.weights.checksum import checksum
 from unisono.training.weights.plan import Unit, WeightBucket, WeightPlan, WeightTransfer
+from unisono.training.weights.shards import HeldTensor
 
 Progress = Callable[[int, int], Any]
 """Called with the bytes that have moved and the bytes that will."""
@@ -52,11 +54,22 @@ class TransferGroups:
         for group in self._groups.values():
             group.timeout_s = self._comm.timeout_s
 
+    def device_for(self, plan: WeightPlan, mine: Mapping[str, HeldTensor]) -> torch.device:
+        """Where what travels lies on this rank, which holds `mine`."""
+        device = torch.device(device_of(self._comm))
+        if device.type == "cpu" and plan.is_on_gpus and isinstance(self._comm, GpuTensors):
+            return next(iter(mine.values())).tensor.device
+        return device
+
     def move(
-        self, plan: WeightPlan, part: Callable[[Unit], torch.Tensor], progress: Progress | None
+        self,
+        plan: WeightPlan,
+        part: Callable[[Unit], torch.Tensor],
+        device: torch.device,
+        progress: Progress | None,
     ) -> list[str]:
-        """Send or receive everything. `part` is the memory of a unit on this rank. Returns, for a
-        receiver, what arrived damaged."""
+        """Send or receive everything. `part` is the memory of a unit on this rank, `device` where
+        it is while it travels. Returns, for a receiver, what arrived damaged."""
         rank = self._comm.rank
         sends = rank in plan.senders
         steps = plan.steps(rank)
@@ -83,7 +96,7 @@ class TransferGroups:
             bucket = transfer.buckets[index]
             tensors = [part(unit) for unit in bucket.units]
             if sends:
-                tensors = list(self._pack(bucket, tensors, number % 2))
+                tensors = list(self._pack(bucket, tensors, device, number % 2))
             work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
             assert work is not None
             under_way.append((transfer, index, tensors, work))
@@ -92,13 +105,14 @@ class TransferGroups:
         while under_way:
             done = finish()
         self._packing.clear()
+        if device.type == "cuda":  # who votes for what has arrived must know that it has
+            torch.cuda.current_stream(device).synchronize()
         return self._find_damage(transfers, sums) if plan.options.checksum else []
 
     def _pack(
-        self, bucket: WeightBucket, tensors: list[torch.Tensor], which: int
+        self, bucket: WeightBucket, tensors: list[torch.Tensor], device: torch.device, which: int
     ) -> Iterator[torch.Tensor]:
         """The tensors as they travel: themselves, or converted, in a buffer."""
-        device = torch.device(device_of(self._comm))
         for unit, offset, tensor in zip(bucket.units, bucket.offsets, tensors, strict=True):
             plain = tensor.dtype == unit.dtype and tensor.device.type == device.type
             if plain and not _is_expanded(tensor):

@@ -1,0 +1,216 @@
+"""The CUDA driver as we use it: the only module that imports cuda-bindings.
+
+torch's CUDA wheels bring cuda-bindings along. Addresses, streams, events and functions are plain
+numbers here. Whatever the driver refuses is a DriverError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+COPY_ENGINE_BYTES = 32 << 10
+"""From so many bytes on the driver gives a copy to the device to the copy engine by itself. Below,
+it computes it, and a process that computes must wait for its turn on a GPU that it shares (140 us
+for each process), unless the copy has several rows with a gap between them."""
+
+
+class DriverError(RuntimeError):
+    """The driver refused something; `code` is its name for that."""
+
+    def __init__(self, function: str, code: str) -> None:
+        super().__init__(f"{function}: {code}")
+        self.code = code
+
+
+class DriverMissing(RuntimeError):
+    """There is no cuda-bindings that could be used here, and why."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A piece of a GPU's memory as the driver gave it out. `number` is no other's in this process,
+    also after it was freed."""
+
+    base: int
+    size: int
+    number: int
+
+
+class Driver:
+    """The driver, for the context that is current in the calling thread."""
+
+    def __init__(self) -> None:
+        try:
+            self._cu: Any = importlib.import_module("cuda.bindings.driver")
+            self._nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
+        except (ImportError, RuntimeError) as error:
+            raise DriverMissing(str(error)) from error
+        cu = self._cu
+        self._success = cu.CUresult.CUDA_SUCCESS
+        self._number_of = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
+        self._host = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+        self._device = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        self._synchronize = cu.cuStreamSynchronize
+        self._to_host = cu.cuMemcpyDtoHAsync
+        self._to_device = cu.cuMemcpyHtoDAsync
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """What a function of the driver returns beside its status."""
+        status, *results = getattr(self._cu, name)(*arguments)
+        if status != self._success:
+            raise DriverError(name, getattr(status, "name", str(status)))
+        return results[0] if len(results) == 1 else results
+
+    def has_mps(self, index: int) -> bool:
+        """Whether this process computes on a GPU through the Multi-Process Service."""
+        kind = getattr(self._cu.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+        if kind is None:
+            return False
+        device = self._call("cuDeviceGet", index)
+        return bool(self._call("cuDeviceGetAttribute", kind, device))
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocation_of(self, address: int) -> Allocation:
+        """The allocation in which an address lies."""
+        base, size = self._call("cuMemGetAddressRange", address)
+        return Allocation(int(base), int(size), self.number_of(address))
+
+    def number_of(self, address: int) -> int:
+        """The number of the allocation in which an address lies. Raises DriverError where there is
+        none."""
+        return int(self._call("cuPointerGetAttribute", self._number_of, address))
+
+    def export_memory(self, base: int) -> bytes:
+        """By what another process can open an allocation."""
+        return bytes(self._call("cuIpcGetMemHandle", base).reserved)
+
+    def open_memory(self, handle: bytes) -> int:
+        """Where another process's allocation lies in this one."""
+        given = self._cu.CUipcMemHandle()
+        given.reserved = handle
+        lazily = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return int(self._call("cuIpcOpenMemHandle", given, lazily))
+
+    def close_memory(self, base: int) -> None:
+        """Let go of another process's allocation."""
+        self._call("cuIpcCloseMemHandle", base)
+
+    # -- streams and events ----------------------------------------------------------------------
+
+    def synchronize(self, stream: int) -> None:
+        """Return once a stream has done all that it was given."""
+        (status,) = self._synchronize(stream)
+        if status != self._success:
+            raise DriverError("cuStreamSynchronize", status.name)
+
+    def new_event(self) -> Any:
+        """An event that other processes can wait for."""
+        flags = self._cu.CUevent_flags
+        both = int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_INTERPROCESS)
+        return self._call("cuEventCreate", both)
+
+    def export_event(self, event: Any) -> bytes:
+        """By what another process can open an event."""
+        return bytes(self._call("cuIpcGetEventHandle", event).reserved)
+
+    def open_event(self, handle: bytes) -> Any:
+        """Another process's event."""
+        given = self._cu.CUipcEventHandle()
+        given.reserved = handle
+        return self._call("cuIpcOpenEventHandle", given)
+
+    def destroy_event(self, event: Any) -> None:
+        """Give an event back, one's own or another process's."""
+        self._call("cuEventDestroy", event)
+
+    def record(self, event: Any, stream: int) -> None:
+        """Let the event come when the stream has done all that it was given so far."""
+        self._call("cuEventRecord", event, stream)
+
+    def await_event(self, stream: int, event: Any) -> None:
+        """Let the stream go on after the event as it was recorded last."""
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
+        """From the GPU to pinned memory: always the copy engine's."""
+        (status,) = self._to_host(host, device, size, stream)
+        if status != self._success:
+            raise DriverError("cuMemcpyDtoHAsync", status.name)
+
+    def copy_to_device(self, device: int, host: int, size: int, stream: int) -> None:
+        """From pinned memory to the GPU."""
+        (status,) = self._to_device(device, host, size, stream)
+        if status != self._success:
+            raise DriverError("cuMemcpyHtoDAsync", status.name)
+
+    def copy_rows_to_device(
+        self, device: int, host: int, width: int, height: int, stream: int
+    ) -> None:
+        """From rows in pinned memory, with a gap of their width behind each, to the GPU, where they
+        lie behind each other. Two rows or more are the copy engine's, however short."""
+        copy = self._rows(width, height)
+        copy.srcHost = host
+        copy.dstDevice = device
+        (status,) = self._cu.cuMemcpy2DAsync(copy, stream)
+        if status != self._success:
+            raise DriverError("cuMemcpy2DAsync", status.name)
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - there is one driver per process
+    def _rows(self, width: int, height: int) -> Any:
+        copy = self._cu.CUDA_MEMCPY2D()
+        copy.srcMemoryType, copy.dstMemoryType = self._host, self._device
+        copy.WidthInBytes, copy.Height = width, height
+        copy.srcPitch, copy.dstPitch = 2 * width, width
+        return copy
+
+    def copy_within(self, to: int, source: int, size: int, stream: int) -> None:
+        """From one place of the GPU to another."""
+        self._call("cuMemcpyDtoDAsync", to, source, size, stream)
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def compile(self, source: str, name: str) -> Any:
+        """The function `name` of a program in CUDA C, for the current GPU. Numbers are rounded as
+        IEEE has it, and no two steps fused."""
+        device = self._call("cuCtxGetDevice")
+        kinds = self._cu.CUdevice_attribute
+        major, minor = (
+            self._call("cuDeviceGetAttribute", kind, device)
+            for kind in (
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        nvrtc = self._nvrtc
+        options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--fmad=false"]
+        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"unisono.cu", 0, [], [])
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(status):
+            length = nvrtc.nvrtcGetProgramLogSize(program)[1]
+            log = b" " * length
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise DriverError("nvrtcCompileProgram", log.decode(errors="replace"))
+        image = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+        nvrtc.nvrtcGetCUBIN(program, image)
+        nvrtc.nvrtcDestroyProgram(program)
+        module = self._call("cuModuleLoadData", image)
+        return self._call("cuModuleGetFunction", module, name.encode())
+
+    def launch(self, function: Any, blocks: int, threads: int, stream: int, *given: Any) -> None:
+        """Have a function carried out; its arguments are ctypes objects."""
+        addresses = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        grid = (blocks, 1, 1, threads, 1, 1)
+        self._call("cuLaunchKernel", function, *grid, 0, stream, ctypes.addressof(addresses), 0)
+
+
+@functools.cache
+def load_driver() -> Driver:
+    """The driver of this process. Raises DriverMissing where it cannot be had."""
+    return Driver()

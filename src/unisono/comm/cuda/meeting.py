@@ -1,0 +1,136 @@
+"""The first call of a group on CUDA tensors: the ranks tell each other of their GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.base import Communicator
+from unisono.comm.cuda.conducting import Orchestra
+from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
+from unisono.comm.cuda.kernels import MOST_ROWS
+from unisono.comm.cuda.routing import (
+    SHARED,
+    RankGpu,
+    choose_way,
+    decode_gpu,
+    describe_no_way,
+    new_token,
+    why_no_mapping,
+)
+from unisono.comm.cuda.shared_gpu import SharedGpu
+from unisono.comm.engine import GPU_MARK, Operation
+
+if TYPE_CHECKING:
+    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+
+_DESCRIPTION_BYTES = 1024
+_cuda: Any = torch.cuda  # torch has no types for it
+_dist: Any = dist
+_token = functools.cache(new_token)
+
+
+def meet_on_gpus(
+    comm: SharedMemoryCommunicator, device: torch.device, operation: Operation
+) -> SharedGpu | Communicator:
+    """What carries out the calls of this group on CUDA tensors. All ranks call with their first
+    one. Raises ValueError, on all of them, where their GPUs allow no way."""
+    with _cuda.device(device):
+        driver, orchestra, refusal = _prepare(comm)
+        properties = _cuda.get_device_properties(device)
+        mine = RankGpu(
+            socket.gethostname(),
+            str(properties.uuid),
+            properties.name,
+            _token(),
+            refusal,
+            driver is not None and driver.has_mps(device.index),
+            () if orchestra is None else tuple(map(bytes.hex, orchestra.export_events())),
+        )
+        gpus = _exchange(comm, mine, operation)
+        way = choose_way(gpus)
+        if way is None:
+            comm._refuse(operation, describe_no_way(gpus))
+        if way != SHARED:
+            if orchestra is not None:
+                orchestra.close()
+            return _connect_nccl(comm)
+        why = why_no_mapping(gpus)
+        if orchestra is not None and not why:
+            with _as_sentence(gpus):
+                orchestra.meet(
+                    [gpu.token for gpu in gpus],
+                    [[bytes.fromhex(handle) for handle in gpu.events] for gpu in gpus],
+                )
+        elif orchestra is not None:
+            orchestra.close()
+            orchestra = None
+    shared = SharedGpu(driver, orchestra, all(gpu.has_mps for gpu in gpus))
+    if why:
+        shared.warn_of_staging(comm.rank, why)
+    return shared
+
+
+def _prepare(
+    comm: SharedMemoryCommunicator,
+) -> tuple[Driver | None, Orchestra | None, str]:
+    """The driver and this rank's events; or why there are none."""
+    _cuda.current_stream().query()  # so that this thread has a context
+    try:
+        driver = load_driver()
+    except DriverMissing as error:
+        return None, None, f"there is no cuda-bindings: {error}"
+    if comm.size > MOST_ROWS:
+        return driver, None, f"{comm.size} ranks are more than {MOST_ROWS}"
+    try:
+        orchestra = Orchestra(driver, comm.rank)
+        orchestra.export_events()
+    except DriverError as error:
+        return driver, None, str(error)
+    return driver, orchestra, ""
+
+
+def _exchange(comm: SharedMemoryCommunicator, mine: RankGpu, operation: Operation) -> list[RankGpu]:
+    row = bytearray(mine.encode().ljust(_DESCRIPTION_BYTES))
+    message = torch.frombuffer(row, dtype=torch.uint8)
+    everyone = torch.empty(comm.size, _DESCRIPTION_BYTES, dtype=torch.uint8)
+    gather = Operation.ALL_GATHER, everyone, message, GPU_MARK, 0, 1.0, False, None
+    status = comm._native_run(*gather)
+    if status:
+        raise comm._exceptions.call_error(status, operation)
+    return [decode_gpu(bytes(row.tolist()).rstrip()) for row in everyone]
+
+
+@contextlib.contextmanager
+def _as_sentence(gpus: Sequence[RankGpu]) -> Any:
+    try:
+        yield
+    except DriverError as error:
+        raise RuntimeError(
+            f"the GPU {gpus[0].name} is shared, but events of other processes cannot be opened: "
+            f"{error}"
+        ) from error
+
+
+def _connect_nccl(comm: SharedMemoryCommunicator) -> Communicator:
+    """A group of NCCL with the same ranks, who meet in a file. NCCL connects with its first call;
+    torch removes the file when the last rank has left."""
+    from unisono.comm.over_torch.stateless import StatelessCommunicator
+
+    path = torch.zeros(512, dtype=torch.uint8)
+    if comm.rank == 0:
+        with tempfile.NamedTemporaryFile(prefix="unisono-nccl-", delete=False) as file:
+            name = file.name.encode()
+        path[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+    comm.broadcast(path, 0)
+    where = bytes(path.tolist()).rstrip(b"\0").decode()
+    limits = comm.timeout_s, comm.timeout_s
+    store = _dist.FileStore(where, comm.size)
+    return StatelessCommunicator("nccl", store, comm.name, comm.rank, comm.size, *limits)

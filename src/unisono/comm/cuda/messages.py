@@ -1,0 +1,97 @@
+"""Messages of CUDA tensors: through pinned memory, matched and checked as those of CPU tensors are.
+
+A message between a CUDA and a CPU tensor is as good as any. Large ones are at the mercy of the bus.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unisono.comm.arguments import check_tensor
+from unisono.comm.base import Work
+from unisono.comm.row_collectives import RowCollectives
+from unisono.comm.rows import row_of
+
+if TYPE_CHECKING:
+    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+
+
+class GpuMessages(RowCollectives):
+    """The messages of a group on CUDA tensors, over those of its `_comm`."""
+
+    _comm: SharedMemoryCommunicator
+
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+        self._comm.send(self._fetch("send", tensor), dst, tag)
+
+    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work:
+        return self._comm.isend(self._fetch("send", tensor), dst, tag)
+
+    def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
+        host = self._room("recv", tensor)
+        source = self._comm.recv(host, src, tag)
+        deliver(tensor, host)
+        return source
+
+    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Work:
+        host = self._room("recv", tensor)
+        return ArrivingWork(self._comm.irecv(host, src, tag), tensor, host)
+
+    def _fetch(self, what: str, tensor: Any) -> torch.Tensor:
+        """A tensor in pinned memory, once the GPU has it there."""
+        host = self._room(what, tensor, False)
+        with torch.inference_mode():
+            host.copy_(row_of(tensor))
+        return host
+
+    def _room(self, what: str, tensor: Any, writable: bool = True) -> torch.Tensor:
+        try:
+            check_tensor(tensor, writable, ("cuda",))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{what} on group {self.name}: {error}") from None
+        return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+
+
+def deliver(tensor: Any, host: torch.Tensor) -> None:
+    """Copy what has arrived into its tensor, in the order of its GPU's current stream."""
+    with torch.inference_mode():
+        tensor.detach().copy_(host.view(tensor.shape), non_blocking=True)
+
+
+class ArrivingWork(Work):
+    """A message that goes on by itself into pinned memory; whoever first sees that it is there
+    brings it to the GPU."""
+
+    __slots__ = ("_host", "_lock", "_tensor", "_work")
+
+    def __init__(self, work: Work, tensor: Any, host: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+        self._host: torch.Tensor | None = host
+        self._lock = threading.Lock()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._work.wait(timeout_s)
+        self._deliver()
+
+    def is_completed(self) -> bool:
+        if not self._work.is_completed():
+            return False
+        if self._work.exception() is None:
+            self._deliver()
+        return True
+
+    def exception(self) -> Exception | None:
+        return self._work.exception()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    def _deliver(self) -> None:
+        with self._lock:
+            host, self._host = self._host, None
+            if host is not None:
+                deliver(self._tensor, host)

@@ -1,0 +1,82 @@
+"""Which way CUDA tensors take: where the ranks' GPUs are decides, for all calls of a group.
+
+| GPUs of the ranks | way |
+|---|---|
+| one, which all ranks share, on one host | ours |
+| each rank its own | NCCL |
+| anything else | refused |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from unisono.wording import name_ranks
+
+Way = Literal["shared", "nccl"]
+SHARED: Way = "shared"
+NCCL: Way = "nccl"
+
+
+@dataclass(frozen=True)
+class RankGpu:
+    """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
+    its memory cannot be opened by others, "" where it can; `has_mps`, whether processes compute
+    side by side on it; `events` are handles of its events."""
+
+    host: str
+    gpu: str
+    name: str
+    token: str
+    refusal: str
+    has_mps: bool
+    events: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def decode_gpu(data: bytes) -> RankGpu:
+    """The reverse of `RankGpu.encode`."""
+    fields = json.loads(data)
+    return RankGpu(**{**fields, "events": tuple(fields["events"])})
+
+
+def choose_way(gpus: Sequence[RankGpu]) -> Way | None:
+    """The way for ranks with these GPUs; None where there is none."""
+    places = {gpu.gpu for gpu in gpus}
+    if len(places) == 1 and len({gpu.host for gpu in gpus}) == 1:
+        return SHARED
+    return NCCL if len(places) == len(gpus) else None
+
+
+def describe_no_way(gpus: Sequence[RankGpu]) -> str:
+    """Why CUDA tensors of these ranks are refused, and what to do."""
+    sharing: dict[tuple[str, str], list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        sharing.setdefault((gpu.host, gpu.gpu), []).append(rank)
+    names = {(gpu.host, gpu.gpu): gpu.name for gpu in gpus}
+    said = "; ".join(
+        f"{name_ranks(ranks)} on {names[place]} {place[1]} of host {place[0]}"
+        for place, ranks in sharing.items()
+    )
+    return (
+        f"some ranks of this group share a GPU and others do not ({said}): give every rank a GPU "
+        "of its own, which takes NCCL, or let all of them share one of one host, or pass CPU "
+        "tensors"
+    )
+
+
+def why_no_mapping(gpus: Sequence[RankGpu]) -> str:
+    """Why large calls of ranks that share a GPU are staged, too; "" where they need not be."""
+    refused = {gpu.refusal: rank for rank, gpu in reversed(list(enumerate(gpus))) if gpu.refusal}
+    return next((f"rank {rank}: {why}" for why, rank in refused.items()), "")
+
+
+def new_token() -> str:
+    """A name for this process that no other has."""
+    return os.urandom(16).hex()

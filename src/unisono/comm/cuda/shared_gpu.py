@@ -1,0 +1,68 @@
+"""What one rank has for calls on a GPU that all ranks of its group share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unisono.comm.cuda.conducting import Orchestra
+from unisono.comm.cuda.driver import Driver
+from unisono.comm.cuda.regions import ExportedMemory, RankMemory, Region
+from unisono.comm.cuda.staging import Staging
+
+STAGED_BYTES = 1 << 20
+"""What moves no more than this goes through pinned memory: a turn of every rank on the GPU takes
+longer."""
+
+STAGED_BYTES_WITH_MPS = 512 << 10
+"""The same where MPS lets processes compute side by side."""
+
+_PINNED_BYTES = 4 * STAGED_BYTES
+_log = logging.getLogger("unisono")
+
+
+class SharedGpu:
+    """Pinned memory, and where the driver allows it the means for one rank to work in everybody's
+    memory (`orchestra`; None: all calls are staged)."""
+
+    def __init__(
+        self, driver: Driver | None, orchestra: Orchestra | None, with_mps: bool = False
+    ) -> None:
+        self.staged_bytes = STAGED_BYTES_WITH_MPS if with_mps else STAGED_BYTES
+        self.staging = Staging(driver, _PINNED_BYTES)
+        self.orchestra = orchestra
+        self._exported = None if driver is None else ExportedMemory(driver)
+        self._has_warned = False
+
+    def describe(self, rows: Sequence[tuple[int, int]], moved_bytes: int) -> RankMemory:
+        """What the others are told of this rank's rows: addresses and sizes."""
+        if self._exported is None or self.orchestra is None:
+            regions = tuple(Region(bytes(64), 0, 0, 0, *row) for row in rows)
+            return RankMemory(regions, moved_bytes, 0, False)
+        return replace(self._exported.describe(rows), bytes=moved_bytes)
+
+    def exported_refusal(self) -> str:
+        """Why the driver does not let others open this rank's memory, if so."""
+        refusal = None if self._exported is None else self._exported.refusal
+        return str(refusal or "their memory cannot be opened by other processes")
+
+    def warn_of_staging(self, rank: int, why: str) -> None:
+        """Rank 0 says once that large calls are slow."""
+        if rank == 0 and not self._has_warned:
+            _log.warning(
+                "unisono: large calls on CUDA tensors go through the CPU's memory, at a few GB/s, "
+                "for the driver does not let processes open each other's (%s). Expandable segments "
+                "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known reasons: "
+                "docs/cuda.md",
+                why,
+            )
+        self._has_warned = True
+
+    def close(self) -> None:
+        """Give everything back."""
+        orchestra, self.orchestra = self.orchestra, None
+        if orchestra is not None:
+            with contextlib.suppress(RuntimeError):
+                orchestra.close()

@@ -1,0 +1,132 @@
+"""Small tensors on their way through pinned memory, where the CPU's engine works on them.
+
+Copies are the copy engine's, which needs no turn on a GPU that processes share. Copies from the GPU
+always are; copies to it are where they are long, or have several rows with a gap between them. So
+short ones are spread into rows first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.comm.cuda.driver import COPY_ENGINE_BYTES, Driver
+
+_ALIGNMENT = 256
+
+
+class Staging:
+    """Pinned memory of one group, for the rows of one call at a time.
+
+    Without a driver, or where the rows are large, torch copies, and keeps the memory.
+    """
+
+    def __init__(self, driver: Driver | None, size: int) -> None:
+        self._driver = driver
+        self._size = size
+        self._buffer: torch.Tensor | None = None
+        self._begin = 0
+        self._used = 0
+        self._stream: int | None = None
+        self._views: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    def _memory(self) -> torch.Tensor:
+        if self._buffer is None:
+            self._buffer = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
+            self._begin = self._buffer.data_ptr()
+        return self._buffer
+
+    def start(self, stream: int) -> None:
+        """A call begins: what the last one has left here is no longer needed."""
+        if self._driver is not None:
+            if self._stream is not None and self._stream != stream:
+                self._driver.synchronize(self._stream)
+            self._driver.synchronize(stream)
+        self._stream = stream
+        self._used = 0
+
+    def take(self, row: torch.Tensor) -> torch.Tensor:
+        """A row of the GPU in pinned memory, once the GPU has it there."""
+        host = self.room_for(row)
+        if not row.numel():
+            return host
+        if self._is_ours(host):
+            assert self._driver is not None
+            assert self._stream is not None
+            self._driver.copy_to_host(host.data_ptr(), row.data_ptr(), row.nbytes, self._stream)
+            self._driver.synchronize(self._stream)
+        else:
+            host.copy_(row)
+        return host
+
+    def room_for(self, row: torch.Tensor) -> torch.Tensor:
+        """Pinned memory for what becomes of a row."""
+        size = row.nbytes
+        if self._driver is not None and self._used + size <= self._size:
+            begin = self._used
+            self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+            return self._memory()[begin : begin + size].view(row.dtype)
+        return torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+
+    def give(self, row: torch.Tensor, host: torch.Tensor) -> None:
+        """Copy what lies in pinned memory into a row of the GPU, in the order of the stream."""
+        size = row.nbytes
+        if size and self._is_ours(host):
+            self._give(row.data_ptr(), host.data_ptr(), size)
+        elif size:
+            row.copy_(host, non_blocking=True)  # torch knows until when the memory is needed
+
+    def _give(self, device: int, host: int, size: int) -> None:
+        assert self._driver is not None
+        assert self._stream is not None
+        stream = self._stream
+        width, height = (size // 2, 2) if size % 2 == 0 else (1, size)
+        if size >= COPY_ENGINE_BYTES or height == 1 or self._used + 2 * size > self._size:
+            self._driver.copy_to_device(device, host, size, stream)
+            return
+        first = self._used
+        self._used += -(-2 * size // _ALIGNMENT) * _ALIGNMENT
+        spread = self._begin + first
+        if height == 2:
+            ctypes.memmove(spread, host, width)
+            ctypes.memmove(spread + 2 * width, host + width, width)
+        else:  # an odd number of bytes: each is a row
+            assert self._buffer is not None
+            rows = self._buffer[first : first + 2 * size].view(size, 2)
+            rows[:, 0] = self._buffer[host - self._begin : host - self._begin + size]
+        self._driver.copy_rows_to_device(device, spread, width, height, stream)
+
+    def _is_ours(self, host: torch.Tensor) -> bool:
+        address = host.data_ptr()
+        return self._buffer is not None and 0 <= address - self._begin < self._size
+
+    # -- one small row, in place: the commonest call -----------------------------------------------
+
+    def exchange(self, row: torch.Tensor, stream: int, combine: Callable[[Any], None]) -> None:
+        """Take a row in one piece, let `combine` work on it in pinned memory, and give it back."""
+        driver = self._driver
+        if driver is None:
+            self.start(stream)
+            host = self.take(row)
+            combine(host)
+            self.give(row, host)
+            return
+        if stream != self._stream and self._stream is not None:
+            driver.synchronize(self._stream)
+        self._stream = stream
+        size = row.nbytes
+        key = row.dtype, size
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) > 1024:
+                self._views.clear()
+            view = self._views[key] = self._memory()[:size].view(row.dtype)
+        device = row.data_ptr()
+        driver.copy_to_host(self._begin, device, size, stream)
+        driver.synchronize(stream)  # also for what an earlier call has left here
+        combine(view)
+        self._used = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._give(device, self._begin, size)

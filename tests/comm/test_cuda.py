@@ -1,0 +1,252 @@
+"""Calls on CUDA tensors, as far as a machine without a GPU can show them: who takes which way, the
+life of mappings, the conductor's work in other processes' memory, and refusals. The driver is
+replaced at its one import (tests/replaced_driver.py); processes and their memory are real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from ranks import RankPool, attempt
+from unisono.comm.base import Communicator
+from unisono.comm.cuda.routing import (
+    RankGpu,
+    choose_way,
+    decode_gpu,
+    describe_no_way,
+    why_no_mapping,
+)
+
+FLOATS = 5000
+
+
+def gpu(host: str, uuid: str, refusal: str = "") -> RankGpu:
+    return RankGpu(host, uuid, "NVIDIA H200", f"{host}{uuid}", refusal, False, ("00ff",))
+
+
+# -- ways ------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_share_a_gpu_take_ours() -> None:
+    assert choose_way([gpu("a", "x")] * 3) == "shared"
+
+
+def test_ranks_with_a_gpu_each_take_nccl_on_one_host_or_several() -> None:
+    assert choose_way([gpu("a", "x"), gpu("a", "y")]) == "nccl"
+    assert choose_way([gpu("a", "x"), gpu("b", "y")]) == "nccl"
+
+
+def test_the_rest_is_refused_by_name() -> None:
+    gpus = [gpu("a", "x"), gpu("a", "x"), gpu("b", "y")]
+    assert choose_way(gpus) is None
+    text = describe_no_way(gpus)
+    for said in ("ranks 0 and 1 on NVIDIA H200 x of host a", "rank 2 on NVIDIA H200 y of host b"):
+        assert said in text
+
+
+def test_what_ranks_tell_of_their_gpus_survives_the_way() -> None:
+    assert decode_gpu(gpu("a", "x", "no").encode()) == gpu("a", "x", "no")
+
+
+def test_one_rank_without_mappings_is_named() -> None:
+    assert why_no_mapping([gpu("a", "x")] * 2) == ""
+    assert why_no_mapping([gpu("a", "x"), gpu("a", "x", "MIG")]) == "rank 1: MIG"
+
+
+def test_nothing_of_cuda_is_loaded_before_the_first_cuda_tensor() -> None:
+    code = (
+        "import sys, unisono, torch; comm = unisono.init(); comm.all_reduce(torch.ones(2)); "
+        "print([name for name in sys.modules if 'comm.cuda' in name or name.startswith('cuda')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+# -- a conductor in others' memory -----------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cuda_pool() -> Iterator[RankPool]:
+    """Ranks that keep the replaced driver from test to test."""
+    with RankPool(3) as own:
+        yield own
+
+
+class Rank:
+    """One rank with a replaced driver, and an orchestra that has met the others."""
+
+    def __init__(self, comm: Communicator, folder: str) -> None:
+        import replaced_driver
+
+        os.environ["REPLACED_DRIVER_FOLDER"] = folder
+        self.driver = replaced_driver.install()
+        self.driver.log.clear()
+        self.driver.refuses_export = False
+        from unisono.collectives.objects import all_gather_object
+        from unisono.comm.cuda.conducting import Orchestra
+        from unisono.comm.cuda.driver import load_driver
+        from unisono.comm.cuda.regions import ExportedMemory
+
+        self.comm, self.folder = comm, folder
+        self.exported = ExportedMemory(load_driver())
+        self.orchestra = Orchestra(load_driver(), comm.rank)
+        self._gather = all_gather_object
+        met = all_gather_object((f"process {os.getpid()}", self.orchestra.export_events()), comm)
+        self.orchestra.meet([owner for owner, _ in met], [events for _, events in met])
+
+    def allocate(self, *values: float) -> int:
+        """Memory with these values at its beginning."""
+        base: int = self.driver.allocate(4 * FLOATS, self.folder)
+        self.driver.view(base, len(values), numpy.float32)[:] = values
+        return base
+
+    def call(self, rows: list[tuple[int, int]], make_tasks: Any) -> str:
+        """One call: meet, let the conductor work, follow. What the conductor could not open."""
+        from unisono.comm.cuda.driver import DriverError
+        from unisono.comm.cuda.regions import decode_memory, encode_memory
+
+        self.orchestra.arrive(0)
+        mine = encode_memory(self.exported.describe(rows), 4)
+        memory = [decode_memory(row, 4) for row in self._gather(mine, self.comm)]
+        refusal = ""
+        if self.orchestra.is_conductor:
+            try:
+                located = self.orchestra.locate(memory, make_tasks())
+            except DriverError as error:
+                refusal = error.code
+            else:
+                self.orchestra.conduct(located, 0)
+        refusal = self._gather(refusal, self.comm)[0]
+        if not refusal:
+            self.orchestra.follow(0)
+        return str(refusal)
+
+
+def all_reduce(size: int, count: int) -> Any:
+    from unisono.comm.cuda.conducting import Reduce
+
+    everyone = [(rank, 0, 0) for rank in range(size)]
+    return lambda: [Reduce("sum", 1.0, "float32", everyone, everyone, 4 * count)]
+
+
+def test_the_conductor_reduces_in_everybodys_memory(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(reduce_and_copy, 3, memory_folder) == [None] * 3
+
+
+def reduce_and_copy(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.conducting import Copy
+
+    rank = Rank(comm, folder)
+    base = rank.allocate(*(10.0**comm.rank * number for number in range(1, 4)))
+    row = base + 4, 8  # the second and third number
+    assert rank.call([row], all_reduce(comm.size, 2)) == ""
+    first = 10.0**comm.rank
+    assert rank.driver.view(base, 4, numpy.float32).tolist() == [first, 222, 333, 0]
+
+    # each rank's number to the others, two by two, as an all_gather has it
+    output = rank.allocate(-1, -1, -1, -1)
+    tasks = [Copy((s, 0, 0), (r, 1, 4 * s), 4) for s in range(3) for r in range(3)]
+    assert rank.call([(base, 4), (output, 12)], lambda: tasks) == ""
+    assert rank.driver.view(output, 4, numpy.float32).tolist() == [1, 10, 100, -1]
+    rank.orchestra.close()
+    opened = [line for line in rank.driver.log if line.startswith("open")]
+    closed = [line for line in rank.driver.log if line.startswith("close")]
+    assert len(opened) == len(closed) == (4 if comm.rank == 0 else 0)
+
+
+def test_memory_is_opened_once_and_closed_when_it_has_gone(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(free_and_allocate, 2, memory_folder) == [None] * 2
+
+
+def free_and_allocate(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.conducting import mappings_of_this_process
+
+    rank = Rank(comm, folder)
+    for turn in range(4):
+        base = rank.allocate(1.0, 2.0)
+        for _ in range(3):
+            assert rank.call([(base, 8)], all_reduce(2, 2)) == ""
+        assert rank.driver.view(base, 2, numpy.float32).tolist() == [8, 16], turn
+        rank.driver.free(base)
+    kept = rank.allocate(1.0)
+    for _ in range(3):  # every call asks after one allocation
+        rank.call([(kept, 4)], all_reduce(2, 1))
+    if comm.rank == 0:
+        assert len(mappings_of_this_process()) == 1
+        assert sum(line.startswith("open") for line in rank.driver.log) == 5
+    rank.orchestra.close()
+    assert len(mappings_of_this_process()) == 0
+
+
+def test_two_groups_share_what_is_open(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(use_two_groups, 2, memory_folder) == [None] * 2
+
+
+def use_two_groups(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.conducting import mappings_of_this_process
+
+    first = Rank(comm, folder)
+    with comm.split([0, 1], label="second") as group:
+        second = Rank(group, folder)
+        base = first.allocate(1.0)
+        for rank in (first, second, first):  # the driver refuses to open a handle twice
+            assert rank.call([(base, 4)], all_reduce(2, 1)) == ""
+        assert first.driver.view(base, 1, numpy.float32).tolist() == [8]
+        first.orchestra.close()
+        assert len(mappings_of_this_process()) == (1 if comm.rank == 0 else 0)
+        assert second.call([(base, 4)], all_reduce(2, 1)) == ""
+        second.orchestra.close()
+    assert len(mappings_of_this_process()) == 0
+
+
+def test_memory_that_cannot_be_opened_is_told_before_anything_changes(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(lose_memory, 2, memory_folder) == [None] * 2
+
+
+def lose_memory(comm: Communicator, folder: str) -> None:
+    rank = Rank(comm, folder)
+    base = rank.allocate(1.0)
+    if comm.rank == 1:
+        for file in Path(folder).iterdir():
+            if file == rank.driver._own[base].path:
+                file.unlink()
+    comm.barrier()
+    assert rank.call([(base, 4)], all_reduce(2, 1)) == "CUDA_ERROR_MAP_FAILED"
+    assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
+
+
+def test_a_rank_whose_memory_is_not_for_others_says_so(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(refuse_export, 1, memory_folder) == [None]
+
+
+def refuse_export(comm: Communicator, folder: str) -> None:
+    rank = Rank(comm, folder)
+    rank.driver.refuses_export = True
+    memory = rank.exported.describe([(rank.allocate(1.0), 4), (0, 0)])
+    assert not memory.can_map
+    assert "cuIpcGetMemHandle" in str(rank.exported.refusal)
+    assert isinstance(attempt(rank.exported._driver.number_of, 5), RuntimeError)
