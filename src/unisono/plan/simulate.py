@@ -193,8 +193,11 @@ class _Simulation:
             (messages.reducing, messages.bytes[messages.adding]),
         )
         for stage, amount in stages:
-            np.add.at(self.busy_s, stage.part, stage.busy_s * times)
-            np.add.at(self.bytes, stage.part, amount * times)
+            for counted, each in ((self.busy_s, stage.busy_s), (self.bytes, amount)):
+                if stage.alone:
+                    counted[stage.at] += each * times
+                else:
+                    np.add.at(counted, stage.part, each * times)
 
     def timeline(self, total_bytes: float) -> Timeline:
         parts = self.parts
