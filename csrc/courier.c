@@ -8,8 +8,8 @@
 #include "messages.h"
 
 enum {
-    NAP_NS = 100 * 1000,
-    NAPS = 20, /* without a wait, or anything to do, before we sleep */
+    NAP_NS_LEAST = 100 * 1000,
+    LONGER_NAPS = 5, /* each twice as long as the one before */
 };
 
 static const int64_t CLOSING_NS = 10 * (int64_t)1000000000; /* for eager sends at the end */
@@ -50,26 +50,36 @@ static void park(un_group *g) {
 }
 
 /* Keep messages going that nobody waits for. A program that waits for its messages moves them
- * faster than we could, and would have to wake us for nothing: while it does, we only nap. */
+ * faster than we could, and would have to wake us for nothing: while it does, we only nap, and the
+ * longer the less there is for us to do, for others may need the core. */
 static void *run_courier(void *argument) {
     un_group *g = argument;
     uint32_t waits = 0;
-    bool moved = false;
-    for (int naps = 0; !atomic_load(&g->courier.stops); naps++) {
-        if (!moved) sleep_ns(NAP_NS);
+    bool rung = false;
+    for (int quiet = 0; !atomic_load(&g->courier.stops);) {
+        if (!rung) sleep_ns(NAP_NS_LEAST << quiet);
         uint32_t waits_now = atomic_load_explicit(&g->messages.waits, memory_order_relaxed);
-        if (waits != waits_now) naps = 0;
+        bool awaited = waits != waits_now;
         waits = waits_now;
-        pthread_mutex_lock(&g->messages.lock);
-        bool idle = !g->messages.oldest;
-        moved = !idle && !g->messages.waiters && progress(g);
-        pthread_mutex_unlock(&g->messages.lock);
-        if (moved) naps = 0;
-        if (naps < NAPS) continue;
-        if (idle)
+        bool idle, moved;
+        do {
+            pthread_mutex_lock(&g->messages.lock);
+            awaited |= g->messages.waiters != 0;
+            idle = !g->messages.oldest;
+            moved = !idle && !g->messages.waiters && progress(g);
+            pthread_mutex_unlock(&g->messages.lock);
+            if (moved) quiet = -1;
+        } while (moved);
+        rung = false;
+        if (quiet < LONGER_NAPS) {
+            quiet++;
+        } else if (idle && !awaited) {
             park(g);
-        else if (!g->messages.waiters)
+            quiet = 0;
+        } else if (!awaited) {
             sleep_at_doorbell(g, SLICE_NS);
+            rung = true;
+        }
     }
     return NULL;
 }
@@ -90,7 +100,7 @@ bool start_courier(un_group *g) {
 
 /* Eager sends are over for their senders: give them some time to arrive. */
 static void deliver_copies(un_group *g) {
-    for (int64_t end = clock_ns() + CLOSING_NS; clock_ns() < end; sleep_ns(NAP_NS)) {
+    for (int64_t end = clock_ns() + CLOSING_NS; clock_ns() < end; sleep_ns(NAP_NS_LEAST)) {
         pthread_mutex_lock(&g->messages.lock);
         progress(g);
         bool only_copies = g->messages.oldest != NULL;

@@ -50,7 +50,8 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     }
     g->crowded = ranks > (int)g->segment.header->cores;
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
-    g->spin.ns = 100 * 1000;
+    start_spinning(&g->spin);
+    start_spinning(&g->messages.spin);
     g->process = atomic_load(&process_number);
     pthread_mutex_init(&g->worker.queue_lock, NULL);
     pthread_mutex_init(&g->messages.lock, NULL);

@@ -174,6 +174,14 @@ typedef struct match_table {
     match_bucket few[FEW_BUCKETS];
 } match_table;
 
+/* For how long it pays off to spin before one sleeps. */
+typedef struct spinning {
+    int64_t ns;
+    uint32_t short_ones;   /* since the last time that we tried for longer, */
+    uint32_t before_trial; /* and how many there are to be */
+    bool is_trial;
+} spinning;
+
 /* One rank's membership in a group, as its process knows it. Each part has the file that owns it.
  * What every call touches lies in two cache lines: the first one, and `calls` with what follows. */
 struct un_group {
@@ -217,10 +225,7 @@ struct un_group {
         _Atomic uint32_t stopping;
     } worker;
 
-    struct { /* wait.c */
-        int64_t ns;
-        uint32_t short_ones; /* since the start */
-    } spin;
+    spinning spin; /* wait.c, with the call lock */
 
     tube_ends *tubes; /* schedules.c: one per rank */
 
@@ -233,6 +238,7 @@ struct un_group {
         uint64_t matches;            /* how many of either there were so far */
         uint32_t wanted_from_any;
         int64_t eager_bytes;
+        spinning spin;
         _Atomic uint32_t waits;
         _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going */
     } messages;
@@ -316,6 +322,10 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
 } patience;
 
 int64_t clock_ns(void);
+void start_spinning(spinning *s);
+int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */
+void end_spin(const un_group *g, spinning *s, bool paid_off);
+void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 void wake_sleepers(const flag_t *flag);

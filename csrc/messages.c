@@ -11,8 +11,8 @@
 #include "messages.h"
 
 enum {
-    SPIN_NS = 50 * 1000,
-    GLANCES = 64,
+    GLANCES = 64, /* about a microsecond, */
+    ROUNDS = 4,   /* and so many of them before the caller learns that we wait */
     ASK_NS = 800 * 1000 * 1000, /* before the deadline, time for an answer */
 };
 
@@ -109,6 +109,10 @@ static bool look(un_group *g, const un_message *m, awaited *next) {
 }
 
 static void glance(const awaited *next) {
+    if (!next->word) {
+        relax_cpu();
+        return;
+    }
     for (int spins = 0; spins < GLANCES && read_word(next->word) < next->target; spins++)
         relax_cpu();
 }
@@ -119,31 +123,51 @@ static void look_for_deadlock(un_group *g, const un_message *m) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
+/* How long to look for messages before we sleep. */
+static int64_t begin_looking(un_group *g, const un_message *m) {
+    pthread_mutex_lock(&g->messages.lock);
+    int64_t ns = begin_spin(g, &g->messages.spin, m->source);
+    pthread_mutex_unlock(&g->messages.lock);
+    return ns;
+}
+
+static void end_looking(un_group *g, bool paid_off) {
+    pthread_mutex_lock(&g->messages.lock);
+    end_spin(g, &g->messages.spin, paid_off);
+    pthread_mutex_unlock(&g->messages.lock);
+}
+
 static un_status wait_with_progress(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
-    int64_t quiet_since = 0;
+    int64_t quiet_since = 0, looks_until = 0; /* 0: something has moved; we have looked enough */
     awaited next;
-    for (int tries = 0; !un_message_done(m); tries++) {
+    for (int rounds = 0; !un_message_done(m); rounds++) {
         if (look(g, m, &next) || un_message_done(m)) {
-            tries = -1;
-            quiet_since = 0;
+            if (looks_until) end_looking(g, clock_ns() < looks_until);
+            rounds = -1;
+            quiet_since = looks_until = 0;
             continue;
         }
-        if (!g->crowded && tries < GLANCES) {
-            if (next.word)
-                glance(&next);
-            else
-                relax_cpu();
+        if (!g->crowded && rounds < ROUNDS) {
+            glance(&next);
             continue;
         }
         prepare_to_block(p);
         int64_t now = clock_ns();
         if (!*start) *start = now;
-        if (!quiet_since) quiet_since = now;
-        if (now - quiet_since < SPIN_NS) {
-            if (g->crowded) sched_yield();
+        if (!quiet_since) {
+            quiet_since = now;
+            looks_until = now + begin_looking(g, m);
+        }
+        if (now < looks_until) {
+            if (g->crowded)
+                sched_yield();
+            else
+                glance(&next);
             continue;
         }
+        if (looks_until > quiet_since) end_looking(g, false);
+        looks_until = 0;
         bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
             if (to_the_end) look_for_deadlock(g, m); /* others will go on by themselves */
@@ -159,6 +183,7 @@ static un_status wait_with_progress(un_group *g, un_message *m, const un_call *h
             p->asked = true;
             ask_where(g, m->peer, UN_ABOUT_MESSAGES);
         }
+        note_core(g);
         sleep_at_doorbell(g, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
             un_message_give_up(g, UN_INTERRUPTED);

@@ -15,8 +15,8 @@ enum {
     SPIN_NS_MOST = 200 * 1000,
     SPIN_NS_LEAST = 2 * 1000,
     TRIAL_NS = 50 * 1000, /* longer than a sleeper takes to wake up and answer */
-    TRIAL_EVERY = 32,     /* so that trials which fail cost little */
-    YIELD_NS = 100 * 1000,
+    TRIAL_EVERY = 32,     /* so that trials which fail cost little; */
+    YIELD_EVERY = 512,    /* one that yields to others may cost a time slice of each */
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
 };
 
@@ -56,7 +56,7 @@ static un_status look_around(un_group *g, int peer, const flag_t *flag, uint64_t
     return UN_OK;
 }
 
-static void note_core(un_group *g) {
+void note_core(un_group *g) {
     atomic_store_explicit(&control_of(g, g->rank)->core, (uint32_t)sched_getcpu() + 1,
                           memory_order_relaxed);
 }
@@ -75,38 +75,65 @@ static void part_from(un_group *g, int peer) {
         sched_setaffinity(0, sizeof(all), &all);
 }
 
-/* Spin for as long as it has paid off lately, and now and then for longer: ranks that only ever
- * wake each other up would never find out that the core they gave away is free again. True once the
- * flag is there. */
+/* How long to spin for `peer`: for as long as it has paid off lately, and now and then for longer:
+ * ranks that only ever wake each other up would never find out that the core they gave away is free
+ * again.
+ *
+ * Where cores are few we yield instead. Whoever yields is served last: if those who are served
+ * before it compute, or belong to other programs, it comes back late, though what it waits for came
+ * long ago. A sleeper is woken at once. So we yield only where that has paid off lately; 0: not at
+ * all. */
+int64_t begin_spin(un_group *g, spinning *s, int peer) {
+    s->is_trial = s->ns < TRIAL_NS && ++s->short_ones > s->before_trial;
+    if (s->is_trial) {
+        s->short_ones = 0;
+        if (peer >= 0 && !g->crowded) part_from(g, peer);
+        return TRIAL_NS;
+    }
+    return g->crowded && s->ns <= SPIN_NS_LEAST ? 0 : s->ns;
+}
+
+void end_spin(const un_group *g, spinning *s, bool paid_off) {
+    if (!paid_off && s->ns > SPIN_NS_LEAST) s->ns /= 2;
+    if (paid_off && s->ns < SPIN_NS_MOST) s->ns = s->is_trial ? TRIAL_NS : 2 * s->ns;
+    if (!s->is_trial) return;
+    s->before_trial = paid_off || !g->crowded ? TRIAL_EVERY : 2 * s->before_trial;
+    if (s->before_trial > YIELD_EVERY) s->before_trial = YIELD_EVERY;
+}
+
+void start_spinning(spinning *s) {
+    *s = (spinning){.ns = SPIN_NS_MOST / 2, .before_trial = TRIAL_EVERY};
+}
+
+/* True once the flag is there. */
 static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
-    int64_t start = clock_ns();
-    bool trial = g->spin.ns < TRIAL_NS && ++g->spin.short_ones % TRIAL_EVERY == 0;
-    int64_t budget_ns = trial ? TRIAL_NS : g->spin.ns;
-    if (trial) part_from(g, peer);
+    int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
     do {
         for (int spins = 0; spins < 32; spins++) {
             if (reached(flag, target)) {
-                if (trial)
-                    g->spin.ns = TRIAL_NS;
-                else if (g->spin.ns < SPIN_NS_MOST)
-                    g->spin.ns *= 2;
+                end_spin(g, &g->spin, true);
                 return true;
             }
             relax_cpu();
         }
     } while (clock_ns() - start < budget_ns);
-    if (g->spin.ns > SPIN_NS_LEAST) g->spin.ns /= 2;
+    end_spin(g, &g->spin, false);
     return false;
 }
 
-static bool yield(un_group *g, const flag_t *flag, uint64_t target) {
-    int64_t start = clock_ns();
-    do {
-        if (reached(flag, target)) return true;
+/* The same where cores are few. */
+static bool yield(un_group *g, int peer, const flag_t *flag, uint64_t target) {
+    int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
+    if (!budget_ns) return false;
+    bool there = false, in_time = true;
+    while (!there && in_time &&
+           !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed)) {
         sched_yield();
-    } while (clock_ns() - start < YIELD_NS &&
-             !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed));
-    return false;
+        there = reached(flag, target);
+        in_time = clock_ns() - start < budget_ns;
+    }
+    end_spin(g, &g->spin, there && in_time);
+    return there;
 }
 
 void prepare_to_block(patience *p) {
@@ -131,7 +158,7 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         relax_cpu();
     }
     prepare_to_block(p);
-    if (g->crowded ? yield(g, flag, target) : spin(g, peer, flag, target)) return UN_OK;
+    if (g->crowded ? yield(g, peer, flag, target) : spin(g, peer, flag, target)) return UN_OK;
 
     if (!p->deadline_ns) p->deadline_ns = clock_ns() + p->call->timeout_ns;
     _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import unisono
+import unisono.plan
 import unisono.training
 
 METHODS = (property, staticmethod, classmethod, FunctionType)
@@ -37,6 +38,10 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield from with_methods(f"{name}.{inner}", getattr(value, inner))
         else:
             yield from with_methods(name, value)
+    for name in unisono.plan.__all__:
+        value = getattr(unisono.plan, name)
+        if callable(value):
+            yield f"plan.{name}", value
 
 
 def with_methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -354,6 +354,12 @@ class ScheduleError(UnisonoError):
     """A schedule does not do what its collective promises.
 
     `rank`, `chunk` and `step` say where; `step` is -1 where no step is at fault.
+
+    >>> from unisono import plan
+    >>> nothing = plan.Schedule.from_steps("all_reduce", "nothing", 2, 1, [])
+    >>> plan.verify(nothing)
+    Traceback (most recent call last):
+    unisono.errors.ScheduleError: ...
     """
 
     def __init__(self, message: str, *, rank: int = -1, chunk: int = -1, step: int = -1) -> None:

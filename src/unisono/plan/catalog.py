@@ -21,7 +21,15 @@ class Algorithm:
     the busiest rank sends; `source` who described it. `options` are what it takes besides the
     number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
     ranks or faster, `most_ranks` says up to how many it is reasonable to write it down. One that
-    should not be run by its schedule says in `only_planned` why.
+    should not be run by its schedule says in `only_planned` why. `collective` and `name` are what
+    `find` knows it by; `make` is the function that was registered.
+
+    >>> from unisono import plan
+    >>> ring = plan.find("all_reduce", "ring")
+    >>> ring.schedule(4).rounds
+    6
+    >>> ring.options
+    ()
     """
 
     collective: str
@@ -76,8 +84,17 @@ def algorithm(
         @algorithm("all_reduce", "mine")
         def mine(ranks: int) -> Schedule: ...
 
-    From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it. Raises ValueError
-    if there is no such collective, or another algorithm has the name.
+    From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it, as `name` of
+    `collective`. `steps`, `sends`, `source`, `most_ranks` and `only_planned` are what `Algorithm` says
+    of it. Raises ValueError if there is no such collective, or another algorithm has the name.
+
+    >>> from unisono import plan
+    >>> @plan.algorithm("broadcast", "one_by_one", steps="n - 1")
+    ... def one_by_one(ranks, root=0):
+    ...     others = [rank for rank in range(ranks) if rank != root]
+    ...     steps = [plan.Step.of(root, rank, 0, "copy") for rank in others]
+    ...     return plan.Schedule.from_steps("broadcast", "one_by_one", ranks, 1, steps, root=root)
+    >>> plan.verify(plan.find("broadcast", "one_by_one").schedule(4))
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
@@ -96,7 +113,14 @@ def algorithm(
 
 
 def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
-    """Every algorithm, or those of one collective, in the order of COLLECTIVES."""
+    """Every algorithm, or those of one `collective`, in the order of COLLECTIVES.
+
+    Raises ValueError where there is no such collective.
+
+    >>> from unisono import plan
+    >>> "ring" in [entry.name for entry in plan.catalog("all_gather")]
+    True
+    """
     _load_ours()
     if collective is not None and collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
@@ -112,6 +136,10 @@ def find(collective: str, name: str) -> Algorithm:
     """The algorithm `name` of `collective`, in any case of letters; an old name finds it, too.
 
     Raises ValueError with the names that there are.
+
+    >>> from unisono import plan
+    >>> plan.find("all_reduce", "double_tree").schedule(8, pieces=4).rounds > 0
+    True
     """
     known = _registered.get((collective, name))
     if known is not None:

@@ -22,7 +22,15 @@ PIECES = (1, 8, 64)
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, as it would be run, and how long the simulation says that takes."""
+    """An `algorithm`, as it would be run, by its `schedule`, and how long the simulation says that
+    takes, its `timeline`. `pieces` is into how many it cuts the tensor, None where it does not.
+
+    >>> from unisono import plan
+    >>> h100 = plan.find_topology("h100")
+    >>> best = plan.rank_algorithms("all_reduce", 16, 1 << 20, h100).best
+    >>> best.label.startswith(best.algorithm.name), best.time_s > 0
+    (True, True)
+    """
 
     algorithm: Algorithm
     schedule: Schedule = field(repr=False)
@@ -44,7 +52,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The algorithms of a collective, the fastest first, and why some were left out."""
+    """The algorithms of a `collective` on `ranks` ranks of a `topology`, for `total_bytes`.
+
+    `choices` has them, the fastest first; `left_out` which were not looked at, each with a reason;
+    `in_network` an all_reduce by switches that add, where there are any.
+
+    >>> from unisono import plan
+    >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
+    >>> ranking.best is ranking.choices[0]
+    True
+    """
 
     collective: str
     ranks: int
@@ -106,10 +123,16 @@ def _too_many(entry: Algorithm, ranks: int) -> str:
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
-    """The algorithms of `collective`, ranked by simulated time.
+    """The algorithms of `collective`, ranked by the time that `total_bytes` on `ranks` ranks of
+    `topology` take in a simulation.
 
     Of a pipelined algorithm only the best number of pieces is shown. Raises ValueError for an
     unknown collective or no ranks.
+
+    >>> from unisono import plan
+    >>> small = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
+    >>> small.best.time_s < small.choices[-1].time_s
+    True
     """
     return rank_sizes(collective, ranks, (total_bytes,), topology)[0]
 
@@ -149,10 +172,16 @@ def rank_sizes(
 
 
 def explain(ranking: Ranking) -> str:
-    """Why the fastest algorithm is: what its time consists of, and what the next one does worse.
+    """Why the fastest algorithm of a `ranking` is: what its time consists of, and what the next one
+    does worse.
 
     Each cause is measured by taking it away: how much faster would it be without latency, with
-    ports or cards of unlimited bandwidth, with free addition?
+    ports or cards of unlimited bandwidth, with free addition? Raises nothing.
+
+    >>> from unisono import plan
+    >>> tiny = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
+    >>> "latency-bound" in plan.explain(tiny)
+    True
     """
     best, topology = ranking.best, ranking.topology
     if not best.schedule.rounds:

@@ -33,7 +33,7 @@ _Held = tuple[int, int]
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that `schedule` does what its collective promises, or raise `ScheduleError`.
+    """Prove that `schedule` does what its collective promises. Raises ScheduleError if it does not.
 
     Every transfer is simulated, with a count of contributions in place of numbers. The proof
     says of every rank and chunk: nothing is read before it is there; no two transfers of a step
@@ -43,6 +43,9 @@ def verify(schedule: Schedule) -> None:
     It cannot deadlock either, if ranks keep a step's transfers in flight together: both ends of a
     transfer stand in the same step, so that a rank in step t waits only for ranks in steps up to
     t, and those in the earliest step wait for nobody behind them.
+
+    >>> from unisono import plan
+    >>> plan.verify(plan.find("all_reduce", "ring").schedule(8))
     """
     held: list[dict[int, _Held]] = [
         dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))

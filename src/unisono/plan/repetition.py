@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.plan.stages import Indices, Messages, Seconds, pass_on_repeatedly
 
-_LONG = 64
+_LONG = 96
 """About how many steps are taken between two looks at what is settled."""
 
 _ALIKE = 1e-9
@@ -129,10 +129,12 @@ class _Fronts:
         return state[: self._ranks].copy(), state[self._ranks :].copy(), done
 
     def _unsettled(self, least: Seconds, most: Seconds) -> Indices:
+        """Ranks that are moved otherwise than their sender, and all whom they reach in a period."""
+        limit = _ALIKE / self._period * most
+        moving = (most - least > limit) | (np.abs(least - least[self._senders[0]]) > limit)
         for sender in self._senders:
-            least = np.minimum(least, least[sender])
-            most = np.maximum(most, most[sender])
-        return np.flatnonzero(most - least > _ALIKE * most)
+            moving |= moving[sender]
+        return np.flatnonzero(moving)
 
     def _depended_on(self, ranks: Indices) -> Indices:
         """These ranks and all whose messages reach them within a period."""

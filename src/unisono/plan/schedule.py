@@ -42,7 +42,13 @@ COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """`count` chunks, beginning with `chunk`, go from `source` to `destination`."""
+    """`count` chunks, beginning with `chunk`, go from `source` to `destination`, where `action` says
+    whether they are added to what is there ("reduce") or take its place ("copy").
+
+    >>> from unisono import plan
+    >>> print(plan.Transfer(0, 1, 3, "reduce"))
+    0 +> 1 c3
+    """
 
     source: int
     destination: int
@@ -63,7 +69,13 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Transfers that happen together, as arrays of one length. Iterating gives `Transfer`s."""
+    """Transfers that happen together, as arrays of one length: from `source` to `destination`, so
+    many chunks (`count`) from `chunk` on, added where it `reduces`. Iterating gives `Transfer`s.
+
+    >>> from unisono import plan
+    >>> [str(transfer) for transfer in plan.Step.of([0, 1], [1, 0], 0, "copy")]
+    ['0 -> 1 c0', '1 -> 0 c0']
+    """
 
     source: NDArray[np.int64]
     destination: NDArray[np.int64]
@@ -171,7 +183,12 @@ class Phase:
     """One step, or a step taken `times` times in a regular way. This is the compact form.
 
     From one time to the next every destination grows by `turn`, modulo the number of ranks, and
-    every chunk by `shift`, modulo `within` inside its own block of `within` chunks.
+    every chunk by `shift`, modulo `within` inside its own block of `within` chunks. `step` is the
+    first.
+
+    >>> from unisono import plan
+    >>> [phase.times for phase in plan.find("all_reduce", "ring").schedule(8).phases]
+    [7, 7]
     """
 
     step: Step
@@ -190,7 +207,13 @@ class Schedule:
 
     Raises ValueError where it makes no sense by itself: no ranks, transfers from or to ranks or
     chunks that do not exist, a transfer from a rank to itself. Whether it does what the collective
-    promises is for `verify` to say.
+    promises is for `verify` to say. `collective` and `algorithm` are names, `chunks` is into how
+    many the tensor is cut, `root` the rank that some collectives have.
+
+    >>> from unisono import plan
+    >>> step = plan.Step.of([0, 1], [1, 0], 0, "reduce")
+    >>> schedule = plan.Schedule.from_steps("all_reduce", "exchange", 2, 1, [step])
+    >>> plan.verify(schedule)
     """
 
     collective: str

@@ -59,6 +59,12 @@ class Timeline:
     longest chain of messages, first hop first; it is empty where the schedule is too
     large to remember (steps x ranks above four million). `sending_s`, `receiving_s` and
     `reducing_s` say how long each rank was busy with what.
+
+    >>> from unisono import plan
+    >>> ring = plan.find("all_reduce", "ring").schedule(16)
+    >>> timeline = plan.simulate(ring, plan.find_topology("h100"), 1 << 20)
+    >>> timeline.time_s == max(timeline.finish_s.tolist())
+    True
     """
 
     schedule: Schedule
@@ -111,6 +117,12 @@ def simulate(
     `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they
     have; `late_s` maps ranks to how much later they begin. `on_step` is told of every step, in
     order. Raises ValueError for ranks and links that are not there.
+
+    >>> from unisono import plan
+    >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")
+    >>> late = plan.simulate(ring, h100, 1 << 20, late_s={3: 0.001})
+    >>> late.time_s > plan.simulate(ring, h100, 1 << 20).time_s
+    True
     """
     if total_bytes < 0:
         raise ValueError(f"a tensor cannot have {total_bytes} bytes")
@@ -193,8 +205,11 @@ class _Simulation:
             (messages.reducing, messages.bytes[messages.adding]),
         )
         for stage, amount in stages:
-            np.add.at(self.busy_s, stage.part, stage.busy_s * times)
-            np.add.at(self.bytes, stage.part, amount * times)
+            for counted, each in ((self.busy_s, stage.busy_s), (self.bytes, amount)):
+                if stage.alone:
+                    counted[stage.at] += each * times
+                else:
+                    np.add.at(counted, stage.part, each * times)
 
     def timeline(self, total_bytes: float) -> Timeline:
         parts = self.parts

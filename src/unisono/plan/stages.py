@@ -79,15 +79,16 @@ class Stage:
     at: Indices | slice
     busy_s: Seconds
     alone: bool
-    queues: Indices | None = None
-    """A row for each part, with the messages that pass it, as listed; -1 where there are fewer."""
+    queues: tuple[Indices, ...] = ()
+    """The messages that are listed first for their parts, those listed second, and so on; parts that
+    most messages pass come first, so that the n-th of each row are those of the same part."""
 
     @classmethod
     def of(cls, part: Indices, busy_s: Seconds) -> Stage:
         longest = int(np.bincount(part).max()) if len(part) else 1
         if longest == 1:
             return cls(part, _as_slice(part), busy_s, True)
-        return cls(part, part, busy_s, False, _queues(part) if longest <= _SHORT_QUEUE else None)
+        return cls(part, part, busy_s, False, _queues(part) if longest <= _SHORT_QUEUE else ())
 
     def some(self, which: Indices) -> Stage:
         """The same for some of the messages."""
@@ -99,8 +100,8 @@ class Stage:
             begin = np.maximum(begin, free[self.at])
             free[self.at] = begin + self.busy_s
             return begin
-        if self.queues is not None:
-            return self._serve_short_queues(self.queues, begin, free)
+        if self.queues:
+            return self._serve_short_queues(begin, free)
         order = np.lexsort((begin, self.part))  # by part, then time; stable, so then as listed
         part = self.part[order]
         starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
@@ -112,38 +113,43 @@ class Stage:
             free[self.part[turn]] = begin[turn] + self.busy_s[turn]
         return begin
 
-    def _serve_short_queues(self, queues: Indices, begin: Seconds, free: Seconds) -> Seconds:
+    def _serve_short_queues(self, begin: Seconds, free: Seconds) -> Seconds:
         """The same where few messages pass each part: their order by exchanging neighbours."""
-        columns = [column.copy() for column in queues.T]
-        times = [np.where(column >= 0, begin[column], np.inf) for column in columns]
-        for last in reversed(range(1, len(columns))):
+        rows = list(self.queues)
+        times = [begin[row] for row in rows]
+        for last in reversed(range(1, len(rows))):
             for left in range(last):
-                swap = times[left + 1] < times[left]
-                for row in (columns, times):
-                    one, other = row[left], row[left + 1]
-                    row[left] = np.where(swap, other, one)
-                    row[left + 1] = np.where(swap, one, other)
+                right = left + 1
+                both = slice(len(rows[right]))
+                swap = times[right] < times[left][both]
+                if not swap.any():
+                    continue
+                for each in (rows, times):
+                    one, other = each[left][both], each[right]
+                    each[left] = each[left].copy()
+                    each[left][both] = np.where(swap, other, one)
+                    each[right] = np.where(swap, one, other)
         begin = begin.copy()
-        at = self.part[columns[0]]
+        at = self.part[rows[0]]
         busy_until = free[at]
-        for column, time in zip(columns, times, strict=True):
-            there = column >= 0
-            start = np.maximum(time, busy_until)
-            busy_until = np.where(there, start + self.busy_s[column], busy_until)
-            begin[column[there]] = start[there]
+        for row, time in zip(rows, times, strict=True):
+            start = np.maximum(time, busy_until[: len(row)])
+            busy_until[: len(row)] = start + self.busy_s[row]
+            begin[row] = start
         free[at] = busy_until
         return begin
 
 
-def _queues(part: Indices) -> Indices:
+def _queues(part: Indices) -> tuple[Indices, ...]:
     order = np.argsort(part, kind="stable")
     ordered = part[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     length = np.diff(np.append(starts, len(part)))
-    queues = np.full((len(starts), int(length.max())), -1)
-    row = np.repeat(np.arange(len(starts)), length)
-    queues[row, np.arange(len(part)) - starts[row]] = order
-    return queues
+    return tuple(
+        order[np.concatenate([starts[length == longer] for longer in range(longest, turn, -1)]) + turn]
+        for longest in (int(length.max()),)
+        for turn in range(longest)
+    )
 
 
 def _as_slice(index: Indices) -> Indices | slice:
@@ -151,6 +157,13 @@ def _as_slice(index: Indices) -> Indices | slice:
     if len(index) and np.all(np.diff(index) == 1):
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
+
+
+def _all_differ(numbers: Indices) -> bool:
+    if np.all(numbers[1:] > numbers[:-1]):
+        return True
+    in_order = np.sort(numbers)
+    return bool(np.all(in_order[1:] > in_order[:-1]))
 
 
 class Messages:
@@ -163,8 +176,7 @@ class Messages:
         chunks = step.count.astype(float)
         added = chunks * step.reduces
         pair = step.source * parts.ranks + step.destination
-        in_order = np.sort(pair)
-        if np.any(in_order[1:] == in_order[:-1]):
+        if not _all_differ(pair):
             unique, first, index = np.unique(pair, return_index=True, return_inverse=True)
             order = np.argsort(first)  # as listed
             position = np.empty_like(order)
@@ -248,21 +260,42 @@ def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
 def pass_on_repeatedly(few: Messages, ready: Seconds, free: Seconds, times: int) -> None:
     """`pass_on`, so many times, where no part serves two messages; moves `ready` and `free` on.
 
-    What takes time where messages are few is the number of NumPy's calls: here they are half as
-    many, on rows of these messages alone.
+    What takes time where messages are few is the number of NumPy's calls, and how each finds its
+    numbers: here they are half as many, on rows of these messages alone, which stand so that most
+    are found by slices: senders in their order, messages to other nodes last.
     """
-    ranks, index = np.unique(np.concatenate([few.source, few.destination]), return_inverse=True)
-    source, to = index[: len(few.source)], index[len(few.source) :]
-    now, latency, far, adding = ready[ranks], few.latency, few.crossing, few.adding
-    stages = (few.sending, few.leaving, few.entering, few.receiving, few.reducing)
+    inside = np.ones(len(few.source), bool)
+    inside[few.crossing] = False
+    order = np.concatenate([np.flatnonzero(inside), few.crossing])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    own, far = slice(len(order)), slice(len(order) - len(few.crossing), None)
+    row = np.full(len(ready), -1)
+    row[few.source[order]] = np.arange(len(order))
+    ends = few.destination[row[few.destination] < 0]  # who only receives
+    row[ends] = np.arange(len(order), len(order) + len(ends))
+    ranks = np.concatenate([few.source[order], ends])
+    to = row[few.destination[order]]
+    by_place = np.argsort(place[few.adding])
+    adding = _as_slice(place[few.adding][by_place])
+    adding_to = to[adding]
+    stages = (
+        few.sending.some(order),
+        few.leaving,
+        few.entering,
+        few.receiving.some(order),
+        few.reducing.some(by_place),
+    )
+    now, latency = ready[ranks], few.latency[order]
     left, out, into, taken, added = (free[stage.part] for stage in stages)
     sends_s, leaves_s, enters_s, takes_s, adds_s = (stage.busy_s for stage in stages)
-    far_latency, far_overhead, far_wait = latency[far], few.overhead[far], few.wait_in[far]
+    far_latency = latency[far]
+    far_overhead, far_wait = few.overhead[few.crossing], few.wait_in[few.crossing]
     for _ in range(times):
-        begin = np.maximum(now[source], left)
+        begin = np.maximum(now[own], left)
         left = begin + sends_s
         head, tail = begin + latency, left + latency
-        if len(far):
+        if len(few.crossing):
             leaving = np.maximum(begin[far] + far_overhead, out)
             out = leaving + leaves_s
             entering = np.maximum(leaving + far_latency, into)
@@ -271,10 +304,10 @@ def pass_on_repeatedly(few: Messages, ready: Seconds, free: Seconds, times: int)
             tail[far] = np.maximum(into, np.maximum(out, left[far]) + far_latency)
         taken = np.maximum(head, taken) + takes_s
         done = np.maximum(taken, tail)
-        if len(adding):
-            added = np.maximum(np.maximum(done[adding], now[to[adding]]), added) + adds_s
+        if len(few.adding):
+            added = np.maximum(np.maximum(done[adding], now[adding_to]), added) + adds_s
             done[adding] = added
-        now[source] = left
+        now[own] = left
         now[to] = np.maximum(now[to], done)
     ready[ranks] = now
     for stage, times_s in zip(stages, (left, out, into, taken, added), strict=True):

@@ -18,17 +18,22 @@ from pathlib import Path
 class Topology:
     """Ranks in nodes of `node_size`, rank r in node r // node_size.
 
-    `inside_*` is what connects the ranks of a node: the latency of a hop, and the bandwidth of
-    each rank's port in each direction. `between_latency_s` is the latency of a hop to another
+    The ranks of a node are connected with a latency of `inside_latency_s` for a hop, and a port of
+    `inside_bytes_per_s` for each rank in each direction. `between_latency_s` is the latency of a hop to another
     node, which goes through one of the node's `cards`, each with `card_bytes_per_s` in each
     direction. A message keeps its sender's and its receiver's port busy for `overhead_s` besides
     its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
 
     The network's switches have `switch_ports` ports and add what passes them, each at
     `switch_bytes_per_s`; with 0 ports they only pass it on. `inside_switch_adds` says the same of
-    the switch inside a node.
+    the switch inside a node. `name` is what people call it, `source` where its figures come from.
 
     Raises ValueError for values that make no sense.
+
+    >>> from unisono import plan
+    >>> inside = {"inside_latency_s": 1e-6, "inside_bytes_per_s": 10e9}
+    >>> plan.Topology("mine", node_size=4, **inside).nodes(16)
+    4
     """
 
     name: str
@@ -204,9 +209,13 @@ for _plain, _ports, _inside, _switches in (
 
 
 def find_topology(name: str) -> Topology:
-    """A preset by its name, or the topology in the TOML file of that name.
+    """A preset by its `name`, or the topology in the TOML file of that name.
 
     Raises ValueError with the names that there are.
+
+    >>> from unisono import plan
+    >>> plan.find_topology("h100").node_size
+    8
     """
     if name in PRESETS:
         return PRESETS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import logging
 from typing import Any
 
@@ -75,9 +76,15 @@ def inherit_store(descriptor: int) -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """Make a group; what that needs is imported when the first one is made."""
-    from unisono.torch_backend.creation import create
-
+    """Make a group; what that needs is imported when the first one is made. Importing leaves no
+    garbage worth the time that it takes to look through all of torch for it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        from unisono.torch_backend.creation import create
+    finally:
+        if collects:
+            gc.enable()
     return create(options, backend_options)
 
 

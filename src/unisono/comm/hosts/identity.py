@@ -27,7 +27,7 @@ from unisono.processes import boot_id, namespace
 from unisono.wording import name_ranks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hosts:
     """Where all ranks of a world are. Hosts are numbered by their lowest global rank.
 
