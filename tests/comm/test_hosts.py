@@ -308,6 +308,7 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
         inside = comm.split([1, 2])
         assert inside is None or isinstance(inside, SharedMemoryCommunicator)
         first.all_reduce(torch.ones(300_000))
+        comm.barrier()  # an abort overtakes what is still on its way
         if rank == 2:
             first.abort("enough")
         error = attempt(first.all_reduce, torch.ones(300_000))

@@ -112,7 +112,7 @@ class HostsMessages(HostsGroup):
         try:
             return call()
         except GroupError as error:
-            raise self.with_report(self._translate(error)) from None
+            raise self.with_report(self._translate(error.with_traceback(None))) from None
 
     # -- to and from other hosts -----------------------------------------------------------------
 
