@@ -76,6 +76,11 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def is_networked(store: Any) -> bool:
+    """Whether other hosts reach this torch Store, too."""
+    return bool(store is not None and _host_of(store))
+
+
 def socket_family(address: str) -> socket.AddressFamily:
     """The family of sockets that an address is for."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
