@@ -176,6 +176,12 @@ class HostsGroup(RowCollectives):
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
 
+    def _conclude(self, reason: str) -> str:
+        """Two hosts may end a group at once, each by itself; the first one in the store counts."""
+        first = self.links.decide(self.key, reason)
+        self.end(Cause("GroupAborted", f"group {self.name} was ended: {first}", reason=first))
+        return first
+
     def close(self) -> None:
         if self._refusal is not None and os.getpid() == self._pid:
             with contextlib.suppress(Exception):  # else the others would miss this rank in the call

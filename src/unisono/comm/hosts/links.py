@@ -188,6 +188,13 @@ class Links:
         else:
             self._draw_line(peer, summons=True)
 
+    def decide(self, key: bytes, text: str) -> str:
+        """What the first rank of a group that called this has said; "" where the store is gone."""
+        with contextlib.suppress(RuntimeError):
+            store = self._store.clone()
+            return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
+        return ""
+
     def ask_where(self, peer: int, timeout_s: float, key: bytes = b"") -> Answer:
         """Where the program of a global rank is, and what keeps it in a group."""
         told = self.questions.ask([peer], "stuck", key.hex(), timeout_s).get(peer)
