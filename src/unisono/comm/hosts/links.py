@@ -23,7 +23,7 @@ from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
-from unisono.comm.hosts.network import await_store, make_gloo
+from unisono.comm.hosts.network import await_store, make_device, make_gloo
 from unisono.comm.hosts.questions import Questions
 from unisono.errors import RendezvousError
 
@@ -98,6 +98,7 @@ class Links:
         self._lines = ControlLines(
             hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
         )
+        self._device = make_device(hosts.address)
         self.questions = Questions(self._lines.send, {"stuck": self._tell_where})
         store.set(_where_key(me), json.dumps(self._lines.where))
         all_links.add(self)
@@ -127,7 +128,7 @@ class Links:
         for link in links:
             link.close()
         self._lines.close()
-        self._store = None  # which is a connection, too
+        self._store = self._device = None  # which have sockets, too
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -349,7 +350,7 @@ class Links:
             if summons:
                 self._lines.send(peer, {"link": "please"})
             name = f"unisono/link/{low}-{high}"
-            gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
+            gloo = make_gloo(store, name, int(self.me == high), 2, self._device, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
                 self._links[peer] = link  # first: what comes in is answered on it
