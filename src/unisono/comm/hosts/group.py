@@ -149,6 +149,8 @@ class HostsGroup(RowCollectives):
         self.mailbox.wake()
         if len(self.placement.here) > 1:
             self.local.abort(cause.note())
+        for link in filter(None, map(self.links.peer, self.placement.neighbours())):
+            link.wake()
         if tell:
             for peer in self.placement.neighbours():
                 self.links.tell_ending(peer, self.key, cause.encode())

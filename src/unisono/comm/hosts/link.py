@@ -197,6 +197,11 @@ class Link:
         for begin in range(0, row.numel(), FRAME_BYTES):
             self.send(kind, group, tag, begin, row[begin : begin + FRAME_BYTES], check)
 
+    def wake(self) -> None:
+        """Have those who wait until they may send look whether to wait any longer."""
+        with self._room:
+            self._room.notify_all()
+
     # -- receiving -------------------------------------------------------------------------------
 
     def _receive(self) -> None:
