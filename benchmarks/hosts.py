@@ -45,6 +45,8 @@ KIB, MIB = 1024, 1 << 20
 SIZES = (KIB, MIB, 64 * MIB)
 DDP_LAYERS, DDP_WIDTH = 24, 1024  # 25 million parameters
 DDP = "DDP step"
+OPTIONS = {"strict": "UNISONO_STRICT_ORDER", "rounded": "UNISONO_ROUND_HALVES"}
+"""Backends that are unisono with an option."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Setting:
     ddp: bool = True
     rounds: int = 0
     backends: tuple[str, ...] = ("gloo", "unisono")
+    dtype: str = "float32"
 
     def placed(self) -> list[int]:
         """The host of each rank."""
@@ -99,7 +102,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="of each cable, in Gbit/s")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
     parser.add_argument("--collectives", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
-    parser.add_argument("--backends", nargs="+", default=["gloo", "unisono"])
+    parser.add_argument(
+        "--backends",
+        nargs="+",
+        default=["gloo", "unisono"],
+        help="strict and rounded are unisono with UNISONO_STRICT_ORDER or UNISONO_ROUND_HALVES",
+    )
+    parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
     parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")
     parser.add_argument("--goals", action="store_true", help="hold the figures against the goals")
@@ -117,6 +126,7 @@ def main() -> None:
         options.ddp,
         options.rounds,
         tuple(options.backends),
+        options.dtype,
     )
     figures = measure(setting)
     show(setting, figures)
@@ -178,14 +188,18 @@ class Bench:
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         for name in self.setting.backends:
-            self.groups[name] = dist.group.WORLD if name == "gloo" else dist.new_group(backend=name)
+            option = OPTIONS.get(name, "")
+            os.environ |= {option: "1"} if option else {}
+            backend = "unisono" if option else name
+            self.groups[name] = dist.new_group(backend=backend) if name != "gloo" else None
+            os.environ.pop(option, None)
 
     def run(self) -> None:
         """Measure everything."""
         for name in self.setting.collectives:
             for size_bytes in self.setting.sizes:
                 calls = {
-                    backend: make_call(name, size_bytes, self.size, group)
+                    backend: make_call(name, size_bytes, self.size, group, self.setting.dtype)
                     for backend, group in self.groups.items()
                 }
                 self.add(name, size_bytes, calls, self.rounds_of(size_bytes))
@@ -240,14 +254,17 @@ class Bench:
             print(describe(self.figures[-1]), flush=True)
 
 
-def make_call(name: str, size_bytes: int, ranks: int, group: Any) -> Callable[[], object]:
-    """One collective on a tensor of float32."""
+def make_call(
+    name: str, size_bytes: int, ranks: int, group: Any, dtype_name: str
+) -> Callable[[], object]:
+    """One collective."""
     import torch
     import torch.distributed as dist
 
-    count = max(1, size_bytes // 4 // ranks) * ranks
-    whole, part = torch.zeros(count), torch.zeros(count // ranks)
-    other = torch.zeros(count)
+    dtype = getattr(torch, dtype_name)
+    count = max(1, size_bytes // dtype.itemsize // ranks) * ranks
+    whole, part = torch.zeros(count, dtype=dtype), torch.zeros(count // ranks, dtype=dtype)
+    other = torch.zeros(count, dtype=dtype)
     return {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, 0, group=group),
@@ -325,15 +342,18 @@ def show(setting: Setting, figures: Sequence[Figure]) -> None:
     rate = setting.rate_bits_per_s / 1e9
     print(
         f"\n{setting.hosts} hosts x {setting.ranks} ranks, {setting.placement} order, "
-        f"{rate:g} Gbit/s, float32\n"
+        f"{rate:g} Gbit/s, {setting.dtype}\n"
     )
-    print("| | bytes | limit ms | gloo ms | unisono ms | / limit | / gloo | link bytes / least |")
-    print("|---|---|---|---|---|---|---|---|")
+    names = ["gloo", "unisono", *(name for name in setting.backends if name in OPTIONS)]
+    columns = " | ".join(f"{name} ms" for name in names)
+    print(f"| | bytes | limit ms | {columns} | / limit | / gloo | link bytes / least |")
+    print("|---|---|---|" + "---|" * (len(names) + 3))
     for figure in figures:
         ours = figure.milliseconds.get("unisono")
         gloo = figure.milliseconds.get("gloo")
         cells = [figure.what, f"{figure.size_bytes:,}", f"{figure.limit_ms:.3g}"]
-        cells += [f"{ms:.3g}" if ms else "-" for ms in (gloo, ours)]
+        times = [figure.milliseconds.get(name) for name in names]
+        cells += [f"{ms:.3g}" if ms else "-" for ms in times]
         cells += [f"{ours / figure.limit_ms:.2f}" if ours and figure.limit_ms > 1 else "-"]
         cells += [f"{ours / gloo:.2f}" if ours and gloo else "-"]
         least = figure.least_bytes

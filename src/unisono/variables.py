@@ -210,6 +210,11 @@ STRICT_ORDER = _on_or_off(
     "1: groups over several hosts combine in the order of ranks, not host by host (slower)",
     worth_knowing=True,
 )
+ROUND_HALVES = _on_or_off(
+    "UNISONO_ROUND_HALVES",
+    "1: sums of float16 and bfloat16 are rounded before they cross from host to host (fewer bytes)",
+    worth_knowing=True,
+)
 CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",

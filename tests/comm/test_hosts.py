@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from expected import assert_same, inputs, reduced
-from ranks import RankPool, attempt, subgroup
-from unisono import GroupAborted, MessageMismatch, PeerLost
+from ranks import RankPool, attempt, raised, subgroup
+from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost
 from unisono.comm.base import Communicator, Message
 from unisono.comm.engine import SUM_DIVIDED, combine
 from unisono.comm.hosts import links
@@ -109,22 +109,32 @@ def test_strict_order_is_that_of_ranks(pool: RankPool) -> None:
         assert value is None
 
 
-def sum_everything(rank: int, size: int, path: str, hosts: str, strict: bool) -> None:
+@pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
+def test_halves_may_be_rounded_before_they_cross(pool: RankPool, hosts: str) -> None:
+    pool.run(sum_everything, 4, hosts, False, True, connected=False)
+
+
+def sum_everything(
+    rank: int, size: int, path: str, hosts: str, strict: bool, rounds: bool = False
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_STRICT_ORDER", "1" if strict else "0")
+        patch.setenv("UNISONO_STRICT_ORDER", str(int(strict)))
+        patch.setenv("UNISONO_ROUND_HALVES", str(int(rounds)))
         with world(rank, path, hosts) as comm:
             for dtype in (torch.float32, torch.bfloat16):
                 for count in (3, 900, 5000, 700_001):
-                    check_sums(comm, inputs(size, dtype, count), hosts, strict)
+                    check_sums(comm, inputs(size, dtype, count), hosts, strict, rounds)
 
 
 def check_sums(
-    comm: HostsCommunicator, given: list[torch.Tensor], hosts: str, strict: bool
+    comm: HostsCommunicator, given: list[torch.Tensor], hosts: str, strict: bool, rounds: bool
 ) -> None:
     groups = [[r for r in range(4) if hosts[r] == host] for host in dict.fromkeys(hosts)]
     groups = [[0, 1, 2, 3]] if strict else groups
     wide = [row.float().numpy() for row in given]
     partials = [reduce(numpy.add, [wide[rank] for rank in ranks]) for ranks in groups]
+    if rounds:
+        partials = [torch.from_numpy(p).to(given[0].dtype).float().numpy() for p in partials]
     total = reduce(numpy.add, partials)
     expected = torch.from_numpy(total).to(given[0].dtype)
     what = (given[0].dtype, given[0].numel())
@@ -139,6 +149,21 @@ def check_sums(
     output = torch.empty(cuts[comm.rank], dtype=given[0].dtype)
     comm.reduce_scatter(output, list(torch.split(given[comm.rank], cuts)))
     assert_same(output, torch.split(expected, cuts)[comm.rank], what)
+
+
+def test_ranks_that_round_differently_are_told_so(fresh_pool: RankPool) -> None:
+    fresh_pool.run(round_differently, 3, connected=False)
+
+
+def round_differently(rank: int, size: int, path: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_ROUND_HALVES", "1" if rank == 2 else "0")
+        with world(rank, path, "ABB") as comm:
+            tensor = torch.full((4,), float(rank))
+            error = raised(CollectiveMismatch, comm.all_reduce, tensor)
+            assert error.culprits == (2,)
+            assert "with halves rounded between hosts" in str(error)
+            assert tensor.tolist() == [rank] * 4
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -233,6 +258,52 @@ def receive_from_anybody(rank: int, size: int, path: str) -> None:
             assert found == {0, 2, 3}
 
 
+def test_receives_from_anybody_are_filled_in_their_order(pool: RankPool) -> None:
+    pool.run(receive_many_from_anybody, 4, connected=False)
+
+
+def receive_many_from_anybody(rank: int, size: int, path: str) -> None:
+    """Rank 1 has many receives under way, of two tags, before anybody sends; ranks 2 and 3, of its
+    own host and another, send by turns, when the one before has been received."""
+    store = dist.FileStore(f"{path}-turns", size)  # type: ignore[attr-defined]
+    with world(rank, path, "ABBA") as comm:
+        if rank == 1:
+            tensors = [torch.zeros(3) for _ in range(8)]
+            works = [comm.irecv(tensor, tag=at % 2) for at, tensor in enumerate(tensors)]
+            store.set("turn 0", "")
+            for turn in (0, 2, 4, 6, 1, 3, 5, 7):  # all of tag 0 come before those of tag 1
+                works[turn].wait(30)
+                assert works[turn].source_rank() == 2 + turn // 2 % 2
+                assert tensors[turn].tolist() == [float(turn)] * 3
+                later = works[turn + 2 :: 2]
+                assert not any(work.is_completed() for work in later)
+                store.set(f"received {turn}", "")
+            many = [torch.zeros(50_000) for _ in range(20)]  # which come at once
+            works = [comm.irecv(tensor, tag=7) for tensor in many]
+            for work in works:
+                work.wait(30)
+            for source in (0, 2, 3):
+                got = [
+                    int(tensor[0])
+                    for work, tensor in zip(works, many, strict=True)
+                    if work.source_rank() == source
+                ]
+                assert got == sorted(got), (source, got)
+            assert sum(int(tensor[0]) for tensor in many) == 3 * sum(range(6)) + 6 + 7
+        else:
+            store.get("turn 0")
+            before = ""
+            for turn in (0, 2, 4, 6, 1, 3, 5, 7):
+                if before:
+                    store.get(before)
+                if rank == 2 + turn // 2 % 2:
+                    comm.send(torch.full((3,), float(turn)), 1, tag=turn % 2)
+                before = f"received {turn}"
+            for number in range(8 if rank == 0 else 6):
+                comm.send(torch.full((50_000,), float(number)), 1, tag=7)
+        comm.barrier()
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -308,6 +379,7 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
         inside = comm.split([1, 2])
         assert inside is None or isinstance(inside, SharedMemoryCommunicator)
         first.all_reduce(torch.ones(300_000))
+        comm.barrier()  # an abort overtakes what is still on its way
         if rank == 2:
             first.abort("enough")
         error = attempt(first.all_reduce, torch.ones(300_000))

@@ -326,7 +326,8 @@ def test_a_full_queue_at_the_door_is_waited_for(
 def test_a_rank_waits_in_silence_for_five_seconds() -> None:
     assert waiting.QUIET_S == 5.0
     assert Communicator.join.__doc__ is not None
-    assert f"says after {waiting.QUIET_S:g} s" in Communicator.join.__doc__
+    words = " ".join(Communicator.join.__doc__.split())
+    assert f"says after {waiting.QUIET_S:g} s" in words
 
 
 # -- what the dead leave ---------------------------------------------------------------------------

@@ -60,9 +60,11 @@ def world(rank: int, where: Places, timeout_s: float = 60.0, serial: int = 0) ->
         "MASTER_PORT": str(PORT + serial),
     }
     autoload.register()
-    dist.init_process_group("unisono", timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group("unisono", timeout=timedelta(seconds=60.0))
+    comm: Any = dist.group.WORLD.comm  # type: ignore[union-attr]
+    comm.timeout_s = timeout_s  # of calls: all may take their time to come
     try:
-        yield dist.group.WORLD.comm  # type: ignore[union-attr]
+        yield comm
     finally:
         dist.destroy_process_group()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from host_jobs import Places, places, world
 from namespaces import MakeNetwork
 
 import ranks
-from ranks import RankPool
+from ranks import RankPool, subgroup
 from resources import held_resources
 
 PLACEMENTS = {
@@ -250,29 +253,82 @@ def test_the_link_carries_no_more_than_it_must(
         assert 0.99 * times * size_bytes <= most <= 1.1 * times * size_bytes, (name, most)
 
 
+def count_bytes_of_halves(rank: int, size: int, _: str, where: Places, rounds: bool) -> int:
+    os.environ["UNISONO_ROUND_HALVES"] = str(int(rounds))
+    tensor = torch.zeros(1 << 22, dtype=torch.bfloat16)  # 8 MiB
+    with world(rank, where):
+        dist.all_reduce(tensor)
+        dist.barrier()
+        before = where.host(rank).interface_bytes()[0]
+        dist.barrier()
+        dist.all_reduce(tensor)
+        dist.barrier()
+        sent = where.host(rank).interface_bytes()[0] - before
+        dist.barrier()
+    return sent
+
+
+@pytest.mark.parametrize(("rounds", "times"), [(False, 1.5), (True, 1.0)], ids=["wide", "rounded"])
+def test_sums_of_halves_cross_as_float32_unless_they_are_rounded(
+    fresh_pool: RankPool, make_network: MakeNetwork, rounds: bool, times: float
+) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        sent = fresh_pool.run(count_bytes_of_halves, 4, where, rounds, connected=False)
+    assert 0.99 * times * (8 << 20) <= max(sent) <= 1.1 * times * (8 << 20)
+
+
 # -- many groups, and what is left ---------------------------------------------------------------
 
 
-def make_many_groups(rank: int, size: int, _: str, where: Places) -> tuple[int, int]:
-    with world(rank, where):
+def internet_sockets() -> int:
+    """How many TCP sockets this process has."""
+    table = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    inodes = {line.split()[9] for line in table.splitlines() if "local_address" not in line}
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except OSError:
+            continue  # the folder's own
+    return sum(link.removeprefix("socket:[").rstrip("]") in inodes for link in links)
+
+
+def make_many_groups(rank: int, size: int, _: str, where: Places) -> tuple[int, int, int]:
+    with world(rank, where) as comm:
         dist.barrier()
-        before = len(os.listdir("/proc/self/fd"))
-        groups = [dist.new_group([0, 1, 2, 3]) for _ in range(40)]
-        groups += [dist.new_group(sorted({number % 4, (number + 1) % 4})) for number in range(40)]
-        tensor = torch.ones(1)
+        first = internet_sockets()
+        pairs = [comm.split(sorted({a, b})) for a in range(size) for b in range(a)]
+        groups = [pair for pair in pairs if pair is not None]
         for group in groups:
-            if not isinstance(group, int) and dist.get_rank(group) >= 0:
-                dist.all_reduce(tensor.fill_(1), group=group)
-                assert tensor.item() == dist.get_world_size(group)
-        return before, len(os.listdir("/proc/self/fd"))
+            group.all_reduce(tensor := torch.ones(1))
+            assert tensor.item() == group.size
+        before = internet_sockets(), threading.active_count()
+        labels = [str(number) for number in range(60)]
+        groups += [subgroup(comm, range(size), label) for label in labels]
+        groups += [subgroup(comm, order, "") for order in itertools.permutations(range(size))]
+        for group in groups:
+            group.all_reduce(tensor := torch.ones(1))
+            assert tensor.item() == group.size
+        after = internet_sockets(), threading.active_count()
+        assert after == before, "a group takes neither a socket nor a thread"
+        comm.barrier()
+        for group in groups:
+            group.close()
+        comm.barrier()
+        return first, before[0], len(groups)
 
 
 def test_many_groups_share_few_connections(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    """A process has two sockets that listen and a store, and for each process of another host that
+    it has to do with one connection for data, one line, and one to the store, which gloo keeps."""
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
         counts = fresh_pool.run(make_many_groups, 4, where, connected=False)
-    for before, after in counts:
-        assert after - before < 80 * 6  # what groups of one host take
+    for rank, (first, after, groups) in enumerate(counts):
+        assert groups >= 80
+        assert first <= 3 + 3 * 1 + (rank == 0) * (1 + 4 * 2), counts  # rank 0 hosts the store
+        assert after <= 3 + 3 * 2 + (rank == 0) * (1 + 4 * 3), counts
 
 
 def come_and_go(rank: int, size: int, _: str, where: Places) -> None:

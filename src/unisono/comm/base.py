@@ -27,7 +27,7 @@ from unisono.comm.reductions import (
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
 from unisono.comm.work import Work
-from unisono.errors import GroupError
+from unisono.errors import GroupAborted, GroupError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
@@ -142,22 +142,24 @@ class Communicator(Collectives, SharedTensors):
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
-        """Meet processes of this machine that were started separately, by a name, and make a group
-        of `size` ranks, in which this process is `rank`.
+        """Meet processes that were started separately, by a name, and make a group of `size` ranks,
+        in which this process is `rank`.
 
-        Every rank passes the same `name`, which no other job of this user has at that time, or a
-        torch Store that all can reach as `store`. Whoever comes first waits, and says after 5 s for
-        whom (logger `unisono`, a warning); a process that ends while it waits may start again. When
-        a member of the group ends, the others' calls raise PeerLost: they close the group, call
-        `join` again, and meet whoever takes its place. `global_ranks` is None: the members have no
-        world in common.
+        Every rank passes the same `name`, which no other job of this user has at that time. Ranks
+        on several hosts also pass a torch Store that all can reach, a TCPStore or part of one, as
+        `store`; on one host any Store will do, or none. Whoever comes first waits, and says after
+        5 s for whom (logger `unisono`, a warning); a process that ends while it waits may start
+        again. When a member of the group ends, the others' calls raise PeerLost: they close the
+        group, call `join` again, and meet whoever takes its place. `global_ranks` is None: the
+        members have no world in common.
 
         `timeout_s` is how long each call waits for the others, 30 minutes unless it is given.
         `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
         that is given, else 300 s.
 
         Raises RendezvousError if the others do not come, or come with another size; if another
-        process is joining as this rank; if they run on another machine or as another user.
+        process is joining as this rank; without a store, if they run on another machine or as
+        another user.
 
         >>> import os
         >>> name = unisono.broadcast_object(f"example-{os.getpid()}")
@@ -310,6 +312,13 @@ class Communicator(Collectives, SharedTensors):
             ...
         unisono.errors.GroupAborted: ...the loss is NaN...
         """
+
+    def _conclude(self, reason: str) -> str:
+        """End the group; the reason that the first of all members gave, which is the same on all of
+        them, or "" where the group had ended otherwise."""
+        self.abort(reason)
+        ending = self.errored
+        return ending.reason if isinstance(ending, GroupAborted) else ""
 
     @property
     @abstractmethod

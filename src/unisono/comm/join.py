@@ -1,4 +1,5 @@
-"""How processes that were started separately become a group, by a name: `Communicator.join`."""
+"""How processes that were started separately become a group: `Communicator.join`. By a name alone
+on one host; by a name and a store that is reached by network wherever they are."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from contextlib import closing
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.hosts.connect import connect
+from unisono.comm.hosts.network import is_networked
 from unisono.comm.rendezvous.by_name import meeting_by_name
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.roll_call import call_roll
 from unisono.comm.rendezvous.unix_socket import Deadline, Departed
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
@@ -35,6 +39,8 @@ def join(
     if size == 1:
         return SoloCommunicator(name, None, timeout_s)
     deadline = Deadline(meeting_s)
+    if is_networked(store):
+        return _join_anywhere(name, rank, size, store, timeout_s, deadline)
     request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
     with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
         while True:
@@ -45,6 +51,30 @@ def join(
                     raise
             else:
                 return SharedMemoryCommunicator(membership, lobby, name, None, timeout_s)
+
+
+def _join_anywhere(
+    name: str, rank: int, size: int, store: Any, timeout_s: float, deadline: Deadline
+) -> Communicator:
+    """Meet in a store that other hosts reach, too: each meeting has a part of it for itself."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    while True:
+        token = call_roll(store, name, rank, size, deadline)
+        meeting = PrefixStore(f"unisono/join/{token}", store)
+        try:
+            return connect(
+                meeting,
+                rank,
+                size,
+                name=name,
+                timeout_s=timeout_s,
+                deadline=deadline,
+                in_world=False,
+            )
+        except Departed:  # it may come back, or another in its place
+            if not deadline.left_s():
+                raise
 
 
 def _check_name(name: object) -> None:

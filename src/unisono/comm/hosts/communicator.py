@@ -34,6 +34,7 @@ class HostsCommunicator(HostsMessages):
 
     def __init__(self, *args: Any) -> None:
         self._is_strict = bool(variables.STRICT_ORDER.read())
+        self._rounds = bool(variables.ROUND_HALVES.read())
         super().__init__(*args)
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
@@ -43,12 +44,14 @@ class HostsCommunicator(HostsMessages):
         return split_group(self, members, label) if self.rank in members else None
 
     def _call(self, text: str, *args: Any, **named: Any) -> AnnouncedCall:
-        return super()._call(f"{text} in strict order" if self._is_strict else text, *args, **named)
+        text += " in strict order" if self._is_strict else ""
+        text += " with halves rounded between hosts" if self._rounds else ""
+        return super()._call(text, *args, **named)
 
     def _reduced(
         self, row: torch.Tensor, op: Op, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
-        reduction = Reduction(op, row.dtype, self.size)
+        reduction = Reduction(op, row.dtype, self.size, self._rounds)
         payloads = self._take_all(call, bytes_of(row))
         if payloads is None and self._is_strict:
             return reduce_in_order(self, row, reduction)
@@ -68,13 +71,13 @@ class HostsCommunicator(HostsMessages):
         if self._is_strict:
             return reduction.combine_all(rows)
         partials = [
-            reduction.combine_ranks([rows[rank] for rank in ranks])
+            reduction.narrow(reduction.combine_ranks([rows[rank] for rank in ranks]))
             for ranks in self.placement.hosts
         ]
         return reduction.combine_hosts(partials)
 
     def _scattered(self, by_rank: Rows, op: Op, call: AnnouncedCall) -> torch.Tensor:
-        reduction = Reduction(op, by_rank[0].dtype, self.size)
+        reduction = Reduction(op, by_rank[0].dtype, self.size, self._rounds)
         small = sum(row.nbytes for row in by_rank) <= self._meeting.most_bytes
         payloads = self._take_all(call, bytes_of(torch.cat(by_rank)) if small else None)
         if payloads is None and self._is_strict:

@@ -26,15 +26,17 @@ def connect(
     payload: str = "",
     check: Callable[[], None] = lambda: None,
     on_one_host: bool = False,
+    in_world: bool = True,
 ) -> Communicator:
     """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host, or known to be. Arguments are those of
-    `SharedMemoryCommunicator.connect`."""
+    memory alone where all are on one host, or known to be. Without a world in common they have no
+    global ranks. Other arguments are those of `SharedMemoryCommunicator.connect`."""
     deadline = deadline or Deadline(join_timeout_s)
-    global_ranks = global_ranks or tuple(range(size))
+    if in_world:
+        global_ranks = global_ranks or tuple(range(size))
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check)
     if hosts is None or hosts.count == 1:
-        return SharedMemoryCommunicator.connect(
+        made = SharedMemoryCommunicator.connect(
             StoreAnnouncements(store),
             rank,
             size,
@@ -45,6 +47,11 @@ def connect(
             payload=payload,
             check=check,
         )
-    from unisono.comm.hosts.making import make_world  # what one host alone need not load
+        if not in_world:
+            made.global_ranks = None
+        return made
+    # what one host alone need not load
+    from unisono.comm.hosts.making import Rendezvous, make_world
 
-    return make_world(store, hosts, rank, name, global_ranks, timeout_s, deadline, check)
+    meeting = Rendezvous(store, name, global_ranks, timeout_s, deadline, check)
+    return make_world(meeting, hosts, rank, size)

@@ -21,7 +21,7 @@ from unisono.comm.executors import ThreadExecutor
 from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
-from unisono.comm.hosts.links import GroupMembers, Links
+from unisono.comm.hosts.links import Answer, GroupMembers, Links
 from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
@@ -30,6 +30,7 @@ from unisono.comm.row_collectives import RowCollectives
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
 from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
+from unisono.processes import state_of
 
 _GRACE_S = 1.0
 """How much longer a rank waits for those of its own host: who waits for another host misses
@@ -79,6 +80,7 @@ class HostsGroup(RowCollectives):
         self.doing = ""
         self.limit_s = timeout_s
         self._end = 0.0
+        self._awaited = -1
         self._meeting = Meeting(self)
         self._has_met = False
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
@@ -147,6 +149,8 @@ class HostsGroup(RowCollectives):
         self.mailbox.wake()
         if len(self.placement.here) > 1:
             self.local.abort(cause.note())
+        for link in filter(None, map(self.links.peer, self.placement.neighbours())):
+            link.wake()
         if tell:
             for peer in self.placement.neighbours():
                 self.links.tell_ending(peer, self.key, cause.encode())
@@ -173,6 +177,12 @@ class HostsGroup(RowCollectives):
             return
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
+
+    def _conclude(self, reason: str) -> str:
+        """Two hosts may end a group at once, each by itself; the first one in the store counts."""
+        first = self.links.decide(self.key, reason)
+        self.end(Cause("GroupAborted", f"group {self.name} was ended: {first}", reason=first))
+        return first
 
     def close(self) -> None:
         if self._refusal is not None and os.getpid() == self._pid:
@@ -259,7 +269,10 @@ class HostsGroup(RowCollectives):
     def take_frame(self, peer: int, stage: int) -> Frame:
         """The next frame of a global rank in a stage of this call."""
         late = lambda: self._raise_late(peer)  # noqa: E731
-        return self.mailbox.take(peer, self._tag(stage), self._end, self.check_peer, late)
+        self._awaited = peer
+        frame = self.mailbox.take(peer, self._tag(stage), self._end, self.check_peer, late)
+        self._awaited = -1
+        return frame
 
     def take_row(self, peer: int, stage: int, row: torch.Tensor) -> None:
         """Fill a row of bytes with what a global rank sends in a stage of this call."""
@@ -284,11 +297,24 @@ class HostsGroup(RowCollectives):
             raise self.end(Cause("PeerLost", text, peer=rank, call=self.calls))
 
     def _raise_late(self, peer: int) -> NoReturn:
-        rank = self.placement.members.index(peer)
-        where = self.links.ask_where(peer, _ANSWER_S)
+        """A rank did not come by the deadline, or it waits in the call for one that is stopped."""
+        answer = self.links.ask_where(peer, _ANSWER_S, self.key)
         self.check()  # meanwhile we may have heard more
-        line = f"  rank {rank} is at {where}" if where else f"  rank {rank} did not answer"
-        raise self.end(late_cause([rank], line, self.calls))
+        stopped = [*answer.stopped, *self.answer().stopped]
+        if not stopped and answer.awaited >= 0:
+            time.sleep(_ANSWER_S)  # until it asks in its turn, and tells all
+            self.check()
+        late = [self.placement.members.index(member) for member in stopped or [peer]]
+        how = "is stopped" if stopped else f"is at {answer.at}" if answer.at else "did not answer"
+        lines = [f"  rank {rank} {how}" for rank in late]
+        raise self.end(late_cause(late, "\n".join(lines), self.calls))
+
+    def answer(self) -> Answer:
+        """To a rank that waits for this one in a call."""
+        members, pids = self.placement.members, self.links.hosts.pids
+        here = [members[rank] for rank in self.placement.here]
+        stopped = tuple(member for member in here if state_of(pids[member]).is_stopped)
+        return Answer(stopped=stopped, awaited=self._awaited)
 
     def _title_of(self, cause: Cause) -> str:
         """What a member says first, where the cause has only the details."""
@@ -363,13 +389,14 @@ class HostsGroup(RowCollectives):
                 if not self._has_met:
                     self._meet(call)
             except GroupError as error:
-                raise self.with_report(self._translate(error)) from None
+                raise self.with_report(self._translate(error.with_traceback(None))) from None
             finally:
                 self.doing = ""
                 self.local.timeout_s = self.timeout_s
 
     def _translate(self, error: GroupError) -> GroupError:
-        """What a member raises for an exception of its host's group, or of its own."""
+        """What a member raises for an exception of its host's group, or of its own. That one shows
+        no lines then, and should come without them: they hold on to everything that was in use."""
         if self._cause is None:
             self.end(cause_of(error, self))
         assert self._cause is not None
@@ -393,7 +420,7 @@ class HostsGroup(RowCollectives):
         except GroupError as error:
             if not work.is_completed():
                 raise
-            raise self._translate(error) from None
+            raise self._translate(error.with_traceback(None)) from None
 
     def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Findings:
         """Compare with what the others are about to do."""

@@ -119,12 +119,12 @@ class Lane:
         return spans + [(end, end)] * (len(self.place.here) - self.count)
 
     def reduce_inside(self, parts: Rows, reduction: Reduction) -> torch.Tensor:
-        """Our part of the sum of this host's ranks."""
+        """Our part of the sum of this host's ranks, as it crosses to others."""
         if len(parts) == 1:
-            return reduction.combine_ranks(parts)
+            return reduction.narrow(reduction.combine_ranks(parts))
         own = torch.empty_like(parts[self.place.index])
         self.group.local.reduce_scatter(own, parts, reduction.inside)
-        return own
+        return reduction.narrow(own)
 
     def share_inside(self, parts: Rows, own: torch.Tensor) -> None:
         """Every rank of this host has all parts."""

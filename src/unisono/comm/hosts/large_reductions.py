@@ -39,7 +39,7 @@ def reduce_large(
     lane = Lane(group)
     wide = reduction.widen(row)
     result = torch.empty_like(row) if keep else row
-    chunks = count_chunks(row.numel() // (lane.count * lane.hosts) * wide.element_size())
+    chunks = count_chunks(row.numel() // (lane.count * lane.hosts) * reduction.crossing.itemsize)
     partials: dict[int, torch.Tensor] = {}
     results: dict[int, torch.Tensor] = {}
 
@@ -87,7 +87,7 @@ def _reduce_to_root(
     is_home = lane.place.host == home
     wide = reduction.widen(row)
     result = torch.empty_like(row) if group.rank == root else row
-    chunks = count_chunks(row.numel() // lane.count * wide.element_size())
+    chunks = count_chunks(row.numel() // lane.count * reduction.crossing.itemsize)
     partials: dict[int, torch.Tensor] = {}
 
     def spans(chunk: int) -> list[Span]:
@@ -124,8 +124,7 @@ def reduce_scatter_large(group: HostsGroup, by_rank: Rows, reduction: Reduction)
     rows = [[by_rank[rank] for rank in ranks] for ranks in place.hosts]
     lengths = [sum(row.numel() for row in of_host) for of_host in rows]
     slices = [lane.split(0, length) for length in lengths]
-    width = torch.empty(0, dtype=reduction.partial).element_size()
-    chunks = count_chunks(max(lengths) // lane.count * width)
+    chunks = count_chunks(max(lengths) // lane.count * reduction.crossing.itemsize)
     own_begin, own_end = slices[place.host][place.index]
     result = torch.empty(own_end - own_begin, dtype=reduction.dtype)
     partials: dict[int, torch.Tensor] = {}

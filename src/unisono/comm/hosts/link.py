@@ -6,6 +6,11 @@ this process receives whatever the peer sends, in frames that say to which group
 whoever waits for a frame waits in Python, with a limit of its own. So a failure in one group
 leaves the connection, and all other groups on it, as they are.
 
+A connection that ends wakes those who wait in gloo for what has not begun to move, and nobody else.
+So the only wait in gloo is for the head of a frame, which is short; a large body goes ahead of its
+head, and has come when that comes. Nobody waits for a send: each head says how many frames its
+sender has received, and who hears that may use the memory of these again.
+
 A process that ends in order says goodbye first. A connection that ends without is a process that
 died. A network that is gone does not show here, but on the line beside it (control_line.py).
 """
@@ -28,16 +33,18 @@ import torch
 FRAME_BYTES = 512 * 1024
 """The most that one frame carries."""
 
-_HEADER = struct.Struct("<8sBqqI35x")  # payloads begin where any dtype may
+_HEAD = struct.Struct("<8sBqqIQ27x")  # payloads begin where any dtype may
 _DEPTH = 4
-"""How many receives are posted, and how many large sends may be under way."""
+"""How many receives of large bodies are posted, and how many may be under way."""
 
-_SMALL_ONES = 32
-"""How many small sends may have ended before their memory is given back."""
+_HEADS = 16
+"""How many receives of heads are posted, and how many frames may come without an answer."""
 
 _SMALL_BYTES = 8 * 1024
+"""What a head carries by itself."""
+
 _FOREVER = timedelta(days=3650)
-_DATA_TAG, _NOBODYS_TAG = 1, 2
+_HEAD_TAG, _BODY_TAG, _NOBODYS_TAG = 1, 2, 3
 _SLICE_S = 0.05
 _GOODBYE_S = 1.0
 
@@ -60,6 +67,8 @@ class Kind(IntEnum):
     MATCHED = 6
     """A message has found its receive; of a large one the rest may come."""
     REST = 7
+    RECEIVED = 8
+    """Nothing but how many frames the sender has received."""
 
 
 class Frame(NamedTuple):
@@ -77,6 +86,10 @@ Check = Callable[[], None]
 """Raises when whoever waits should do so no longer."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Buffer(NamedTuple):
     """Memory for a frame, as a tensor and, for what is short, as an array."""
 
@@ -89,8 +102,13 @@ class _Buffer(NamedTuple):
         return cls(torch.from_numpy(array), array)
 
 
-def _nothing() -> None:
-    pass
+class _Sent(NamedTuple):
+    """A frame that may not have arrived yet: its number, and what gloo still needs."""
+
+    number: int
+    works: list[Any]
+    head: _Buffer
+    body: _Buffer | None
 
 
 class Link:
@@ -106,25 +124,26 @@ class Link:
         on_end: Callable[[int, str], None],
     ) -> None:
         self.peer = peer
-        self._gloo = gloo
+        self._gloo: Any = gloo
         self._other = 1 - gloo.rank()
         self._on_frame = on_frame
         self._on_end = on_end
         self._room = threading.Condition()
-        self._under_way: collections.deque[tuple[Any, _Buffer]] = collections.deque()
+        self._under_way: collections.deque[_Sent] = collections.deque()
         self._large_under_way = 0
+        self._sent = 0
+        self._received = 0
+        self._unanswered = 0
         self._idle_buffers: list[_Buffer] = []
         self._is_over = False
         self._said_goodbye = False
-        self._threads = [
-            threading.Thread(target=target, name=f"unisono link to rank {peer}", daemon=True)
-            for target in (self._receive, self._reap)
-        ]
+        self._thread = threading.Thread(
+            target=self._receive, name=f"unisono link to rank {peer}", daemon=True
+        )
 
     def start(self) -> None:
         """Let frames come in, and not before whoever they are for can answer on this link."""
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -135,37 +154,38 @@ class Link:
         tag: int = 0,
         extra: int = 0,
         payload: torch.Tensor | None = None,
-        check: Check | None = lambda: None,
+        check: Check = _nothing,
     ) -> None:
         """Send a frame; its payload, bytes in one piece, is free again when this returns. Frames
         arrive in the order in which they are sent. On a link that is over it does nothing.
 
-        It waits until earlier ones are on their way; without a `check`, for small frames from a
-        link's own thread, it does not."""
+        A large one waits until earlier ones have arrived, and calls `check` meanwhile."""
         length = 0 if payload is None else payload.numel()
+        is_large = length > _SMALL_BYTES
         with self._room:
-            while check and self._large_under_way >= _DEPTH and not self._is_over:
+            while is_large and self._large_under_way >= _DEPTH and not self._is_over:
                 self._room.wait(_SLICE_S)
                 check()
             if self._is_over:
                 return
-            size = _HEADER.size + length
-            buffer = self._buffer() if size > _SMALL_BYTES else _Buffer.of(size)
-            _HEADER.pack_into(buffer.array, 0, group, kind, tag, extra, length)
-            if payload is not None:
-                if size > _SMALL_BYTES:
-                    buffer.tensor[_HEADER.size : size].copy_(payload)
-                else:
-                    buffer.array[_HEADER.size :] = payload.numpy()
-            frame = buffer.tensor if size <= _SMALL_BYTES else buffer.tensor[:size]
+            head = _Buffer.of(_HEAD.size + (0 if is_large else length))
+            _HEAD.pack_into(head.array, 0, group, kind, tag, extra, length, self._received)
+            body = None
+            works = []
             try:
-                work = self._gloo.send([frame], self._other, _DATA_TAG)
+                if is_large:
+                    body = self._buffer()
+                    body.tensor[:length].copy_(payload)  # type: ignore[arg-type]
+                    works.append(self._gloo.send([body.tensor[:length]], self._other, _BODY_TAG))
+                elif payload is not None:
+                    head.array[_HEAD.size :] = payload.numpy()
+                works.append(self._gloo.send([head.tensor], self._other, _HEAD_TAG))
             except RuntimeError:
                 return  # the receiving thread learns why
-            self._under_way.append((work, buffer))
-            self._large_under_way += size > _SMALL_BYTES
-            if self._large_under_way or len(self._under_way) > _SMALL_ONES:
-                self._room.notify_all()  # of a few small ones nobody needs to know yet
+            self._sent += 1
+            self._under_way.append(_Sent(self._sent, works, head, body))
+            self._large_under_way += is_large
+            self._unanswered = 0
 
     def send_row(
         self, group: bytes, tag: int, row: torch.Tensor, check: Check, kind: Kind = Kind.DATA
@@ -177,34 +197,24 @@ class Link:
         for begin in range(0, row.numel(), FRAME_BYTES):
             self.send(kind, group, tag, begin, row[begin : begin + FRAME_BYTES], check)
 
-    def _reap(self) -> None:
-        """Wait for sends, so that nobody else has to."""
-        while True:
-            with self._room:
-                while not self._under_way:
-                    if self._is_over:
-                        return
-                    self._room.wait()
-                work, buffer = self._under_way[0]
-            with contextlib.suppress(RuntimeError):  # the receiving thread learns why
-                work.wait(_FOREVER)
-            with self._room:
-                self._under_way.popleft()
-                if buffer.array.size > _SMALL_BYTES:
-                    self._large_under_way -= 1
-                    self._idle_buffers.append(buffer)
-                self._room.notify_all()
+    def wake(self) -> None:
+        """Have those who wait until they may send look whether to wait any longer."""
+        with self._room:
+            self._room.notify_all()
 
     # -- receiving -------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         why = ""
         try:
-            posted = collections.deque(self._post(self._buffer()) for _ in range(_DEPTH))
+            bodies = collections.deque(self._post(self._buffer(), _BODY_TAG) for _ in range(_DEPTH))
+            small = (_Buffer.of(_HEAD.size + _SMALL_BYTES) for _ in range(_HEADS))
+            heads = collections.deque(self._post(buffer, _HEAD_TAG) for buffer in small)
             while True:
-                work, buffer = posted.popleft()
+                work, head = heads.popleft()
                 work.wait(_FOREVER)
-                posted.append(self._post(self._deliver(buffer)))
+                self._deliver(head, bodies)
+                heads.append(self._post(head, _HEAD_TAG))
         except Exception as error:  # also of those who get the frames: nobody may wait for more
             why = str(error).strip().partition("\n")[0] or repr(error)
             self.hang_up()  # so that the peer knows, too
@@ -213,30 +223,48 @@ class Link:
             self._room.notify_all()
         self._on_end(self.peer, "" if self._said_goodbye else _describe_end(why))
 
-    def _post(self, buffer: _Buffer) -> tuple[Any, _Buffer]:
-        return self._gloo.recv([buffer.tensor], self._other, _DATA_TAG), buffer
+    def _post(self, buffer: _Buffer, tag: int) -> tuple[Any, _Buffer]:
+        return self._gloo.recv([buffer.tensor], self._other, tag), buffer
 
-    def _deliver(self, buffer: _Buffer) -> _Buffer:
-        """Pass a frame on; the memory for the next one."""
-        group, kind, tag, extra, length = _HEADER.unpack_from(buffer.array, 0)
-        end = _HEADER.size + length
+    def _deliver(self, head: _Buffer, bodies: collections.deque[tuple[Any, _Buffer]]) -> None:
+        """Pass a frame on, and answer that it has come where its sender waits for that."""
+        group, kind, tag, extra, length, has_received = _HEAD.unpack_from(head.array, 0)
+        is_large = length > _SMALL_BYTES
+        release: Callable[[], None] = _nothing
+        if is_large:
+            work, body = bodies.popleft()
+            work.wait(_FOREVER)
+            payload = body.tensor[:length]
+            release = lambda: self._give_back(body)  # noqa: E731
+            bodies.append(self._post(self._buffer(), _BODY_TAG))
+        else:
+            payload = torch.from_numpy(head.array[_HEAD.size : _HEAD.size + length].copy())
+        with self._room:
+            self._received += 1
+            self._unanswered += kind != Kind.RECEIVED
+            self._forget_sent(has_received)
+            must_answer = is_large or self._unanswered >= _HEADS // 2 or kind == Kind.GOODBYE
+        if must_answer:
+            self.send(Kind.RECEIVED, b"")
         if kind == Kind.GOODBYE:
             self._said_goodbye = True
-            return buffer
-        if length <= _SMALL_BYTES:
-            payload = torch.from_numpy(buffer.array[_HEADER.size : end].copy())
-            self._on_frame(self.peer, Frame(kind, group, tag, extra, payload, _nothing))
-            return buffer
-        payload = buffer.tensor[_HEADER.size : end]
-        frame = Frame(kind, group, tag, extra, payload, lambda: self._give_back(buffer))
-        self._on_frame(self.peer, frame)
-        return self._buffer()
+        elif kind != Kind.RECEIVED:
+            self._on_frame(self.peer, Frame(kind, group, tag, extra, payload, release))
+
+    def _forget_sent(self, received: int) -> None:
+        """The peer has received so many frames in all; called with the lock."""
+        while self._under_way and self._under_way[0].number <= received:
+            body = self._under_way.popleft().body
+            if body is not None:
+                self._large_under_way -= 1
+                self._idle_buffers.append(body)
+            self._room.notify_all()
 
     def _buffer(self) -> _Buffer:
         with self._room:
             if self._idle_buffers:
                 return self._idle_buffers.pop()
-        return _Buffer.of(_HEADER.size + FRAME_BYTES)
+        return _Buffer.of(FRAME_BYTES)
 
     def _give_back(self, buffer: _Buffer) -> None:
         with self._room:
@@ -246,26 +274,31 @@ class Link:
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say goodbye, and end the connection and its threads."""
+        """Say goodbye, and end the connection, its thread, and what gloo has for it."""
         self.send(Kind.GOODBYE, b"")
-        with self._room:
-            self._room.notify_all()
         end = time.monotonic() + _GOODBYE_S
         with self._room:
             while self._under_way and not self._is_over and time.monotonic() < end:
                 self._room.wait(_SLICE_S)
         self._said_goodbye = True
         self.hang_up()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_GOODBYE_S)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_GOODBYE_S)
+        with self._room:
+            self._is_over = True
+            self._gloo = None  # whose sockets and threads go with its last owner
+            self._under_way.clear()
+            self._idle_buffers.clear()
+            self._room.notify_all()
 
     def hang_up(self) -> None:
         """End the connection: gloo's abort does nothing, but a receive that times out closes it."""
-        with contextlib.suppress(RuntimeError):
-            nothing = torch.empty(1, dtype=torch.uint8)
-            work = self._gloo.recv([nothing], self._other, _NOBODYS_TAG)
-            work.wait(timedelta(milliseconds=1))
+        gloo = self._gloo
+        if gloo is not None:
+            with contextlib.suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = gloo.recv([nothing], self._other, _NOBODYS_TAG)
+                work.wait(timedelta(milliseconds=1))
 
 
 def _describe_end(reason: str) -> str:

@@ -17,12 +17,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
-from unisono.comm.hosts.network import await_store, make_gloo
+from unisono.comm.hosts.network import await_store, make_device, make_gloo
 from unisono.comm.hosts.questions import Questions
 from unisono.errors import RendezvousError
 
@@ -43,6 +44,15 @@ class GroupMembers:
     members: tuple[int, ...]
 
 
+class Answer(NamedTuple):
+    """Where the program of a rank is, "" where that did not answer; and of a group which ranks of
+    its host are stopped, and for which rank of another host it waits itself, as global ranks."""
+
+    at: str = ""
+    stopped: tuple[int, ...] = ()
+    awaited: int = -1
+
+
 class Party(Protocol):
     """A group's end of the connections: what they bring it."""
 
@@ -57,6 +67,9 @@ class Party(Protocol):
         """A rank that waits for this one looks for a deadlock."""
 
     def describe(self) -> GroupMembers: ...
+
+    def answer(self) -> Answer:
+        """A rank that waits for this one asks why."""
 
     def on_lost(self, peer: int, why: str) -> None:
         """The process of a global rank is gone; `why` says how, behind its name in a sentence, and
@@ -85,7 +98,8 @@ class Links:
         self._lines = ControlLines(
             hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
         )
-        self.questions = Questions(self._lines.send)
+        self._device = make_device(hosts.address)
+        self.questions = Questions(self._lines.send, {"stuck": self._tell_where})
         store.set(_where_key(me), json.dumps(self._lines.where))
         all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -114,6 +128,7 @@ class Links:
         for link in links:
             link.close()
         self._lines.close()
+        self._store = self._device = None  # which have sockets, too
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -158,6 +173,10 @@ class Links:
         if party is not None:
             party.on_frame(peer, frame)
 
+    def _party(self, key: bytes) -> Party | None:
+        reference = self._parties.get(key)
+        return reference() if reference is not None else None
+
     def tell_ending(self, peer: int, key: bytes, text: str) -> None:
         """Tell the process of a global rank, ahead of all data, why a group has ended."""
         self._lines.send(peer, {"group": key.hex(), "ending": text})
@@ -170,9 +189,25 @@ class Links:
         else:
             self._draw_line(peer, summons=True)
 
-    def ask_where(self, peer: int, timeout_s: float) -> str:
-        """The line at which the program of a global rank is; "" if it does not answer in time."""
-        return str(self.questions.ask([peer], "where", None, timeout_s).get(peer, ""))
+    def decide(self, key: bytes, text: str) -> str:
+        """What the first rank of a group that called this has said; "" where the store is gone."""
+        with contextlib.suppress(RuntimeError):
+            store = self._store.clone()
+            return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
+        return ""
+
+    def ask_where(self, peer: int, timeout_s: float, key: bytes = b"") -> Answer:
+        """Where the program of a global rank is, and what keeps it in a group."""
+        told = self.questions.ask([peer], "stuck", key.hex(), timeout_s).get(peer)
+        if told is None:
+            return Answer()
+        at, stopped, awaited = told
+        return Answer(str(at), tuple(map(int, stopped)), int(awaited))
+
+    def _tell_where(self, key: str) -> Answer:
+        party = self._party(bytes.fromhex(key))
+        answer = Answer() if party is None else party.answer()
+        return answer._replace(at=where_is_program())
 
     def is_open(self) -> bool:
         """Whether anybody can be asked."""
@@ -237,10 +272,9 @@ class Links:
 
     def _on_group_message(self, key: bytes, message: dict[str, Any]) -> None:
         with self._lock:
-            reference = self._parties.get(key)
-            if reference is None and "ending" in message:
+            if key not in self._parties and "ending" in message:
                 self._early_endings[key] = str(message["ending"])
-        party = reference() if reference is not None else None
+        party = self._party(key)
         if party is not None and "ending" in message:
             party.on_ending(str(message["ending"]))
         elif party is not None:
@@ -331,7 +365,7 @@ class Links:
             if summons:
                 self._lines.send(peer, {"link": "please"})
             name = f"unisono/link/{low}-{high}"
-            gloo = make_gloo(store, name, int(self.me == high), 2, self.hosts.address, timeout_s)
+            gloo = make_gloo(store, name, int(self.me == high), 2, self._device, timeout_s)
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
                 self._links[peer] = link  # first: what comes in is answered on it

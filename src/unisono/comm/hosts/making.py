@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unisono.comm.base import Communicator
@@ -17,21 +18,23 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 
 
-def make_world(
-    store: Any,
-    hosts: Hosts,
-    rank: int,
-    name: str,
-    global_ranks: tuple[int, ...],
-    timeout_s: float,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> HostsCommunicator:
+@dataclass(frozen=True)
+class Rendezvous:
+    """How ranks meet to make a group: in which store, until when; and what the group shall be."""
+
+    store: Any
+    name: str
+    global_ranks: tuple[int, ...] | None
+    timeout_s: float
+    deadline: Deadline
+    check: Callable[[], None] = lambda: None
+
+
+def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> HostsCommunicator:
     """Make a group of all ranks of these hosts, with connections of its own."""
-    links = Links(store, hosts, rank)
-    placement = place(range(len(global_ranks)), hosts, rank)
+    links = Links(meeting.store, hosts, rank)
     try:
-        return _make(links, placement, store, name, global_ranks, timeout_s, deadline, check)
+        return _make(links, place(range(size), hosts, rank), meeting)
     except BaseException:
         links.close_all()
         raise
@@ -49,51 +52,36 @@ def connect_beside(
     """Make a group of these ranks of a world over hosts, which meet in a store of their own."""
     links = world.links
     placement = place(members, links.hosts, links.me)
-    deadline = Deadline(timeout_s)
-    ranks = tuple(members)
+    meeting = Rendezvous(store, name, tuple(members), timeout_s, Deadline(timeout_s), check)
     if len(placement.hosts) == 1:
-        return _local_group(placement, store, name, ranks, timeout_s, deadline, check)
-    return _make(links, placement, store, name, ranks, timeout_s, deadline, check)
+        return _make_local(placement, meeting)
+    return _make(links, placement, meeting)
 
 
-def _make(
-    links: Links,
-    placement: Placement,
-    store: Any,
-    name: str,
-    global_ranks: tuple[int, ...],
-    timeout_s: float,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> HostsCommunicator:
-    local = _local_group(placement, store, name, global_ranks, timeout_s, deadline, check)
+def _make(links: Links, placement: Placement, meeting: Rendezvous) -> HostsCommunicator:
+    local = _make_local(placement, meeting)
+    name, global_ranks, timeout_s = meeting.name, meeting.global_ranks, meeting.timeout_s
     return _over(links, placement, local, name, global_ranks, timeout_s)
 
 
-def _local_group(
-    placement: Placement,
-    store: Any,
-    name: str,
-    global_ranks: tuple[int, ...],
-    timeout_s: float,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> Communicator:
+def _make_local(placement: Placement, meeting: Rendezvous) -> Communicator:
     """The group of the members on this host, who meet in their part of the store."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    here = tuple(global_ranks[rank] for rank in placement.here)
+    known, here = meeting.global_ranks, placement.here
+    global_ranks = None if known is None else tuple(known[rank] for rank in here)
     if len(here) == 1:
-        return SoloCommunicator(name, here, timeout_s)
+        return SoloCommunicator(meeting.name, global_ranks, meeting.timeout_s)
+    first = min(placement.members[rank] for rank in here)
     return SharedMemoryCommunicator.connect(
-        StoreAnnouncements(PrefixStore(f"unisono/host/{min(here)}", store)),
+        StoreAnnouncements(PrefixStore(f"unisono/host/{first}", meeting.store)),
         placement.index,
         len(here),
-        name=name,
-        global_ranks=here,
-        timeout_s=timeout_s,
-        deadline=deadline,
-        check=check,
+        name=meeting.name,
+        global_ranks=global_ranks,
+        timeout_s=meeting.timeout_s,
+        deadline=meeting.deadline,
+        check=meeting.check,
     )
 
 

@@ -8,14 +8,13 @@ so; then a send is over, or a large message's rest may come, straight to where i
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from unisono.comm.arguments import NotARank, check_peer, check_tensor
 from unisono.comm.base import Tensor, Work, dtype_name
 from unisono.comm.executors import ThreadExecutor
+from unisono.comm.hosts.any_source import AnySource
 from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
 from unisono.comm.hosts.link import FRAME_BYTES, Frame, Kind
@@ -28,10 +27,8 @@ from unisono.comm.hosts.post_office import (
 )
 from unisono.comm.row_group import LAST_TAG
 from unisono.comm.rows import bytes_of, row_of, write_back
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError
 
-_GLANCE_S = 0.0005
 _IN_LINE_BYTES = FRAME_BYTES - 64
 
 
@@ -41,7 +38,7 @@ class HostsMessages(HostsGroup):
     def __init__(self, *args: Any) -> None:
         self.office = PostOffice(self)
         self.deadlocks = DeadlockSearch(self)
-        self._probing = threading.Lock()
+        self._any_source = AnySource(self)
         self._serials = itertools.count(1)
         self._mover: ThreadExecutor | None = None
         super().__init__(*args)
@@ -58,8 +55,6 @@ class HostsMessages(HostsGroup):
         if local is not None:
             return self._recv_locally(tensor, local, tag)
         work = self._receive_away(tensor, src, tag)
-        if src is None:
-            return self._receive_from_any(work, tensor, tag)
         self._wait(work)
         return work.source_rank()
 
@@ -73,12 +68,7 @@ class HostsMessages(HostsGroup):
         local = self._check_message(tensor, src, tag, True)
         if local is not None:
             return LocalMessage(self, self._locally(lambda: self.local.irecv(tensor, local, tag)))
-        work = self._receive_away(tensor, src, tag)
-        if src is not None or len(self.placement.here) == 1:
-            return work
-        return ThreadExecutor.run_beside(
-            lambda: self._receive_from_any(work, tensor, tag), f"recv from anybody (tag {tag})"
-        )
+        return self._receive_away(tensor, src, tag)
 
     def close(self) -> None:
         super().close()
@@ -112,7 +102,7 @@ class HostsMessages(HostsGroup):
         try:
             return call()
         except GroupError as error:
-            raise self.with_report(self._translate(error)) from None
+            raise self.with_report(self._translate(error.with_traceback(None))) from None
 
     # -- to and from other hosts -----------------------------------------------------------------
 
@@ -140,25 +130,12 @@ class HostsMessages(HostsGroup):
         work.record = self.records.begin_message(False, src, tag, tensor)
         work.dtype = dtype_name(tensor)
         work.finish = lambda: write_back(tensor, row)
-        self.office.want(work, tag)
-        return work
 
-    def _receive_from_any(self, work: LinkMessage, tensor: Any, tag: int) -> int:
-        """Whoever comes first, on this host or another."""
-        local = self.local
-        end = time.monotonic() + self.timeout_s
-        while isinstance(local, SharedMemoryCommunicator) and not work.is_matched():
-            with self._probing:
-                source = local.probe(tag)
-                if source >= 0 and self.office.withdraw(work):
-                    self.records.end(work.record)  # the host's own group has another
-                    return self._recv_locally(tensor, source, tag)
-            self.check()
-            if time.monotonic() > end:
-                break
-            work.await_match(_GLANCE_S)
-        self._wait(work)
-        return work.source_rank()
+        def post() -> LinkMessage:
+            self.office.want(work, tag)
+            return work
+
+        return post() if src is not None else self._any_source.add(post, tensor, tag)
 
     def _wait(self, work: Work) -> None:
         try:

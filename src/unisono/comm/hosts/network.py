@@ -76,6 +76,11 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def is_networked(store: Any) -> bool:
+    """Whether other hosts reach this torch Store, too."""
+    return bool(store is not None and _host_of(store))
+
+
 def socket_family(address: str) -> socket.AddressFamily:
     """The family of sockets that an address is for."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -84,9 +89,17 @@ def socket_family(address: str) -> socket.AddressFamily:
 # -- gloo ----------------------------------------------------------------------------------------
 
 
-def make_gloo(store: Any, name: str, me: int, size: int, address: str, timeout_s: float) -> Any:
-    """A ProcessGroupGloo of `size` processes, of which this is number `me`, reached at `address`;
-    each makes one by the same name in the same store. They are connected when it returns.
+def make_device(address: str) -> Any:
+    """What connects gloo's groups of this process by the interface with this address: a socket that
+    listens and a thread, for all of them."""
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+
+
+def make_gloo(store: Any, name: str, me: int, size: int, device: Any, timeout_s: float) -> Any:
+    """A ProcessGroupGloo of `size` processes, of which this is number `me`, on a device; each makes
+    one by the same name in the same store. They are connected when it returns.
 
     Raises RendezvousError if they are not in time.
     """
@@ -95,15 +108,14 @@ def make_gloo(store: Any, name: str, me: int, size: int, address: str, timeout_s
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
+    options._devices = [device]
     try:
-        device = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
-        options._devices = [device]
         return ProcessGroupGloo(PrefixStore(name, store), me, size, options)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RendezvousError(
-            f"gloo did not connect {size} processes by {address} ({name}): {reason}; may hosts "
-            f"reach each other on all ports? Else {_INSTEAD}"
+            f"gloo did not connect {size} processes ({name}): {reason}; may hosts reach each other "
+            f"on all ports? Else {_INSTEAD}"
         ) from error
 
 

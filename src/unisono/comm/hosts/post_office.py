@@ -236,7 +236,7 @@ class PostOffice:
             with self._lock:
                 self._coming[arrival.peer, arrival.serial] = work
         group.deadlocks.count_sent(arrival.peer)
-        group.link(arrival.peer).send(Kind.MATCHED, group.key, arrival.serial, check=None)
+        group.link(arrival.peer).send(Kind.MATCHED, group.key, arrival.serial)
         if is_whole:
             work.complete()
 

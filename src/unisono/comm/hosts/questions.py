@@ -11,7 +11,8 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from unisono.comm.engine import where_is_program
@@ -32,10 +33,16 @@ _SLICE_S = 0.02
 
 
 class Questions:
-    """Those of one process; `send(peer, message)` has a message go out."""
+    """Those of one process; `send(peer, message)` has a message go out. `at_once` has answers that
+    must not wait, by topic."""
 
-    def __init__(self, send: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[int, dict[str, Any]], None],
+        at_once: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    ) -> None:
         self._send = send
+        self._at_once = {**_AT_ONCE, **at_once}
         self._asked: dict[str, queue.SimpleQueue[tuple[int, Any]]] = {}
 
     def ask(
@@ -97,8 +104,8 @@ class Questions:
                 box.put((peer, _unpack(message["answer"])))
             return True
         topic, about = str(message["topic"]), message["about"]
-        if topic in _AT_ONCE:
-            self._reply(peer, number, _AT_ONCE[topic](None))
+        if topic in self._at_once:
+            self._reply(peer, number, self._at_once[topic](_unpack(about)))
             return True
         threading.Thread(
             target=self._answer,

@@ -1,7 +1,8 @@
 """One reduction of one dtype over hosts: inside each host, then between them, then the end.
 
 The order is that of ranks inside a host, then of hosts, at every size. Sums of half precision are
-taken in float32 and rounded once: partial sums are float32 between hosts, too.
+taken in float32 and rounded once: partial sums are float32 between hosts, too, unless they shall be
+rounded before they cross.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class Reduction:
-    """`partial` is the dtype of what one host has, `inside` what its ranks reduce by."""
+    """`partial` is the dtype of what one host has, `crossing` that in which others get it, `inside`
+    what its ranks reduce by."""
 
-    def __init__(self, op: Op, dtype: torch.dtype, ranks: int) -> None:
+    def __init__(self, op: Op, dtype: torch.dtype, ranks: int, rounds: bool = False) -> None:
         name = "premul_sum" if isinstance(op, PremulSum) else "avg" if op == "mean" else op
         averages = name in ("avg", TRUNCATED_AVG)
         self.dtype = dtype
         self.partial = torch.float32 if dtype in _HALVES and name not in ("min", "max") else dtype
+        self.crossing = dtype if rounds else self.partial
         self.inside = cast(ReductionName | PremulSum, "sum" if averages else op)
         self._inside_number = _NUMBERS["sum" if averages else name]
         self._factor = float(op.factor) if isinstance(op, PremulSum) else 1.0
@@ -36,6 +39,11 @@ class Reduction:
     def widen(self, row: torch.Tensor) -> torch.Tensor:
         """A rank's row as its host reduces it."""
         return row.to(self.partial)
+
+    def narrow(self, partial: torch.Tensor) -> torch.Tensor:
+        """What a host has, as it crosses to others. A host's own takes the same way, so that the
+        result does not depend on who computes it."""
+        return partial.to(self.crossing)
 
     def combine_ranks(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """What a host has of its ranks' rows, which are as they were given."""
@@ -51,6 +59,7 @@ class Reduction:
 
     def combine_hosts(self, partials: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result, from what each host has."""
+        partials = [self.widen(partial) for partial in partials]
         result = torch.empty_like(partials[0])
         if result.numel():
             if self._divisor is None:

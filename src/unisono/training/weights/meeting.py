@@ -22,7 +22,6 @@ from unisono.comm.over_torch.stateless import StatelessCommunicator, check_backe
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.processes import boot_id
 from unisono.wording import name_ranks
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
@@ -39,7 +38,6 @@ class _Member:
     size: int
     backend: str
     machine: str
-    boot: str
     pid: int
 
 
@@ -72,13 +70,10 @@ def meet_at(
     try:
         store = reach(deadline.left_s(), hosts=False)
         where = f"the weight update group {name!r} at {address}:{port}"
-        members = _Meeting(store, name, rank, size, where).gather(backend, deadline)
+        _Meeting(store, name, rank, size, where).gather(backend, deadline)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         left_s = max(deadline.left_s(), 1.0)
-        if backend == "auto":
-            one_machine = len({member.boot for member in members}) == 1
-            backend = "unisono" if one_machine else "gloo"
-        if backend != "unisono":
+        if backend not in ("auto", "unisono"):
             return StatelessCommunicator(backend, store, name, rank, size, limit_s, left_s), hosted
         comm = Communicator.join(name, rank, size, store, timeout_s=limit_s, join_timeout_s=left_s)
         return comm, hosted
@@ -95,9 +90,9 @@ class _Meeting:
         self._rank, self._size, self._name, self._where = rank, size, name, where
         self._members: dict[int, _Member] = {}
 
-    def gather(self, backend: str, deadline: Deadline) -> list[_Member]:
-        """What every rank says of itself. Raises RendezvousError, the same on all who have come, if
-        it does not fit together."""
+    def gather(self, backend: str, deadline: Deadline) -> None:
+        """Return once all have come. Raises RendezvousError, the same on all who have, if what they
+        were told does not fit together."""
         try:
             self._announce(backend)
             self._wait_for_others(deadline)
@@ -111,7 +106,6 @@ class _Meeting:
             raise RendezvousError(
                 f"rank 0, who hosts {self._where}, has left while the others came"
             ) from error
-        return [self._members[rank] for rank in range(self._size)]
 
     def _announce(self, backend: str) -> None:
         if self._size < 2:
@@ -127,7 +121,7 @@ class _Meeting:
             )
         if backend not in ("auto", "unisono"):
             check_backend(backend)
-        mine = _Member(self._size, backend, socket.gethostname(), _boot(), os.getpid())
+        mine = _Member(self._size, backend, socket.gethostname(), os.getpid())
         text = json.dumps(asdict(mine))
         found = self._store.compare_set(f"{self._keys}/{self._rank}", "", text).decode()
         if found != text:
@@ -193,10 +187,3 @@ class _Meeting:
             while left < max(ranks, first["ranks"]) and farewell.left_s():
                 time.sleep(0.01)
                 left = self._store.add(f"{self._keys}/left", 0)
-
-
-def _boot() -> str:
-    try:
-        return boot_id()
-    except OSError:
-        return socket.gethostname()

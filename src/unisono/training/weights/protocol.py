@@ -3,7 +3,8 @@
 The decision is the abort reason of a group that is made for it: the first rank to write it wins,
 whoever reads it later reads the same, and it outlives every rank. A rank that has seen all votes
 writes "commit"; a rank that has seen a failure writes "keep"; the death of a member writes itself.
-So all survivors decide alike, wherever in the last round somebody dies.
+So all survivors decide alike, wherever in the last round somebody dies. Over several hosts it is
+written in the store by which they met, and lives as long as that.
 """
 
 from __future__ import annotations
@@ -127,9 +128,7 @@ class UpdateProtocol:
 
     def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
         """Commit if that is what all decide: what the first rank to come here wants."""
-        verdict.abort(wanted)
-        ending = _ending_of(verdict)
-        self._committed = isinstance(ending, GroupAborted) and ending.reason == _COMMIT
+        self._committed = verdict._conclude(wanted) == _COMMIT
         if self._committed:
             with self.keep_failure():
                 commit()

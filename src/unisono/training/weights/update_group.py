@@ -47,8 +47,8 @@ def init_weight_update_group(
     engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
     different names: `group_name` is that of this one.
 
-    `backend` is "unisono" (shared memory), "gloo", "nccl" (CUDA tensors, a GPU for each rank), or
-    "auto": unisono where all ranks are on one machine, else gloo. The group is outside
+    `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
+    each rank), or "auto", which is unisono. The group is outside
     torch.distributed's world, and needs none.
 
     `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
