@@ -22,6 +22,7 @@ BAD = {
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_STRICT_ORDER": "rank",
+    "UNISONO_ROUND_HALVES": "rank",
     "UNISONO_CHECK_SHAPES": "all",
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",
