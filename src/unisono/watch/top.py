@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from unisono.comm.shared_memory.records import GroupRecords, Record, segments_of
+from unisono.comm.shared_memory.records import GroupRecords, Process, Record, segments_of
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
 from unisono.watch import diagnose
@@ -75,12 +75,18 @@ class Verdicts:
             waits_for_anybody = wait.record.tag is not None and wait.record.peer is None
             if now - wait.record.arrived_s < STUCK_S or waits_for_anybody:
                 continue
+            if len(wait.group.ranks) < wait.group.size and wait.group.is_part:
+                continue  # who is missing may have come on another host
             key = (wait.group.segment, wait.member.rank, wait.record.number)
             if key not in self._known:
-                self._known[key] = diagnose.hang(groups, wait, whereabouts)
+                self._known[key] = diagnose.hang(groups, wait, _where)
             if self._known[key] is not None:
                 return self._known[key]
         return None
+
+
+def _where(process: Process) -> diagnose.Whereabouts:
+    return whereabouts(process[1])
 
 
 def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:

@@ -19,6 +19,7 @@ from unisono.comm.shared_memory.group_parts import BETWEEN_HOSTS, Part, name_par
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 _OPERATIONS = {operation.name.lower(): int(operation) for operation in Operation}
+_BARRIER = int(Operation.BARRIER)
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
 
 
@@ -41,7 +42,7 @@ class CallRecords:
     def begin_call(self, call: AnnouncedCall, tensors: Sequence[Any]) -> int:
         """A call begins, on these tensors; its record, for `end`. Its line is the caller's."""
         self._calls += 1
-        operation = _OPERATIONS.get(call.operation, int(Operation.BARRIER))
+        operation = _OPERATIONS.get(call.operation, _BARRIER)
         dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
         size_bytes = _bytes_given(call, tensors, self._size)
         return self._open(operation, 0, -1, dtype, size_bytes, self._calls)
@@ -75,6 +76,8 @@ def _make_memory() -> Group:
 def _bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
     """What this rank gives, or takes where it gives nothing. (Parts of different sizes count as if
     they were equal.)"""
+    if len(tensors) == 1 and not call.sends:
+        return int(tensors[0].nbytes)
     total = sum(int(tensor.nbytes) for tensor in tensors)
     if call.sends:
         width = int(tensors[0].nbytes) // max(1, count(tensors[0])) if tensors else 0
