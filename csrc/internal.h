@@ -110,7 +110,7 @@ typedef struct record {
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
-enum { SITE_BITS = 12 }; /* a process has fewer sites: see LINES in sites.c */
+enum { SITE_BITS = 12 }; /* of its number; sites so far apart have other texts by then */
 
 typedef struct site_text { /* of the site with this number; another may replace it */
     flag_t number;

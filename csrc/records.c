@@ -32,7 +32,7 @@ static _Thread_local uint32_t step;
 
 void un_count_step(void) { step++; }
 
-/* The site's number, once its text stands in our control block. */
+/* What a record bears of the site's number, once its text stands in our control block. */
 static uint32_t note_site(un_group *g, const un_site *site) {
     if (!site) return 0;
     site_text *t = &control_of(g, g->rank)->sites[site->number % SITES];
@@ -41,7 +41,7 @@ static uint32_t note_site(un_group *g, const un_site *site) {
         memcpy(t->text, site->text, sizeof t->text - 1);
         atomic_store_explicit(&t->number, site->number, memory_order_release);
     }
-    return site->number;
+    return site->number % (1u << SITE_BITS);
 }
 
 static record *record_at(un_group *g, uint64_t number) {

@@ -109,9 +109,9 @@ typedef struct un_stream {
     size_t bytes;
 } un_stream;
 
-/* A line of the caller's program, for records and error texts; it is never freed. */
+/* A line of the caller's program, for records and error texts; it outlives the calls that have it. */
 typedef struct un_site {
-    uint32_t number; /* from 1 on */
+    uint32_t number; /* another for each; its lower 12 bits, which records bear, are never 0 */
     char text[UN_TEXT_BYTES];
 } un_site;
 

@@ -1,13 +1,14 @@
 /* Sites: where in the caller's program a call was made, found by walking up the Python stack past
- * our own files. A line of code is written out once and remembered until the process ends. */
+ * our own files. A line of code is written out once and remembered. A program that makes code as it
+ * runs (a notebook, an interpreter's prompt, a run of tests) never stops bringing new lines: when
+ * there are many, all are forgotten, and those that are still in use are soon known again. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "binding.h"
 
-enum { LINES = 2048, WHOLE_CODE = -1 };
+enum { LINES = 2048, WHOLE_CODE = -1, SITES_KEPT = 1 << 12 };
 
 /* A line of a code object; line WHOLE_CODE says whether the code is ours. */
 typedef struct code_line {
@@ -19,6 +20,8 @@ typedef struct code_line {
 
 static code_line lines[LINES];
 static int lines_known;
+/* Calls under way point here: a site is written over only by the one that comes so much later. */
+static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths; /* a tuple of str */
 static PyObject *back_name;
@@ -34,32 +37,46 @@ PyObject *module_keep_sites(PyObject *module, PyObject *wanted) {
 
 static code_line *find_line(PyObject *code, int line) {
     size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;
-    for (size_t i = 0; i < LINES; i++) {
+    for (size_t i = 0;; i++) { /* there is room, so it ends */
         code_line *l = &lines[(start + i) % LINES];
         if (!l->code || (l->code == code && l->line == line)) return l;
     }
-    return NULL;
 }
 
-/* Keep room, so that searches end soon. The code is never let go: its address must stay its own. */
-static bool remember_line(code_line *l, PyObject *code, int line) {
-    if (lines_known >= LINES / 4 * 3) return false;
+/* The code is kept as long as its line is known: its address must stay its own. */
+static void remember_line(code_line *l, PyObject *code, int line) {
     lines_known++;
     Py_INCREF(code);
     l->code = code;
     l->line = line;
-    return true;
+}
+
+/* The last reference to a code may run anything, also what comes here again. */
+static void forget_lines(void) {
+    PyObject *codes[LINES];
+    for (int i = 0; i < LINES; i++) codes[i] = lines[i].code;
+    memset(lines, 0, sizeof lines);
+    lines_known = 0;
+    for (int i = 0; i < LINES; i++) Py_XDECREF(codes[i]);
+}
+
+/* The line, or where to remember it; there is room enough for searches to end soon. */
+static code_line *find_or_make_room(PyObject *code, int line) {
+    if (lines_known >= LINES / 4 * 3) forget_lines();
+    return find_line(code, line);
 }
 
 static bool code_is_own(PyObject *code) {
     code_line *l = find_line(code, WHOLE_CODE);
-    if (l && l->code) return l->own;
+    if (l->code) return l->own;
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
     PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", own_paths) : NULL;
     bool own = starts && PyObject_IsTrue(starts) > 0;
     Py_XDECREF(starts);
     Py_XDECREF(file);
-    if (l && remember_line(l, code, WHOLE_CODE)) l->own = own;
+    l = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have brought others */
+    if (!l->code) remember_line(l, code, WHOLE_CODE);
+    l->own = own;
     return own;
 }
 
@@ -85,14 +102,13 @@ static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
 
 static const un_site *site_of_line(PyObject *code, int line) {
     code_line *l = find_line(code, line);
-    if (!l || l->code) return l ? l->site : NULL;
-    un_site *site = calloc(1, sizeof *site);
-    if (!site || !remember_line(l, code, line)) {
-        free(site);
-        return NULL;
-    }
-    site->number = ++sites_made;
+    if (l->code) return l->site;
+    if (++sites_made % SITES_KEPT == 0) sites_made++; /* 0 says in a record that none is known */
+    un_site *site = &sites[sites_made % SITES_KEPT];
+    site->number = sites_made;
     write_out(site->text, code, line);
+    l = find_or_make_room(code, line);
+    if (!l->code) remember_line(l, code, line);
     l->site = site;
     return site;
 }
@@ -148,6 +164,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "O!O", &PyTuple_Type, &paths, &function)) return NULL;
     if (!back_name) back_name = PyUnicode_InternFromString("f_back");
     if (!back_name) return NULL;
+    forget_lines(); /* which code is ours may be another matter now */
     Py_INCREF(paths);
     Py_XDECREF(own_paths);
     own_paths = paths;

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 import torch
 
 from ranks import attempt, subgroup
+from unisono.comm import engine
 from unisono.comm.base import Communicator
+from unisono.comm.engine import site_of
 from unisono.comm.shared_memory.records import read_process
 from unisono.comm.solo import SoloCommunicator
 from unisono.errors import (
@@ -183,3 +187,56 @@ def test_all_sites_are_kept_on_request(comm: Communicator, monkeypatch: pytest.M
 
 def reduce_and_tell(comm: Communicator) -> None:
     comm.all_reduce(torch.ones(2))  # kept
+
+
+def code_of_its_own(number: int) -> Callable[..., Any]:
+    """A function in a file of its own, as a cell of a notebook is: its second line is the call."""
+    source = "def cell(function, *args):\n    return function(*args)\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, f"/notebook/cell-{number}.py", "exec"), names)
+    cell: Callable[..., Any] = names["cell"]
+    return cell
+
+
+@pytest.mark.ranks(2)
+def test_a_program_with_any_number_of_lines_has_its_lines_shown(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook, a service or a run of tests never stops bringing new code."""
+    monkeypatch.setenv("UNISONO_SITES", "1")
+    group = subgroup(comm, [0, 1])
+    for number in range(4500):  # a record has room for 4095
+        code_of_its_own(number)(group.barrier)
+        if number % 500 == 0 or number > 4490:
+            (told,) = [known for known in read_process(os.getpid(), 1) if known.name == group.name]
+            (newest,) = told.ranks[comm.rank].records
+            assert newest.site == f"/notebook/cell-{number}.py:2 in cell"
+    group.close()
+
+
+def test_code_that_is_no_longer_used_is_let_go() -> None:
+    codes = []
+    for number in range(3000):
+        cell = code_of_its_own(number)
+        cell(lambda: site_of(sys._getframe(1)))
+        codes.append(weakref.ref(cell.__code__))
+    del cell
+    assert sum(code() is not None for code in codes) < 2000
+
+
+def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch may have called before its files are known to be not the program's."""
+    monkeypatch.setattr(engine, "_hidden", list(engine._hidden))
+    cell = code_of_its_own(1)
+
+    def where() -> str | None:
+        return cell(lambda: site_of(sys._getframe(1)))  # the program
+
+    assert str(where()).startswith("/notebook/cell-1.py:2")
+    engine.hide_files("/notebook")
+    try:
+        here = where()
+    finally:
+        monkeypatch.undo()
+        engine._prepare_sites(engine.where_is_program)
+    assert str(here).rpartition("/")[2].startswith("test_source_lines.py:")

@@ -354,4 +354,7 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
     """The text of a site; None where another text has been written over it."""
     at = number % layout.site_count * layout.site_bytes
     there, text = _SITE.unpack_from(sites, at)
-    return text.split(b"\0")[0].decode(errors="replace") if there == number else None
+    if there % (1 << _SITE_BITS) != number:
+        return None
+    text, _, _ = text.partition(b"\0")
+    return str(text, errors="replace")
