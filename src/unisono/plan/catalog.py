@@ -85,8 +85,8 @@ def algorithm(
         def mine(ranks: int) -> Schedule: ...
 
     From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it, as `name` of
-    `collective`. `steps`, `sends`, `source`, `most_ranks` and `only_planned` are what `Algorithm` says
-    of it. Raises ValueError if there is no such collective, or another algorithm has the name.
+    `collective`. `steps`, `sends`, `source`, `most_ranks` and `only_planned` are what `Algorithm`
+    says of it. Raises ValueError if there is no such collective, or another algorithm has the name.
 
     >>> from unisono import plan
     >>> @plan.algorithm("broadcast", "one_by_one", steps="n - 1")

@@ -19,7 +19,7 @@ class Cost:
     is the longest chain of its kind, found by simulating with the other two at zero. A rank sends
     one message at a time, and receives one at a time.
 
-    `algorithm` takes `steps` steps on `ranks` ranks; the busiest rank sends `most_sent`, all of them
+    `algorithm` takes `steps` steps on `ranks` ranks; the busiest rank sends `most_sent`, all
     together `total_sent`.
 
     >>> from unisono import plan

@@ -42,8 +42,8 @@ COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """`count` chunks, beginning with `chunk`, go from `source` to `destination`, where `action` says
-    whether they are added to what is there ("reduce") or take its place ("copy").
+    """`count` chunks, beginning with `chunk`, go from `source` to `destination`; by `action` they
+    are added to what is there ("reduce") or take its place ("copy").
 
     >>> from unisono import plan
     >>> print(plan.Transfer(0, 1, 3, "reduce"))

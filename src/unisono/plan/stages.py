@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,8 @@ class Stage:
     busy_s: Seconds
     alone: bool
     queues: tuple[Indices, ...] = ()
-    """The messages that are listed first for their parts, those listed second, and so on; parts that
-    most messages pass come first, so that the n-th of each row are those of the same part."""
+    """The messages that are listed first for their parts, those listed second, and so on. Parts
+    that most messages pass come first: the n-th of every row pass the same one."""
 
     @classmethod
     def of(cls, part: Indices, busy_s: Seconds) -> Stage:
@@ -117,6 +118,7 @@ class Stage:
         """The same where few messages pass each part: their order by exchanging neighbours."""
         rows = list(self.queues)
         times = [begin[row] for row in rows]
+        sorted_together: tuple[list[Any], ...] = (rows, times)
         for last in reversed(range(1, len(rows))):
             for left in range(last):
                 right = left + 1
@@ -124,7 +126,7 @@ class Stage:
                 swap = times[right] < times[left][both]
                 if not swap.any():
                     continue
-                for each in (rows, times):
+                for each in sorted_together:
                     one, other = each[left][both], each[right]
                     each[left] = each[left].copy()
                     each[left][both] = np.where(swap, other, one)
@@ -145,11 +147,9 @@ def _queues(part: Indices) -> tuple[Indices, ...]:
     ordered = part[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     length = np.diff(np.append(starts, len(part)))
-    return tuple(
-        order[np.concatenate([starts[length == longer] for longer in range(longest, turn, -1)]) + turn]
-        for longest in (int(length.max()),)
-        for turn in range(longest)
-    )
+    most_first = starts[np.argsort(-length, kind="stable")]
+    with_turn = np.cumsum(np.bincount(length)[::-1])[::-1][1:]  # parts with so many, or more
+    return tuple(order[most_first[:count] + turn] for turn, count in enumerate(with_turn))
 
 
 def _as_slice(index: Indices) -> Indices | slice:

@@ -19,10 +19,11 @@ class Topology:
     """Ranks in nodes of `node_size`, rank r in node r // node_size.
 
     The ranks of a node are connected with a latency of `inside_latency_s` for a hop, and a port of
-    `inside_bytes_per_s` for each rank in each direction. `between_latency_s` is the latency of a hop to another
-    node, which goes through one of the node's `cards`, each with `card_bytes_per_s` in each
-    direction. A message keeps its sender's and its receiver's port busy for `overhead_s` besides
-    its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
+    `inside_bytes_per_s` for each rank in each direction. `between_latency_s` is the latency of a
+    hop to another node, which goes through one of the node's `cards`, each with `card_bytes_per_s`
+    in each direction. A message keeps its sender's and its receiver's port busy for
+    `overhead_s` besides its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before
+    anything moves.
 
     The network's switches have `switch_ports` ports and add what passes them, each at
     `switch_bytes_per_s`; with 0 ports they only pass it on. `inside_switch_adds` says the same of
