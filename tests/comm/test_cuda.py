@@ -4,6 +4,7 @@ replaced at its one import (tests/replaced_driver.py); processes and their memor
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from unisono.comm.cuda.routing import (
     describe_no_way,
     why_no_mapping,
 )
+from unisono.errors import CollectiveMismatch
 
 FLOATS = 5000
 
@@ -70,6 +72,46 @@ def test_nothing_of_cuda_is_loaded_before_the_first_cuda_tensor() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+# -- memory of a GPU that is not torch's -----------------------------------------------------------
+
+
+class DeviceArray:
+    """What another library's array on a GPU shows of itself: DLPack, with CUDA as its device."""
+
+    dtype = numpy.dtype("float64")
+
+    def __dlpack__(self) -> Any:
+        described = numpy.zeros(2).__dlpack__()
+        address = ctypes.pythonapi.PyCapsule_GetPointer
+        address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # the device's type follows the data's address
+        ctypes.c_int32.from_address(address(described, b"dltensor") + 8).value = 2
+        return described
+
+
+@pytest.mark.ranks(2)
+def test_an_array_on_a_gpu_is_refused_by_all(comm: Communicator) -> None:
+    for call in (
+        lambda: comm.all_reduce(DeviceArray()),  # type: ignore[arg-type]
+        lambda: comm.all_gather(numpy.empty(4), DeviceArray()),  # type: ignore[arg-type]
+        lambda: comm.broadcast([DeviceArray()], 0, async_op=True),  # type: ignore[list-item]
+    ):
+        with pytest.raises(TypeError, match="torch tensors alone"):
+            call()
+    with pytest.raises(TypeError, match="DeviceArray"):
+        comm.send(DeviceArray(), comm.next)  # type: ignore[arg-type]
+    comm.all_reduce(there := numpy.ones(2))
+    assert there.tolist() == [2, 2]
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_with_an_array_on_a_gpu_ends_the_call_for_all(comm: Communicator) -> None:
+    with comm.split([0, 1], label="one of two") as group:
+        tensor: Any = DeviceArray() if comm.rank else numpy.ones(2)
+        with pytest.raises(TypeError if comm.rank else CollectiveMismatch):
+            group.all_reduce(tensor)
 
 
 # -- a conductor in others' memory -----------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import unisono.comm.cuda.group
 import unisono.comm.hosts.communicator
 import unisono.comm.over_torch.communicator
 import unisono.comm.shared_memory.communicator

@@ -49,7 +49,7 @@ def init(path: Path, rank: int, size: int, backend: str = "unisono", **options: 
 def test_what_torch_knows_about_the_group(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.get_backend() == "unisono"
-    assert dist.get_backend_config() == "cpu:unisono"
+    assert dist.get_backend_config() == "cpu:unisono,cuda:unisono"
     assert dist.get_process_group_ranks(process_group) == list(range(size))
     assert dist.get_group_rank(process_group, rank) == rank
     assert dist.get_global_rank(process_group, rank) == rank
@@ -60,13 +60,14 @@ def test_what_torch_knows_about_the_group(process_group: Any) -> None:
     assert dist.distributed_c10d._get_object_coll_device(process_group) == "cpu"
     assert f"rank {rank} of {size}" in repr(dist.group.WORLD)
     assert dist.get_pg_count() == 1
-    assert dist.distributed_c10d._get_pg_config(process_group)["backend_config"] == "cpu:unisono"
+    config = dist.distributed_c10d._get_pg_config(process_group)
+    assert config["backend_config"] == "cpu:unisono,cuda:unisono"
 
 
 def test_a_backend_for_another_device_is_refused() -> None:
     with pytest.raises(UnisonoError, match=r"new_group\(backend=\"unisono\"\)"):
         dist.init_process_group(
-            "cpu:unisono,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1
+            "cpu:unisono,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1
         )
 
 

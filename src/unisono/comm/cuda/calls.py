@@ -91,7 +91,10 @@ class GpuCalls(GpuMessages):
             return self._nccl
         from unisono.comm.cuda.meeting import meet_on_gpus
 
-        self._device = _first_device(given)
+        try:
+            self._device = _first_device(given)
+        except LookupError as error:
+            self._comm._refuse(operation, str(error), TypeError)
         way = meet_on_gpus(self._comm, self._device, operation)
         if isinstance(way, SharedGpu):
             self._shared = way
@@ -284,6 +287,8 @@ class GpuCalls(GpuMessages):
         """Give back what calls on CUDA tensors needed; the group itself is closed by its `comm`."""
         shared, self._shared = self._shared, None
         if shared is not None:
+            with contextlib.suppress(RuntimeError):  # the GPU may have failed
+                torch.cuda.synchronize(self._device)  # others' memory may still be in use
             shared.close()
         nccl, self._nccl = self._nccl, None
         if nccl is not None:
@@ -299,4 +304,4 @@ def _first_device(given: Any) -> torch.device:
         elif isinstance(value, (list, tuple)):
             with contextlib.suppress(LookupError):
                 return _first_device(value)
-    raise LookupError("no tensor of a GPU")
+    raise LookupError("memory of a GPU is taken from torch tensors alone: pass torch.as_tensor(x)")
