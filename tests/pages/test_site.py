@@ -127,7 +127,7 @@ def test_pictures_can_be_read(browser: Any, site: Path, scheme: str) -> None:
     ink = page.locator(".picture text.value").first.evaluate("e => getComputedStyle(e).fill")
     is_dark_ink = sum(map(int, re.findall(r"\d+", ink)[:3])) < 380
     assert is_dark_ink == (scheme == "light")
-    sums = page.locator(".picture").first.locator("text.value").all_inner_texts()
+    sums = page.locator(".picture").first.locator("text.value").all_text_contents()
     assert sums[-4:] == ["60", "64", "68", "72"]  # 0+10+20+30, 1+11+21+31, ...
     page = visit.go("tutorial.html")
     assert page.locator(".timeline .blamed").all_text_contents() == ["rank 2"]
