@@ -1,0 +1,148 @@
+"""The documentation's site in a browser: search, links, players; it asks nobody for anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from pages.browsing import until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site: DOCS_SITE names one that is built, else it is built now."""
+    pytest.importorskip("sphinx", reason="needs Sphinx: make docs")
+    if "DOCS_SITE" in os.environ:
+        return Path(os.environ["DOCS_SITE"])
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, ROOT / "tools/docs_site", "--output", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Visit:
+    """A page of the site in a browser. Whatever leaves the folder, or goes wrong, is kept."""
+
+    def __init__(self, browser: Any, site: Path, scheme: str = "light") -> None:
+        self.troubles: list[str] = []
+        self.site = site
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        self.page = context.new_page()
+        self.page.on("console", lambda message: self._note(message.text, message.type == "error"))
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on(
+            "request",
+            lambda request: self._note(
+                request.url, not request.url.startswith((site.as_uri(), "data:", "blob:"))
+            ),
+        )
+
+    def _note(self, what: str, is_trouble: bool = True) -> None:
+        if is_trouble:
+            self.troubles.append(what)
+
+    def go(self, name: str) -> Any:
+        self.page.goto(f"{self.site.as_uri()}/{name}")
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any, site: Path) -> Any:
+    visit = Visit(browser, site)
+    yield visit
+    visit.page.context.close()
+    assert visit.troubles == []
+
+
+def test_search_finds_a_page_and_leads_there(visit: Visit) -> None:
+    page = visit.go("index.html")
+    page.get_by_role("textbox", name="Search").fill("reduce_scatter")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"search\.html"))
+    until(page, "document.querySelectorAll('#search-results li a').length > 3")
+    titles = page.locator("#search-results li a").all_inner_texts()
+    assert any("unisono.reduce_scatter" in title for title in titles), titles
+    page.locator("#search-results li a").first.click()
+    assert "reduce_scatter" in page.locator("article").inner_text()
+
+
+def test_every_link_leads_somewhere(site: Path, visit: Visit) -> None:
+    """From the start page on, by what the browser makes of each link, its anchor too."""
+    todo, anchors, links = ["index.html"], {}, []
+    while todo:
+        name = todo.pop()
+        if name in anchors:
+            continue
+        page = visit.go(name)
+        anchors[name] = set(
+            page.evaluate("[...document.querySelectorAll('[id]')].map(element => element.id)")
+        )
+        for link in page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)"):
+            parts = urlsplit(link)
+            if parts.scheme != "file":
+                continue
+            target = Path(unquote(parts.path))
+            assert target.is_relative_to(site), f"{name}: {link}"
+            assert target.is_file(), f"{name}: {link}"
+            where = target.relative_to(site).as_posix()
+            if where.endswith(".html") and not where.startswith("_static"):
+                links.append((name, where, unquote(parts.fragment)))
+                todo.append(where)
+    assert len(anchors) > 40
+    dead = [link for link in links if link[2] and link[2] not in anchors[link[1]]]
+    assert dead == []
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    unseen = {page for page in pages if not page.startswith("_static")} - anchors.keys()
+    assert unseen <= {"search.html", "genindex.html"}
+
+
+def test_every_public_name_is_in_the_reference(visit: Visit) -> None:
+    import unisono
+    import unisono.plan
+    import unisono.training
+
+    for module, title in ((unisono, "unisono"), (unisono.plan, "unisono.plan"),
+                          (unisono.training, "unisono.training")):  # fmt: skip
+        page = visit.go(f"reference/{title}.html")
+        found = set(page.evaluate("[...document.querySelectorAll('dt[id]')].map(dt => dt.id)"))
+        names = {f"{title}.{name}" for name in module.__all__}
+        assert names - found <= {"unisono.bench", "unisono.watch", "unisono.differentiable"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_can_be_read(browser: Any, site: Path, scheme: str) -> None:
+    visit = Visit(browser, site, scheme)
+    page = visit.go("collectives.html")
+    assert page.locator(".picture svg").count() == 9
+    ink = page.locator(".picture text.value").first.evaluate("e => getComputedStyle(e).fill")
+    is_dark_ink = sum(map(int, re.findall(r"\d+", ink)[:3])) < 380
+    assert is_dark_ink == (scheme == "light")
+    sums = page.locator(".picture").first.locator("text.value").all_text_contents()
+    assert sums[-4:] == ["60", "64", "68", "72"]  # 0+10+20+30, 1+11+21+31, ...
+    page = visit.go("tutorial.html")
+    assert page.locator(".timeline .blamed").all_text_contents() == ["rank 2"]
+    assert page.locator(".timeline path.arrow").count() == 3
+    visit.page.context.close()
+    assert visit.troubles == []
+
+
+def test_players_play_in_the_site(visit: Visit) -> None:
+    from unisono.plan import catalog
+
+    page = visit.go("schedules.html")
+    frames = page.locator("details.player iframe")
+    assert frames.count() == len(catalog())
+    page.locator("details.player summary").first.click(position={"x": 5, "y": 5})
+    inside = page.frame_locator("details.player iframe >> nth=0")
+    inside.locator("[data-do=last]").click()
+    assert inside.locator("[data-fact=done]").inner_text() == "100%"
