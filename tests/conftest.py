@@ -122,7 +122,9 @@ def _only_our_algorithms() -> Iterator[None]:
     yield
     catalog = sys.modules.get("unisono.plan.catalog")
     for key, entry in list(catalog._registered.items()) if catalog else ():
-        if not entry.make.__module__.startswith("unisono."):
+        if not (entry.make.__module__ or "").startswith(
+            "unisono."
+        ):  # None: an example of a docstring
             del catalog._registered[key]
 
 

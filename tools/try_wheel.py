@@ -36,7 +36,9 @@ def programs() -> list[str]:
     text = (ROOT / "README.md").read_text()
     blocks = []
     for heading in PROGRAMS:
-        found = re.search(rf"^## {re.escape(heading)}\n+```python\n(.*?)^```", text, re.M | re.S)
+        found = re.search(
+            rf"^## {re.escape(heading)}\n+(?:<!--.*?-->\n)?```python\n(.*?)^```", text, re.M | re.S
+        )
         if found is None:
             raise SystemExit(f"README.md has no program under {heading!r}")
         blocks.append(found[1])

@@ -172,11 +172,10 @@ def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -
         run = run if event["event"] == "next" else apply_event(run, event)
     assert run is not None
     assert run.finished
-    assert [str(skipped) for skipped in run.skipped] == [
-        "unisono is left out: the ranks are on 2 machines, and it works on one"
-    ]
-    (row,) = run.rows
-    assert (row.backend, row.wrong, row.skew_us, row.transfer_us) == ("gloo", 0, None, None)
+    assert run.skipped == []
+    assert {row.backend for row in run.rows} == {"unisono", "gloo"}
+    for row in run.rows:  # no clock is common to both
+        assert (row.wrong, row.skew_us, row.transfer_us) == (0, None, None)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def report(**more: object) -> Report:
 def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: WriteProgram) -> None:
     text = PAGE.read_text().partition("## Saved reports")[2]
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    expected = re.findall(r"```\n(.*?)```", text.partition(snippet)[2][4:], re.DOTALL)[0]
+    expected = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0]
     ran = program(snippet, "train.py").run(before=(*WATCHED, "4"))
     assert ran.returncode == 1
     assert saved(tmp_path) == [f"report-{rank}.json" for rank in range(4)]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from unisono.bench.request import Names, Request, RequestOptions, Sizes
-from unisono.bench.results import Rows
 
 if TYPE_CHECKING:
     from unisono.bench.results import Row, Run
@@ -68,6 +67,8 @@ def measure(
     ('unisono', 1024, 0, True, True)
     """
     options: Any = {name: value for name, value in locals().items() if name != "collectives"}
+    from unisono.bench.results import Rows
+
     return Rows(measure_run(*collectives, **options).in_order)
 
 
