@@ -619,6 +619,43 @@ def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> No
     assert len(processes) == 4 == log.count("session")
 
 
+@pytest.mark.usefixtures("notes")
+def test_a_worker_s_ranks_keep_nothing_of_a_test_that_is_over(pytester: pytest.Pytester) -> None:
+    """Nobody knows whether the worker will have another test for three ranks: their group and the
+    test's own fixtures go all the same, and what a whole file shares stays."""
+    pytest.importorskip("xdist")
+    pytester.makepyfile("""
+        import os, pytest
+        from notes import note, where
+        from unisono.comm.shared_memory.records import read_process
+        @pytest.fixture(scope="module")
+        def shared():
+            note(f"+shared:{where()}")
+            yield os.getpid()
+        @pytest.fixture
+        def own(shared):
+            yield shared
+            note(f"-own:{where()}")
+        @pytest.mark.ranks(3)
+        def test_on_ranks(comm, own):
+            if comm.rank == 2:
+                with open("pid", "w") as file:
+                    file.write(str(os.getpid()))
+        def test_here():
+            with open("pid") as file:
+                assert read_process(int(file.read())) == []
+            note("looked")
+        def test_last():
+            pass
+    """)
+    run(pytester, "-n1").assert_outcomes(passed=3)
+    log = notes_in(pytester)
+    assert sorted(log[: log.index("looked")]) == [
+        *(f"+shared:{rank}" for rank in range(3)),
+        *(f"-own:{rank}" for rank in range(3)),
+    ]
+
+
 def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest, torch

@@ -111,7 +111,7 @@ class Controller:
         for index in range(start, len(self._items)):
             if self._sizes[index] > rank:
                 return self._items[index]
-        # A worker of pytest-xdist may yet be given any test: what this one needs is kept.
+        # A worker of pytest-xdist may yet be given any test: fixtures of its scopes are kept.
         return item if hasattr(self._config, "workerinput") else None
 
     def _survey(self, session: pytest.Session) -> None:

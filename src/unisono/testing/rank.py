@@ -183,9 +183,11 @@ class RankSession:
                 "this test was not found in its file",
                 "Is its id, or whether it is collected, different from process to process?",
             )
-        following = None
-        if run.next_nodeid is not None:  # if it could not be collected: keep what this test has
+        following: pytest.Item | pytest.Collector | None = None
+        if run.next_nodeid is not None:
             following = self._items.get(run.next_nodeid, item)
+        if following is item:  # nobody knows what comes next: keep what is not this test's alone
+            following = item.parent
         self._reports.clear()
         self._warnings.clear()
         session.config.stash[membership.MEMBERSHIP] = run.membership
