@@ -1,4 +1,4 @@
-"""unisono: collective communication for PyTorch on one machine.
+"""unisono: collective communication for PyTorch.
 
 errors.py         every exception that a user can catch
 wording.py        ranks as sentences name them

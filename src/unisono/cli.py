@@ -46,7 +46,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="unisono")
 def main() -> None:
-    """Collective communication for PyTorch on one machine."""
+    """Collective communication for PyTorch."""
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -15,6 +16,7 @@ import torch
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.base import Communicator
+from unisono.comm.rendezvous.lobby import Lobby
 from user_programs import eventually
 
 
@@ -81,6 +83,25 @@ def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None
     first.close()
     assert_sums(second)
     second.close()
+
+
+def test_threads_that_make_groups_at_once_free_their_own_descriptors() -> None:
+    lobby = Lobby()
+
+    def keep_and_use() -> None:
+        for _ in range(5000):
+            lobby.keep_spare()
+            lobby.use_spare()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for thread in [threads.submit(keep_and_use) for _ in range(4)]:
+                thread.result()
+    finally:
+        sys.setswitchinterval(before)
+        lobby.close_socket()
 
 
 @pytest.mark.ranks(2)

@@ -42,8 +42,8 @@ def init(
     ranks know and may write to, an inherited descriptor of a file, or a torch Store.
 
     `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
-    run --backend`), else nccl where every rank has a GPU of its own, unisono where all ranks are on
-    one machine, gloo otherwise. On nccl the rank's GPU becomes torch's current device.
+    run --backend`), else nccl where every rank has a GPU of its own, else unisono, on one host or
+    several. On nccl the rank's GPU becomes torch's current device.
 
     torch's default process group is made as well, over the same Communicator, if any rank has
     imported torch (`with_torch` says otherwise: True always, False never); one that is there
@@ -53,8 +53,8 @@ def init(
     unless it is given, 30 minutes and 300 s. A rank that has waited 5 s for others to come says for
     whom (logger `unisono`, a warning).
 
-    Raises RendezvousError if the ranks do not find each other or, on "unisono", are not on one
-    machine; UnisonoError if there is a world already or the backend cannot be had.
+    Raises RendezvousError if the ranks do not find each other; UnisonoError if there is a world
+    already or the backend cannot be had.
 
     >>> def work():
     ...     with unisono.init() as comm:

@@ -66,7 +66,7 @@ class Lobby:
         self.pid = os.getpid()
         with descriptors_needed():
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._spare = -1
+        self._spares: list[int] = []
         self._socket.bind(b"\0" + self.address.encode())
         self._socket.listen(1024)
         self._socket.setblocking(False)
@@ -101,14 +101,14 @@ class Lobby:
 
     def keep_spare(self) -> None:
         """Keep a descriptor back, by which the others are told if there are no more of them."""
-        if self._spare < 0:
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if not self._spares:
+            self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def use_spare(self) -> None:
-        """Free the descriptor that was kept back."""
-        if self._spare >= 0:
-            os.close(self._spare)
-        self._spare = -1
+        """Free the descriptor that was kept back; of several threads each frees what it took."""
+        with contextlib.suppress(IndexError):
+            while True:
+                os.close(self._spares.pop())
 
     def visitors_for(self, key: str, timeout_s: float) -> list[Visitor]:
         """Those who have come for this group; whoever comes for another waits for it."""
