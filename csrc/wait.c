@@ -17,6 +17,7 @@ enum {
     TRIAL_NS = 50 * 1000, /* longer than a sleeper takes to wake up and answer */
     TRIAL_EVERY = 32,     /* so that trials which fail cost little; */
     YIELD_EVERY = 512,    /* one that yields to others may cost a time slice of each */
+    LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
 };
 
@@ -81,8 +82,8 @@ static void part_from(un_group *g, int peer) {
  *
  * Where cores are few we yield instead. Whoever yields is served last: if those who are served
  * before it compute, or belong to other programs, it comes back late, though what it waits for came
- * long ago. A sleeper is woken at once. So we yield only where that has paid off lately; 0: not at
- * all. */
+ * long ago. A sleeper is woken at once. So we yield only where others have let us back soon of late;
+ * 0: not at all. */
 int64_t begin_spin(un_group *g, spinning *s, int peer) {
     s->is_trial = s->ns < TRIAL_NS && ++s->short_ones > s->before_trial;
     if (s->is_trial) {
@@ -125,14 +126,18 @@ static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
 static bool yield(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
     if (!budget_ns) return false;
+    int64_t last = start, longest_ns = 0;
     bool there = false, in_time = true;
     while (!there && in_time &&
            !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed)) {
         sched_yield();
         there = reached(flag, target);
-        in_time = clock_ns() - start < budget_ns;
+        int64_t now = clock_ns();
+        in_time = now - start < budget_ns;
+        longest_ns = now - last > longest_ns ? now - last : longest_ns;
+        last = now;
     }
-    end_spin(g, &g->spin, there && in_time);
+    if (longest_ns > LATE_NS || there) end_spin(g, &g->spin, longest_ns <= LATE_NS);
     return there;
 }
 
