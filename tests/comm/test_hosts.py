@@ -189,6 +189,23 @@ def exchange_messages(rank: int, size: int, path: str) -> None:
                 assert peer == rank or (got[peer] == peer).all()
 
 
+def test_what_was_sent_in_inference_mode_does_not_disturb_what_follows(pool: RankPool) -> None:
+    pool.run(send_in_either_mode, 2, connected=False)
+
+
+def send_in_either_mode(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "AB") as comm:
+        for inference in (True, False, True, False):
+            with torch.inference_mode(inference):
+                sent, got = torch.full((50_000,), float(rank)), torch.empty(50_000)
+                work = comm.isend(sent, 1 - rank)
+                comm.recv(got, 1 - rank)
+                work.wait()
+                assert got.unique().tolist() == [1.0 - rank]
+                comm.all_reduce(sent)
+                assert sent.unique().tolist() == [1.0]
+
+
 def test_a_message_that_comes_with_its_connection_is_answered(pool: RankPool) -> None:
     pool.run(answer_the_first_message, 4, connected=False)
 

@@ -99,7 +99,8 @@ class _Buffer(NamedTuple):
     @classmethod
     def of(cls, size_bytes: int) -> _Buffer:
         array = numpy.empty(size_bytes, numpy.uint8)
-        return cls(torch.from_numpy(array), array)
+        with torch.inference_mode(False):  # others may use it again, in another mode
+            return cls(torch.from_numpy(array), array)
 
 
 class _Sent(NamedTuple):
@@ -171,15 +172,15 @@ class Link:
             head = _Buffer.of(_HEAD.size + (0 if is_large else length))
             _HEAD.pack_into(head.array, 0, group, kind, tag, extra, length, self._received)
             body = None
-            works = []
+            parts = [(head.tensor, _HEAD_TAG)]
+            if payload is not None and is_large:
+                body = self._buffer()
+                body.array[:length] = payload.numpy()
+                parts.insert(0, (body.tensor[:length], _BODY_TAG))
+            elif payload is not None:
+                head.array[_HEAD.size :] = payload.numpy()
             try:
-                if is_large:
-                    body = self._buffer()
-                    body.tensor[:length].copy_(payload)  # type: ignore[arg-type]
-                    works.append(self._gloo.send([body.tensor[:length]], self._other, _BODY_TAG))
-                elif payload is not None:
-                    head.array[_HEAD.size :] = payload.numpy()
-                works.append(self._gloo.send([head.tensor], self._other, _HEAD_TAG))
+                works = [self._gloo.send([part], self._other, its_tag) for part, its_tag in parts]
             except RuntimeError:
                 return  # the receiving thread learns why
             self._sent += 1
