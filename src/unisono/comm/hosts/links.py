@@ -337,7 +337,7 @@ class Links:
         apart from all others. Raises RendezvousError if there is none in time."""
         low, high = sorted((self.me, peer))
         store, me = self._store.clone(), int(self.me == high)
-        return make_gloo(store, f"{name}/{low}-{high}", me, 2, self.hosts.address, timeout_s)
+        return make_gloo(store, f"{name}/{low}-{high}", me, 2, self._device, timeout_s)
 
     def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
         with self._lock:
