@@ -31,7 +31,7 @@ _NAMES = {
 
 
 def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
-    """Show the jobs, or the one of a process: once, or until `q`.
+    """Show all jobs, or only that of process `of`, once or until `q` is pressed.
 
     Raises Misuse if `of` is not a process of a job.
     """

@@ -63,7 +63,7 @@ def draw(levels: list[Level]) -> str:
     for row, level in enumerate(sorted(levels, key=lambda level: -level.time_us)):
         y = _TOP + _ROW * row
         width = _WIDTH * level.time_us / longest
-        inner = max((one for one in below if one < level.time_us), default=0.0)
+        inner = max((time_us for time_us in below if time_us < level.time_us), default=0.0)
         parts += [
             shapes.text(8, y + 15, level.line, "code", "start"),
             shapes.text(8, y + 32, level.does, "soft", "start"),

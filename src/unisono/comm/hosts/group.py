@@ -310,7 +310,7 @@ class HostsGroup(RowCollectives):
         raise self.end(late_cause(late, "\n".join(lines), self.calls))
 
     def answer(self) -> Answer:
-        """To a rank that waits for this one in a call."""
+        """What keeps this rank, for one that waits for it in a call."""
         members, pids = self.placement.members, self.links.hosts.pids
         here = [members[rank] for rank in self.placement.here]
         stopped = tuple(member for member in here if state_of(pids[member]).is_stopped)
