@@ -345,6 +345,13 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
     assert said in output
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_cuda_tensors_are_not_measured() -> None:
+    code, output = invoke("--device", "cuda")
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "there is no CUDA device here to measure on" in output
+
+
 def test_help_teaches_with_examples() -> None:
     code, output = invoke("--help")
     assert code == 0

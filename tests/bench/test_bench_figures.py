@@ -236,6 +236,13 @@ def test_a_median_that_moved_within_the_spread_is_noise() -> None:
     assert [change.kind for change in comparison.changes] == ["noise"]
 
 
+def test_runs_on_different_devices_are_not_compared() -> None:
+    old, new = run(row()), run(row())
+    new.settings["device"] = "cuda"
+    with pytest.raises(UnisonoError, match="the old run measured tensors on cpu, the new one on"):
+        compare(old, new)
+
+
 def test_compare_as_a_command(tmp_path: Path) -> None:
     old, slow, other = (tmp_path / name for name in ("old.json", "slow.json", "other.json"))
     old.write_text(to_json(run(row(), row("gloo"))))

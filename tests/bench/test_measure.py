@@ -136,6 +136,7 @@ def test_ranks_that_have_not_met_meet_for_it() -> None:
         ({"sizes": "big"}, "'big' is not a size"),
         ({"sizes": []}, "the smallest size is 1 byte"),
         ({"backends": ["glue"]}, "there is no backend glue"),
+        ({"device": "tpu"}, "there is no device tpu: choose from cpu, cuda"),
         ({"place": "nowhere"}, "there is no place nowhere: choose from natural"),
         ({"root": 7, "ranks": 2}, "root 7 is not a rank"),
         ({"budget_s": 0}, "a row needs more than 0 s"),

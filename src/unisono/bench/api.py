@@ -27,6 +27,7 @@ def measure(
     ranks: int | None = None,
     backends: Names = None,
     algo: Names = None,
+    device: str = "cpu",
     dtype: str = "float32",
     op: str = "sum",
     root: int | None = None,
@@ -46,6 +47,7 @@ def measure(
     - `sizes`: "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
     - `backends`: "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
     - `algo`: unisono by these algorithms: "ring,tree" or a list
+    - `device`: "cpu", or "cuda": CUDA tensors, also of ranks that share a GPU
     - `dtype`, `op`: of which numbers, and how they are reduced
     - `root`: of those that have one; by default each rank in turn
     - `place`: "in", "out", "both", or "natural", as torch's own form of the call does

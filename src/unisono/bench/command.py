@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, SWEEP_FACTOR
+from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, DEVICES, SWEEP_FACTOR
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
 
@@ -19,6 +19,7 @@ EXAMPLES = """\b
   unisono bench all_reduce --sizes 400000000  100 million float32 elements
   unisono bench all_gather broadcast --sizes 1K,1M --place both
   unisono bench all_reduce --dtype bfloat16 --op max --budget 5
+  unisono bench --device cuda                 CUDA tensors, also of ranks that share a GPU
   unisono bench --json run.json --csv run.csv --plot run.png --html run.html
   unisono bench compare old.json run.json     exit code 1 if anything became slower
   torchrun --nproc-per-node 8 -m unisono bench all_reduce --backends nccl,gloo
@@ -63,10 +64,18 @@ def bench() -> None:
     "--backends",
     metavar="LIST",
     help="From unisono, unisono-torch, gloo, nccl, mpi; the first is the one that others are "
-    "compared with.  [default: unisono,gloo]",
+    "compared with.  [default: unisono,gloo; on GPUs nccl, too]",
 )
 @click.option(
     "--algo", metavar="LIST", help="unisono by these algorithms: direct,ring,binomial, ..."
+)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="cpu",
+    show_default=True,
+    help="Where the tensors lie. Ranks share the GPUs that there are; nccl, which wants one for "
+    "each, takes part where there are enough.",
 )
 @click.option("--dtype", default="float32", show_default=True, metavar="NAME")
 @click.option("--op", default="sum", show_default=True, metavar="NAME", help="The reduction.")
@@ -108,6 +117,7 @@ def measure(
     factor: int,
     backends: str | None,
     algo: str | None,
+    device: str,
     dtype: str,
     op: str,
     root: int | None,
@@ -150,6 +160,7 @@ def measure(
             ranks=ranks,
             backends=backends,
             algo=algo,
+            device=device,
             dtype=dtype,
             op=op,
             root=root,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from unisono.bench import text
 from unisono.bench.results import Row, Run
 from unisono.bench.statistics import geometric_mean
+from unisono.errors import UnisonoError
 
 THRESHOLD = 0.10
 
@@ -62,7 +63,15 @@ class Comparison:
 
 
 def compare(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
-    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone."""
+    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone.
+
+    Raises UnisonoError if the tensors lay on different devices.
+    """
+    devices = [run.settings.get("device", "cpu") for run in (old, new)]
+    if devices[0] != devices[1]:
+        raise UnisonoError(
+            f"the old run measured tensors on {devices[0]}, the new one on {devices[1]}"
+        )
     before = {row.key: row for row in old.rows}
     after = {row.key: row for row in new.in_order}
     changes = [Change(before[key], row, threshold) for key, row in after.items() if key in before]

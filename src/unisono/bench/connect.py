@@ -15,6 +15,7 @@ import numpy
 
 from unisono.bench.backends.base import Backend
 from unisono.bench.control import Control
+from unisono.bench.devices import check_gpu_memory, neighbours, take_device
 from unisono.bench.link_limit import LinkLimit, measure_link_limit
 from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
@@ -44,6 +45,8 @@ class Connected:
     backends: list[Backend]
     skipped: list[Skipped]
     closers: list[Callable[[], object]] = field(default_factory=list)
+    device: str = "cpu"
+    """Where what is measured lies."""
     link_limit: LinkLimit | None = None
     """What the links between hosts allow, where there are several."""
 
@@ -75,6 +78,7 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
     import torch
 
     torch.set_num_threads(1)
+    device = take_device(meeting) if settings.device == "cuda" else "cpu"
     one_machine = len(set(meeting.hosts())) == 1
     if one_machine:
         os.environ.setdefault(GLOO_INTERFACE, "lo")
@@ -94,10 +98,10 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
 
         channel = TorchCommunicator(_gloo_group(meeting, closers))
     control = Control(channel, same_clock=one_machine)
-    connected = Connected(control, [], [], closers, limit)
+    connected = Connected(control, [], [], closers, device, limit)
     for name in settings.backends:
         try:
-            made, missing = _make(name, meeting, settings, world, reason, closers), None
+            made, missing = _make(name, device, meeting, settings, world, reason, closers), None
         except Missing as error:
             made, missing = [], error
         # One rank without it is enough: a group has all ranks or none.
@@ -109,11 +113,14 @@ def connect(meeting: Meeting, settings: BenchSettings) -> Connected:
         else:
             without = int(numpy.flatnonzero(here == 0)[0])
             connected.skipped.append(Skipped(name, f"rank {without} does not have it"))
+    if settings.device == "cuda":
+        check_gpu_memory(control, settings, device)
     return connected
 
 
 def _make(
     name: str,
+    device: str,
     meeting: Meeting,
     settings: BenchSettings,
     world: Communicator | None,
@@ -129,7 +136,9 @@ def _make(
         assert world is not None
         measured = world.split(range(world.size), "measured")
         assert measured is not None
-        return [Direct(measured, algorithm) for algorithm in settings.algorithms or (None,)]
+        return [Direct(measured, name, device) for name in settings.algorithms or (None,)]
+    if name == "mpi" and device != "cpu":
+        raise Missing("MPI is measured on tensors of the CPU")
     if name == "mpi":
         return [_mpi(meeting)]
     import torch.distributed as dist
@@ -145,10 +154,10 @@ def _make(
 
         autoload.register()
         _default_group(meeting, closers)
-        return [ThroughTorch(name, _new_group("unisono", closers))]
+        return [ThroughTorch(name, _new_group("unisono", closers), device)]
     if not dist.is_gloo_available():
         raise Missing("this torch was built without gloo", "pip install torch")
-    return [ThroughTorch(name, _gloo_group(meeting, closers))]
+    return [ThroughTorch(name, _gloo_group(meeting, closers), device)]
 
 
 def _gloo_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:
@@ -193,16 +202,10 @@ def _check_nccl(meeting: Meeting) -> str:
         raise Missing("this torch was built without NCCL", INSTALL_TORCH_CUDA)
     if not torch.cuda.is_available():
         raise Missing("there is no CUDA device here")
-    hosts = meeting.hosts()
-    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[meeting.rank]]
-    devices = torch.cuda.device_count()
-    if devices < len(neighbours):
-        raise Missing(
-            f"NCCL wants a GPU per rank, and there are {devices} for {len(neighbours)} ranks"
-        )
-    device = f"cuda:{neighbours.index(meeting.rank)}"
-    torch.cuda.set_device(device)
-    return device
+    devices, ranks = torch.cuda.device_count(), len(neighbours(meeting))
+    if devices < ranks:
+        raise Missing(f"NCCL wants a GPU per rank, and there are {devices} for {ranks} ranks")
+    return take_device(meeting)
 
 
 def _mpi(meeting: Meeting) -> Backend:

@@ -54,6 +54,7 @@ class KeptModels:
         name = machine.machine_name(facts, settings.ranks) + (
             f"-{hosts}-hosts" if hosts > 1 else ""
         )
+        name += "" if settings.device == "cpu" else f"-{settings.device}"
         self.path = cache_folder() / "bench" / f"{name}.json"
         self._series = self._read()
 

@@ -18,6 +18,7 @@ from unisono.bench import floor
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 from unisono.bench.collectives import bandwidths, item_bytes, neighbour
 from unisono.bench.control import Control
+from unisono.bench.devices import synchronise
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.link_limit import LinkLimit
 from unisono.bench.results import Row, Skipped
@@ -57,10 +58,14 @@ class _Contestant:
     """Calls in one sample."""
     repeat: int = 1
     """Samples in one turn."""
+    device: str = "cpu"
+    """Of the floor."""
 
     def synchronise(self) -> None:
         if self.backend is not None:
             self.backend.synchronise()
+        else:
+            synchronise(self.device)
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,10 @@ class Measurer:
         """One row per backend that can do this, and those that cannot."""
         contestants, skipped = self._prepare(case)
         if contestants and self.with_floor:
-            calls = floor.floor_calls(case, next(iter(self._buffers.values())))
+            device, buffers = next(iter(self._buffers.items()))
+            calls = floor.floor_calls(case, buffers)
             if calls is not None:
-                contestants.append(_Contestant(floor.NAME, calls, None))
+                contestants.append(_Contestant(floor.NAME, calls, None, device=device))
         if not contestants:
             return [], skipped
         self._plan(case, contestants)

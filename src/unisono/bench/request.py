@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
 DEFAULT_SWEEP = "8:256M"
 SWEEP_FACTOR = 4
+USUAL_BACKENDS = {"cpu": ("unisono", "gloo"), "cuda": ("unisono", "gloo", "nccl")}
+DEVICES = tuple(USUAL_BACKENDS)
 MEMORY_SHARE = 0.9
 """The share of the free memory that a run may use."""
 
@@ -27,6 +29,7 @@ class RequestOptions(TypedDict, total=False):
     ranks: int | None
     backends: Names
     algo: Names
+    device: str
     dtype: str
     op: str
     root: int | None
@@ -47,6 +50,7 @@ class Request:
     ranks: int | None = None
     backends: Names = None
     algo: Names = None
+    device: str = "cpu"
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
@@ -75,7 +79,8 @@ class Request:
         sizes = self.sizes
         if sizes is None or sizes == "":
             sizes = DEFAULT_SWEEP if names else DEFAULT_SIZES
-        backends = ["unisono", "gloo"] if self.backends is None else _split(self.backends)
+        device = _known("device", [self.device], DEVICES)[0]
+        backends = list(USUAL_BACKENDS[device]) if self.backends is None else _split(self.backends)
         if not backends:
             raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
         if self.root is not None and not 0 <= self.root < ranks:
@@ -88,6 +93,7 @@ class Request:
             sizes_bytes=_sizes(sizes, self.factor),
             backends=_known("backend", backends, BACKENDS),
             algorithms=_algorithms(self.algo),
+            device=device,
             dtype=_known("dtype", [self.dtype], DTYPES)[0],
             op=_meaningful_op(self.op, self.dtype),
             root=self.root,
@@ -104,7 +110,10 @@ class Request:
         seconds = usual_budget_s(len(cases)) if self.budget_s is None else self.budget_s
         if seconds <= 0:
             raise ValueError(f"a row needs more than {seconds} s")
-        _check_memory(settings)
+        if device == "cpu":
+            _check_memory(settings)  # a GPU's memory is looked at by the ranks that use it
+        else:
+            _check_gpu()
         return replace(settings, budget_s=seconds)
 
 
@@ -168,6 +177,13 @@ def _ranks(asked: int | None, there: int | None) -> int:
             f"this process is one of {there} ranks already: leave the number {asked} out"
         )
     return there
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here to measure on")
 
 
 def _check_memory(settings: BenchSettings) -> None:

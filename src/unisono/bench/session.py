@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from unisono.bench import machine
 from unisono.bench.connect import connect, process_as_it_was
+from unisono.bench.devices import describe_gpu
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
 from unisono.bench.measurer import Measurer
@@ -44,7 +45,8 @@ def run_rank(
     begin_s = time.perf_counter()
     connected = connect(meeting, settings)
     limit = connected.link_limit
-    facts = machine.machine() | ({} if limit is None else limit.facts())
+    facts = machine.machine() | describe_gpu(connected.device)
+    facts |= {} if limit is None else limit.facts()
     emit(
         "begin",
         machine=facts,

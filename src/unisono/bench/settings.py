@@ -28,6 +28,7 @@ class BenchSettings:
     sizes_bytes: tuple[int, ...]
     backends: tuple[str, ...]
     algorithms: tuple[str, ...] = ()
+    device: str = "cpu"
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None

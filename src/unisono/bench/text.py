@@ -134,8 +134,15 @@ def about(run: Run) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
-        f"{run.settings['ranks']} ranks; {named}{_about_hosts(facts)}"
+        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}{_about_hosts(facts)}"
     )
+
+
+def _about_gpus(facts: dict[str, Any]) -> str:
+    """On which GPUs, where tensors lie there."""
+    if not facts.get("gpu"):
+        return ""
+    return f" on {facts['gpu']}" if facts["gpus"] == 1 else f" on {facts['gpus']} {facts['gpu']}"
 
 
 def _about_hosts(facts: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
+from unisono.bench.devices import synchronise
 
 
 class ThroughTorch(Backend):
@@ -58,8 +59,7 @@ class ThroughTorch(Backend):
                 return partial(dist.barrier, group)
 
     def synchronise(self) -> None:
-        if self.device != "cpu":
-            torch.cuda.synchronize(self.device)
+        synchronise(self.device)
 
 
 def _reduce_together(tensors: list[torch.Tensor], op: Any, group: Any) -> None:
