@@ -55,15 +55,40 @@ static inline wide widen_brain(const uint16_t *from) {
     return (wide){(lanes)vzip1q_u16(zero, brain), (lanes)vzip2q_u16(zero, brain)};
 }
 
-/* In 16 bits: the upper halves, one more where the lower halves are above half of the last place,
- * or are just that and the upper ones odd. What comes out of arithmetic shows a NaN there, too. */
+/* In 16 bits: the upper halves, and one more where the lower ones, less one beside an even upper
+ * half, are half of the last place or above: so ties go to even. A shift right by all 16 bits that
+ * rounds leaves just that one. */
+static inline uint16x8_t round_brain_lanes(wide value, uint16x8_t upper) {
+    uint16x8_t lower = vuzp1q_u16((uint16x8_t)value.low, (uint16x8_t)value.high);
+    uint16x8_t even = vbicq_u16(vdupq_n_u16(1), upper);
+    return vrsraq_n_u16(upper, vqsubq_u16(lower, even), 16);
+}
+
+/* What comes out of arithmetic shows a NaN in the upper halves, too. */
 static inline void round_brain(uint16_t *to, wide value) {
-    uint16x8_t low = (uint16x8_t)value.low, high = (uint16x8_t)value.high;
-    uint16x8_t upper = vuzp2q_u16(low, high), lower = vuzp1q_u16(low, high);
-    uint16x8_t odd = vandq_u16(upper, vdupq_n_u16(1));
-    uint16x8_t up = vcgtq_u16(vqaddq_u16(lower, odd), vdupq_n_u16(0x8000)); /* -1 where true */
+    uint16x8_t upper = vuzp2q_u16((uint16x8_t)value.low, (uint16x8_t)value.high);
     uint16x8_t nan = vcgtq_u16(vaddq_u16(upper, upper), vdupq_n_u16(0xff00));
-    vst1q_u16(to, vbslq_u16(nan, vdupq_n_u16(0x7fc0), vsubq_u16(upper, up)));
+    vst1q_u16(to, vbslq_u16(nan, vdupq_n_u16(0x7fc0), round_brain_lanes(value, upper)));
+}
+
+/* Where the processor makes the quiet NaN of every NaN by itself, they need no care. */
+enum { MAKES_QUIET_NANS = 1 };
+
+static inline uint64_t begin_quiet_nans(void) {
+    const uint64_t default_nan = 1 << 25;
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode | default_nan) : "memory");
+    return mode;
+}
+
+static inline void end_quiet_nans(uint64_t mode) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+}
+
+static inline void round_quiet_brain(uint16_t *to, wide value) {
+    uint16x8_t upper = vuzp2q_u16((uint16x8_t)value.low, (uint16x8_t)value.high);
+    vst1q_u16(to, round_brain_lanes(value, upper));
 }
 
 #else /* x86-64 */
@@ -93,6 +118,11 @@ static inline void round_brain(uint16_t *to, wide value) {
     lane_bits low = round_brain_lanes(value.low), high = round_brain_lanes(value.high);
     store_pairs(to, low >> 16 | (high & 0xffff0000));
 }
+
+enum { MAKES_QUIET_NANS = 0 };
+static inline uint64_t begin_quiet_nans(void) { return 0; }
+static inline void end_quiet_nans(uint64_t mode) { (void)mode; }
+static inline void round_quiet_brain(uint16_t *to, wide value) { round_brain(to, value); }
 
 #if defined(__AVX512F__)
 

@@ -126,8 +126,13 @@ PREMUL_KERNEL(32)
 PREMUL_KERNEL(64)
 
 /* Half types, STEP elements at a time; the last few likewise, in a copy. LOAD, COMBINE and FINISH
- * work on lanes of float32. */
-#define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND)                                    \
+ * work on lanes of float32; QUIET says whether they calculate, so that every NaN is new, and the
+ * processor may be told once, instead of each step, that it is to be the quiet one. */
+enum { MANY = 256 }; /* elements from which on telling it pays off */
+
+typedef void rounding(uint16_t *to, wide value);
+
+#define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND, QUIET)                             \
     static inline wide NAME##_load(const uint16_t *from, float scale) {                           \
         wide read = WIDEN(from);                                                                  \
         (void)scale;                                                                              \
@@ -136,20 +141,24 @@ PREMUL_KERNEL(64)
     static inline wide NAME##_combine(wide a, wide b) {                                           \
         return (wide){COMBINE(a.low, b.low), COMBINE(a.high, b.high)};                            \
     }                                                                                             \
-    static inline void NAME##_store(uint16_t *to, wide sum, float scale, float ranks) {           \
+    static inline wide NAME##_finish(wide sum, float scale, float ranks) {                        \
         (void)scale, (void)ranks;                                                                 \
-        ROUND(to, (wide){FINISH(sum.low), FINISH(sum.high)});                                     \
+        return (wide){FINISH(sum.low), FINISH(sum.high)};                                         \
     }                                                                                             \
-    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
-                     double factor) {                                                             \
-        const float scale = (float)factor, ranks = (float)sources;                                \
+    /* Two steps at once, as far as they go; for how many elements that was. */                   \
+    static inline __attribute__((always_inline)) size_t NAME##_steps(                             \
+        uint16_t *out, const void *const *from, int sources, size_t count, float scale,           \
+        rounding *round) {                                                                        \
+        const float ranks = (float)sources;                                                       \
         const uint16_t *x = from[0], *y = from[sources - 1];                                      \
-        uint16_t *out = to;                                                                       \
         size_t i = 0;                                                                             \
         if (sources == 2)                                                                         \
-            for (; i + STEP <= count; i += STEP) {                                                \
-                wide left = NAME##_load(x + i, scale), right = NAME##_load(y + i, scale);         \
-                NAME##_store(out + i, NAME##_combine(left, right), scale, ranks);                 \
+            for (; i + 2 * STEP <= count; i += 2 * STEP) {                                        \
+                wide sum = NAME##_load(x + i, scale), next = NAME##_load(x + i + STEP, scale);    \
+                sum = NAME##_combine(sum, NAME##_load(y + i, scale));                             \
+                next = NAME##_combine(next, NAME##_load(y + i + STEP, scale));                    \
+                round(out + i, NAME##_finish(sum, scale, ranks));                                 \
+                round(out + i + STEP, NAME##_finish(next, scale, ranks));                         \
             }                                                                                     \
         for (; i + 2 * STEP <= count; i += 2 * STEP) {                                            \
             wide sum = NAME##_load(x + i, scale), next = NAME##_load(x + i + STEP, scale);        \
@@ -158,18 +167,32 @@ PREMUL_KERNEL(64)
                 sum = NAME##_combine(sum, NAME##_load(z, scale));                                 \
                 next = NAME##_combine(next, NAME##_load(z + STEP, scale));                        \
             }                                                                                     \
-            NAME##_store(out + i, sum, scale, ranks);                                             \
-            NAME##_store(out + i + STEP, next, scale, ranks);                                     \
+            round(out + i, NAME##_finish(sum, scale, ranks));                                     \
+            round(out + i + STEP, NAME##_finish(next, scale, ranks));                             \
+        }                                                                                         \
+        return i;                                                                                 \
+    }                                                                                             \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
+                     double factor) {                                                             \
+        const float scale = (float)factor, ranks = (float)sources;                                \
+        uint16_t *out = to;                                                                       \
+        size_t i;                                                                                 \
+        if (MAKES_QUIET_NANS && (QUIET) && count >= MANY) {                                       \
+            uint64_t mode = begin_quiet_nans();                                                   \
+            i = NAME##_steps(out, from, sources, count, scale, round_quiet_brain);                \
+            end_quiet_nans(mode);                                                                 \
+        } else {                                                                                  \
+            i = NAME##_steps(out, from, sources, count, scale, ROUND);                            \
         }                                                                                         \
         for (; i < count; i += STEP) {                                                            \
             size_t rest = sizeof(uint16_t) * (count - i < STEP ? count - i : STEP);               \
             uint16_t few[STEP] = {0};                                                             \
-            wide sum = NAME##_load(memcpy(few, x + i, rest), scale);                              \
+            wide sum = NAME##_load(memcpy(few, (const uint16_t *)from[0] + i, rest), scale);      \
             for (int s = 1; s < sources; s++) {                                                   \
                 memcpy(few, (const uint16_t *)from[s] + i, rest);                                 \
                 sum = NAME##_combine(sum, NAME##_load(few, scale));                               \
             }                                                                                     \
-            NAME##_store(few, sum, scale, ranks);                                                 \
+            ROUND(few, NAME##_finish(sum, scale, ranks));                                         \
             memcpy(out + i, few, rest);                                                           \
         }                                                                                         \
     }
@@ -177,16 +200,16 @@ PREMUL_KERNEL(64)
 #define LESSER_LANES(a, b) select_lanes((lane_bits)((b < a) | (b != b)), b, a)
 #define GREATER_LANES(a, b) select_lanes((lane_bits)((b > a) | (b != b)), b, a)
 
-#define HALF_KERNELS(KIND, WIDEN, ROUND)                                                          \
-    HALF_KERNEL(divide_##KIND, WIDEN, SAME, ADD, QUOTIENT, ROUND)                                 \
-    HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND)                                        \
-    HALF_KERNEL(avg_##KIND, WIDEN, SAME, ADD, DIVIDED, ROUND)                                     \
-    HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND)                         \
-    HALF_KERNEL(min_##KIND, WIDEN, SAME, LESSER_LANES, SAME, ROUND)                               \
-    HALF_KERNEL(max_##KIND, WIDEN, SAME, GREATER_LANES, SAME, ROUND)                              \
-    HALF_KERNEL(premul_##KIND, WIDEN, SCALED, ADD, SAME, ROUND)
-HALF_KERNELS(f16, widen_half, round_half)
-HALF_KERNELS(bf16, widen_brain, round_brain)
+#define HALF_KERNELS(KIND, WIDEN, ROUND, IS_BRAIN)                                                \
+    HALF_KERNEL(divide_##KIND, WIDEN, SAME, ADD, QUOTIENT, ROUND, IS_BRAIN)                       \
+    HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND, IS_BRAIN && sources > 1)               \
+    HALF_KERNEL(avg_##KIND, WIDEN, SAME, ADD, DIVIDED, ROUND, IS_BRAIN)                           \
+    HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND, IS_BRAIN && sources > 1)\
+    HALF_KERNEL(min_##KIND, WIDEN, SAME, LESSER_LANES, SAME, ROUND, 0)                            \
+    HALF_KERNEL(max_##KIND, WIDEN, SAME, GREATER_LANES, SAME, ROUND, 0)                           \
+    HALF_KERNEL(premul_##KIND, WIDEN, SCALED, ADD, SAME, ROUND, IS_BRAIN)
+HALF_KERNELS(f16, widen_half, round_half, 0)
+HALF_KERNELS(bf16, widen_brain, round_brain, 1)
 
 /* Two float16 numbers, added or multiplied in float32 and rounded, are what the processor's own
  * float16 arithmetic gives: float32 has more than twice the digits, so rounding twice is rounding
