@@ -130,8 +130,10 @@ def test_pictures_can_be_read(browser: Any, site: Path, scheme: str) -> None:
     sums = page.locator(".picture").first.locator("text.value").all_text_contents()
     assert sums[-4:] == ["60", "64", "68", "72"]  # 0+10+20+30, 1+11+21+31, ...
     page = visit.go("tutorial.html")
-    assert page.locator(".timeline .blamed").all_text_contents() == ["rank 2"]
-    assert page.locator(".timeline path.arrow").count() == 3
+    assert page.locator(".timeline.wide .blamed").all_text_contents() == ["rank 2"]
+    assert page.locator(".timeline.wide path.arrow").count() == 3
+    box = page.locator(".timeline.wide").bounding_box()
+    assert box["width"] <= page.locator(".incident .scroll").bounding_box()["width"]
     visit.page.context.close()
     assert visit.troubles == []
 
