@@ -76,7 +76,7 @@ def test_search_finds_a_page_and_leads_there(visit: Visit) -> None:
     assert "reduce_scatter" in page.locator("article").inner_text()
 
 
-def test_every_link_leads_somewhere(site: Path, visit: Visit) -> None:
+def test_every_link_leads_somewhere(visit: Visit, site: Path) -> None:
     """From the start page on, by what the browser makes of each link, its anchor too."""
     todo, anchors, links = ["index.html"], {}, []
     while todo:
