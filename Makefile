@@ -7,6 +7,11 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # What a build without isolation needs beside a compiler.
 BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
+# What the documentation's site is built with.
+SITE_TOOLS = sphinx myst-parser furo
+# What drives a browser, where there is one.
+BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+BROWSER_TOOLS = $(if $(BROWSER),playwright)
 # What `make conformance` is run with: docs/conformance.md
 SUITE ?=
 # What `make bench` is run with: --ranks 8, --quick
@@ -42,17 +47,17 @@ test-gpu: .venv/.stamp ## run the tests of CUDA tensors on one GPU that all rank
 	.venv/bin/python -m pytest -m gpu tests/gpu
 
 # Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
-# test is skipped, and says so.
-test-pages: .venv/.stamp ## look at the HTML pages in a real browser
-	.venv/bin/python -m pip install --quiet -c constraints.txt playwright
-	.venv/bin/python -m pytest -m pages tests/pages
+# test is skipped, and says so. The site is built by the first test that looks at it.
+test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browser
+	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
+	.venv/bin/python -m pytest -m "not slow" tests/pages
 
 test-docs: .venv/.stamp ## run every command and program that README and docs show
 	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.
 docs: .venv/.stamp ## build the documentation into build/site; fails on any warning or dead link
-	.venv/bin/python -m pip install --quiet -c constraints.txt sphinx myst-parser furo
+	.venv/bin/python -m pip install --quiet -c constraints.txt $(SITE_TOOLS)
 	.venv/bin/python tools/docs_site
 
 # Where the reports of a watched run go; a call that waits for HANG_S is one.
@@ -174,7 +179,7 @@ clean: ## remove everything that was built, .venv too
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
-		--no-build-isolation -e '.[dev]'
+		--no-build-isolation -e '.[dev]' $(BROWSER_TOOLS)
 	touch $@
 
 # What makes packages: an environment of its own, without torch.

@@ -1,4 +1,8 @@
-"""Pages in a real browser: Debian's Chromium, driven by Playwright. `make test-pages` runs them."""
+"""Pages in a real browser: Debian's Chromium, driven by Playwright.
+
+`make test-pages` runs all of it, `make test` test_at_a_glance.py; where there is no browser, both
+say that they skip it.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,24 @@ import pytest
 
 from pages.browsing import OpenPage
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in _NAMES if (path := shutil.which(name))), "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if here in item.path.parents and item.path.stem != "test_at_a_glance":
             item.add_marker(pytest.mark.pages)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-pages")
     if not CHROMIUM:
         pytest.skip("needs Chromium: apt-get install chromium")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which make test-pages installs"
+    )
     with api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
@@ -39,7 +46,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
     troubles: list[str] = []
     contexts = []
 
-    def open_one(page: str | Path, *, width: int = 1280, scheme: str = "light") -> Any:
+    def open_in_browser(page: str | Path, *, width: int = 1280, scheme: str = "light") -> Any:
         if isinstance(page, str):
             file = tmp_path / "page.html"
             file.write_text(page, encoding="utf-8")
@@ -63,7 +70,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
         opened.goto(file.as_uri())
         return opened
 
-    yield open_one
+    yield open_in_browser
     for context in contexts:
         context.close()
     assert troubles == []

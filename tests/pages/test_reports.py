@@ -97,17 +97,21 @@ def incident() -> Reading:
     return Reading((Incident(report, (Path("report-0.json"),)),), ())
 
 
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_incident_is_explained(scheme: str, open_page: OpenPage) -> None:
+def test_an_incident_is_explained(scheme: str, width: int, open_page: OpenPage) -> None:
     reading = incident()
-    page = open_page(incident_page(reading), scheme=scheme)
+    page = open_page(incident_page(reading), scheme=scheme, width=width)
     assert page.locator("h1").inner_text() == reading.incidents[0].report.verdict
     assert page.locator(".source .at").inner_text().split() == ["9", "time.sleep(9)"]
     assert "launcher" not in page.locator(".culprit .stack").inner_text()
     assert page.locator(".todo li").count() > 0
     # 24 of the 40 ranks have room; all but the culprit wait for it
-    assert page.locator("path.arrow").count() == 23
-    assert page.locator(".timeline .blamed").all_text_contents() == ["rank 1"]
+    (timeline,) = (drawn for drawn in page.locator(".timeline").all() if drawn.is_visible())
+    assert timeline.locator("path.arrow").count() == 23
+    assert timeline.locator(".blamed").all_text_contents() == ["rank 1"]
+    box = timeline.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= width  # the arrows are seen at once
     assert page.locator("tr.blamed").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     raw = page.locator("details pre").last.text_content()

@@ -76,7 +76,7 @@ def test_search_finds_a_page_and_leads_there(visit: Visit) -> None:
     assert "reduce_scatter" in page.locator("article").inner_text()
 
 
-def test_every_link_leads_somewhere(site: Path, visit: Visit) -> None:
+def test_every_link_leads_somewhere(visit: Visit, site: Path) -> None:
     """From the start page on, by what the browser makes of each link, its anchor too."""
     todo, anchors, links = ["index.html"], {}, []
     while todo:
@@ -130,8 +130,10 @@ def test_pictures_can_be_read(browser: Any, site: Path, scheme: str) -> None:
     sums = page.locator(".picture").first.locator("text.value").all_text_contents()
     assert sums[-4:] == ["60", "64", "68", "72"]  # 0+10+20+30, 1+11+21+31, ...
     page = visit.go("tutorial.html")
-    assert page.locator(".timeline .blamed").all_text_contents() == ["rank 2"]
-    assert page.locator(".timeline path.arrow").count() == 3
+    assert page.locator(".timeline.wide .blamed").all_text_contents() == ["rank 2"]
+    assert page.locator(".timeline.wide path.arrow").count() == 3
+    box = page.locator(".timeline.wide").bounding_box()
+    assert box["width"] <= page.locator(".incident .scroll").bounding_box()["width"]
     visit.page.context.close()
     assert visit.troubles == []
 

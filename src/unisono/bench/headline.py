@@ -48,7 +48,10 @@ def headline(run: Run) -> str:
         names = ", ".join(dict.fromkeys(row.backend for row in run.in_order))
         return f"{names or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
     rivals = sorted({row.backend for row in run.rows} - {_first(run)})
-    others = rivals[0] if len(rivals) == 1 else f"the fastest of {', '.join(rivals)}"
+    others = rivals[0]
+    if len(rivals) > 1:
+        degree = "faster" if len(rivals) == 2 else "fastest"
+        others = f"the {degree} of {', '.join(rivals[:-1])} and {rivals[-1]}"
     mean = geometric_mean([duel.ratio for duel in against])
     won = sum(duel.ratio > 1 for duel in against)
     first = _first(run)
@@ -58,7 +61,7 @@ def headline(run: Run) -> str:
         how = f"{first} is {_times(mean)} as fast as {others} on average"
     else:
         how = f"{first} takes {_times(1 / mean)} as long as {others} on average"
-    return f"{how}, and ahead in {won} of {len(against)}"
+    return f"{how}, and ahead in {won} of {name_number(len(against), 'row')}"
 
 
 def highlights(run: Run) -> list[str]:
@@ -76,7 +79,7 @@ def highlights(run: Run) -> list[str]:
         behind = [duel for duel in against if duel.ratio < 1 / ALIKE]
         lines.append(
             f"Furthest behind: {_where(worst)}, {_times(1 / worst.ratio)} as long "
-            f"({_pair(worst)}); behind in {len(behind)} of {len(against)}"
+            f"({_pair(worst)}); behind in {len(behind)} of {name_number(len(against), 'row')}"
         )
     elif worst.ratio < ALIKE:
         lines.append(f"Closest: {_where(worst)} ({_pair(worst)})")

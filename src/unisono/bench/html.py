@@ -40,8 +40,9 @@ def page(run: Run, old: Run | None = None) -> str:
         + _verdicts(run)
         + (_changes(old, run) if old is not None else "")
         + _overview(run)
-        + _legend(backends, old is not None)
+        + f"<div>{_legend(backends, old is not None)}"
         + "".join(_curves(rows, old) for rows in tables)
+        + "</div>"
         + _figures(run, backends)
         + f'<section class="panel"><h2>How to read this</h2>{_READING}{_columns()}{_factors(run)}'
         + f"</section>{_models(run)}{_facts(run)}"
@@ -83,7 +84,7 @@ def _verdicts(run: Run) -> str:
     left_out = [str(skipped) for skipped in run.skipped if ": " not in skipped.what]
     return (
         f'<section class="panel verdicts {kind}"><h2>{escape(title)}</h2>'
-        f"{_list([*text.summary(run), *left_out], 'notes')}</section>"
+        f"{_list([*text.verdicts(run), *left_out, *text.model_notes(run)], 'notes')}</section>"
     )
 
 
@@ -198,7 +199,7 @@ def _figures(run: Run, backends: Sequence[str]) -> str:
         '<input type="search" id="filter" placeholder="filter: gloo 64 KiB slow" '
         f'aria-label="filter rows by words">{_select("collective", names)}'
         f'{_select("backend", backends)}<output id="count" class="soft"></output></div>'
-        f'<div class="scroll"><table id="figures"><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll tall"><table id="figures"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div></section>"
     )
 

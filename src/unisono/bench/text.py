@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from unisono.bench.results import Row, Run, Skipped
-from unisono.plan.sizes import format_size
+from unisono.plan.sizes import format_bytes
 
 MIDDLE, WIDE = 105, 130
 
@@ -91,10 +91,7 @@ def title(rows: Sequence[Row]) -> str:
 
 def size_text(size_bytes: int) -> str:
     """8 -> "8 B", 65536 -> "64 KiB"."""
-    if not size_bytes:
-        return "-"
-    short = format_size(size_bytes)
-    return f"{short[:-1]} {short[-1]}iB" if short[-1].isalpha() else f"{short} B"
+    return format_bytes(size_bytes) if size_bytes else "-"
 
 
 def time_text(time_us: float | None) -> str:
@@ -159,7 +156,12 @@ def _about_hosts(facts: dict[str, Any]) -> str:
 
 
 def summary(run: Run) -> list[str]:
-    """What follows below the tables."""
+    """What follows below the tables: the worst comes last, above the prompt."""
+    return [*model_notes(run), *verdicts(run)]
+
+
+def model_notes(run: Run) -> list[str]:
+    """Where expected times come from, and how well they were met."""
     lines = []
     if run.held_out_error:
         errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
@@ -174,6 +176,12 @@ def summary(run: Run) -> list[str]:
     lines += [f"expected times by a model of an earlier run here: {origin}" for origin in origins]
     for name, cost in run.reduction_ns_per_byte.items():
         lines.append(f"{name}: combining costs {cost:.2f} ns per byte more than moving")
+    return lines
+
+
+def verdicts(run: Run) -> list[str]:
+    """What was slow, disturbed, wrong or left out."""
+    lines = []
     slow = [row for row in run.rows if row.verdict.startswith("slow")]
     for row in slow:
         where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unisono.plan.draw import Tree, trees
 from unisono.plan.schedule import Schedule
 
 Point = tuple[float, float]
 Pair = tuple[int, int]
+
+_WIDE, _TALL = 1.7, 0.7
+"""Width by height that boxes of hosts should have, on a desk and on a phone."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Layout:
     places: tuple[Place, ...]
     second_place_chunks: frozenset[int] = frozenset()
     hosts: tuple[Host, ...] = field(default=())
+    tall: Layout | None = None
+    """The same for a narrow screen, where another shape suits it better."""
 
 
 def arrange(schedule: Schedule, node_size: int) -> Layout:
@@ -65,7 +70,8 @@ def arrange(schedule: Schedule, node_size: int) -> Layout:
     if columns := _grid_columns(ranks, pairs):
         return _grid(ranks, columns, pairs)
     if hosts > 1 and node_size > 1 and _crosses_alike(pairs, node_size):
-        return _boxes(ranks, node_size, pairs)
+        tall = _boxes(ranks, node_size, pairs, _TALL)
+        return replace(_boxes(ranks, node_size, pairs, _WIDE), tall=tall)
     return _circle(ranks, pairs, hosts, node_size)
 
 
@@ -153,7 +159,7 @@ def _two_trees(
         depth = _depths(tree, ranks)
         levels = max(depth) or 1
         points = tuple(
-            ((rank + 0.5) / ranks, top + way * 0.44 * depth[rank] / levels) for rank in range(ranks)
+            ((rank + 0.5) / ranks, top + way * 0.41 * depth[rank] / levels) for rank in range(ranks)
         )
         places.append(Place(points, tuple(sorted(tree.items()))))
     boxes = tuple(
@@ -225,15 +231,16 @@ def _crosses_alike(pairs: list[Pair], node_size: int) -> bool:
     )
 
 
-def _boxes(ranks: int, node_size: int, pairs: list[Pair]) -> Layout:
-    """A box for each host, its ranks in a square of rows."""
+def _boxes(ranks: int, node_size: int, pairs: list[Pair], aspect: float) -> Layout:
+    """A box for each host, its ranks in a square of rows; all boxes about in the shape `aspect`."""
     hosts = -(-ranks // node_size)
     columns = math.ceil(math.sqrt(node_size))
     rows = math.ceil(node_size / columns)
 
     def fits_badly(across: int) -> float:
         down = -(-hosts // across)
-        return (across * down - hosts) / hosts + abs(math.log(across * columns / down / rows / 1.7))
+        shape = across * columns / down / rows
+        return (across * down - hosts) / hosts + abs(math.log(shape / aspect))
 
     across = min(range(1, hosts + 1), key=fits_badly)
     down = -(-hosts // across)
@@ -251,5 +258,5 @@ def _boxes(ranks: int, node_size: int, pairs: list[Pair]) -> Layout:
                     inside[1] + inside[3] * (0.14 + 0.86 * (row + 0.5) / rows),
                 )
             )
-    aspect = across * columns / (down * (rows + 0.35))
-    return Layout("hosts", aspect, (Place(tuple(points), tuple(pairs)),), hosts=tuple(boxes))
+    reached = across * columns / (down * (rows + 0.35))
+    return Layout("hosts", reached, (Place(tuple(points), tuple(pairs)),), hosts=tuple(boxes))

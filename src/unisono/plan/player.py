@@ -23,7 +23,7 @@ from unisono.plan.layout import Layout, arrange
 from unisono.plan.proof import holds_after, holds_before
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
-from unisono.plan.sizes import format_seconds, format_size
+from unisono.plan.sizes import format_bytes, format_seconds
 from unisono.plan.topology import PRESETS, Topology
 from unisono.wording import name_number
 
@@ -58,7 +58,9 @@ def schedule_page(
         + as_data("schedules", [recording.as_data() for recording in recordings])
         + "<noscript><p>This page plays by JavaScript, which is off.</p></noscript>"
     )
-    return build_page(heading, body, ("player.css", "model.js", "drawing.js", "player.js"))
+    return build_page(
+        heading, body, ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
+    )
 
 
 def schedule_frame(schedule: Schedule) -> str:
@@ -168,6 +170,12 @@ def _layout_data(layout: Layout) -> dict[str, Any]:
         ],
         "second": sorted(layout.second_place_chunks),
         "hosts": [asdict(host) for host in layout.hosts],
+        "tall": layout.tall
+        and {
+            "aspect": layout.tall.aspect,
+            "points": rounded(layout.tall.places[0].points),
+            "hosts": [asdict(host) for host in layout.tall.hosts],
+        },
     }
 
 
@@ -185,7 +193,7 @@ def _ranges(numbers: range | list[int]) -> list[list[int]]:
 def _setting(schedule: Schedule, topology: Topology, total_bytes: int) -> str:
     nodes = topology.nodes(schedule.ranks)
     where = f" on {name_number(nodes, 'host')}" if nodes > 1 else ""
-    size = "" if schedule.collective == "barrier" else f", {format_size(total_bytes)}B"
+    size = "" if schedule.collective == "barrier" else f", {format_bytes(total_bytes)}"
     root = f", root {schedule.root}" if schedule.root else ""
     return (
         f"{name_number(schedule.ranks, 'rank')}{where}{size}{root}; "

@@ -43,6 +43,12 @@ def format_size(size: float) -> str:
     return f"{size:g}"
 
 
+def format_bytes(size: float) -> str:
+    """64 MiB as "64 MiB", 100 as "100 B"."""
+    short = format_size(size)
+    return f"{short[:-1]} {short[-1]}iB" if short[-1].isalpha() else f"{short} B"
+
+
 def format_seconds(seconds: float) -> str:
     """Three digits with the unit that fits: 12.3 us, 4.56 ms, 1.2 s."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -11,10 +11,12 @@ from importlib import resources
 from pathlib import Path
 
 from unisono.doctor.incident_page import incident_page
-from unisono.doctor.incident_timeline import draw_timeline
+from unisono.doctor.incident_timeline import Columns, draw_timeline
 from unisono.doctor.saved_reports import Reading, read
 
 ROOT = Path(__file__).resolve().parents[3]
+_COLUMNS = Columns(names=84, before=200, wait=320, arrows=112)
+"""As wide as the text of a page."""
 _PROGRAM = re.compile(r"<!-- file: late\.py -->\n+```python\n(.*?)^```", re.M | re.S)
 
 
@@ -40,7 +42,7 @@ def run() -> Reading:
 def draw(reading: Reading) -> str:
     """The timeline of the incident."""
     report = reading.incidents[0].report
-    return f'<div class="incident">{draw_timeline(report)}</div>'
+    return f'<div class="incident">{draw_timeline(report, _COLUMNS)}</div>'
 
 
 def page(reading: Reading) -> str:
@@ -51,4 +53,4 @@ def page(reading: Reading) -> str:
 def style() -> str:
     """What the timeline's shapes look like, as on that page."""
     sheet = resources.files("unisono.pages").joinpath("assets/incident.css").read_text()
-    return "".join(line for line in sheet.splitlines(True) if line.startswith(".timeline"))
+    return "".join(line for line in sheet.splitlines(True) if "timeline" in line)

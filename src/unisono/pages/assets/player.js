@@ -4,10 +4,10 @@
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4, 8];
 
 function formatTime(seconds) {
-  for (const [unit, factor] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
+  for (const [unit, factor] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) {
     if (seconds >= factor) return `${(seconds / factor).toPrecision(3)} ${unit}`;
   }
-  return `${(seconds * 1e6).toFixed(2)} µs`;
+  return `${(seconds * 1e6).toFixed(2)} us`;
 }
 
 function formatBytes(bytes) {
