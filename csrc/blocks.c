@@ -201,6 +201,28 @@ void un_block_release(un_block *b) {
     pthread_mutex_unlock(&leaving);
 }
 
+/* One release less, unless that was the last: then what it held has gone. */
+static bool take_back_release(un_block *b) {
+    uint32_t seen = atomic_load(&header_of(b)->released);
+    while (seen < (uint32_t)b->ranks)
+        if (atomic_compare_exchange_weak(&header_of(b)->released, &seen, seen - 1)) return true;
+    return false;
+}
+
+un_block *un_block_reopen(un_group *g, uint64_t number) {
+    if (group_is_inherited(g)) return NULL;
+    un_block *found = NULL;
+    pthread_mutex_lock(&g->blocks.lock);
+    for (un_block *b = g->blocks.first; b && !found; b = b->next)
+        if (b->number == number && b->released && take_back_release(b)) found = b;
+    if (found) {
+        found->released = false;
+        atomic_fetch_add(&g->blocks.count, 1);
+    }
+    pthread_mutex_unlock(&g->blocks.lock);
+    return found;
+}
+
 void leave_blocks(un_group *g) {
     pthread_mutex_lock(&leaving);
     while (g->blocks.first) {

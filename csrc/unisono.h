@@ -271,6 +271,10 @@ void un_block_use(un_block *block, uint64_t number);
 void un_block_release(un_block *block);
 char *un_block_part(const un_block *block, int rank, size_t *bytes);
 
+/* The block `number` of the group, which this rank has released while others have not: it is as
+ * if it had not. NULL: there is none such. */
+un_block *un_block_reopen(un_group *group, uint64_t number);
+
 /* Whose part of a block of the group begins before and ends after these bytes, or -1. */
 int un_group_owner(un_group *group, const char *data, size_t bytes);
 

@@ -281,6 +281,7 @@ static PyMethodDef group_methods[] = {
     {"become_part", group_become_part, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"open_block", group_open_block, METH_VARARGS, NULL},
+    {"reopen_block", group_reopen_block, METH_O, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
     {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},

@@ -89,6 +89,7 @@ int prepare_calls(void);
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);
 PyObject *group_open_block(PyObject *object, PyObject *arguments);
+PyObject *group_reopen_block(PyObject *object, PyObject *number);
 int prepare_blocks(void);
 
 /* recorded_calls.c */

@@ -72,6 +72,22 @@ PyObject *group_open_block(PyObject *object, PyObject *arguments) {
     return PyErr_Format(PyExc_ValueError, "this is not the block that was agreed on");
 }
 
+/* reopen_block(number): a Block that this rank has dropped and others have not; None: there is none */
+PyObject *group_reopen_block(PyObject *object, PyObject *number) {
+    Group *self = (Group *)object;
+    unsigned long long value = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred()) return NULL;
+    if (!self->group || self->closing) Py_RETURN_NONE;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(block_type, Py_tp_alloc);
+    Block *made = (Block *)allocate(block_type, 0);
+    if (!made) return NULL;
+    made->ranks = self->ranks;
+    made->block = un_block_reopen(self->group, value);
+    if (made->block) return (PyObject *)made;
+    Py_DECREF((PyObject *)made);
+    Py_RETURN_NONE;
+}
+
 /* use(number): all have opened it, and calls may find it */
 static PyObject *block_use(PyObject *object, PyObject *number) {
     unsigned long long value = PyLong_AsUnsignedLongLong(number);

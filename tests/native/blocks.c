@@ -88,6 +88,13 @@ static void come_and_go(membership *me) {
         int at = (round + me->rank) % 2; /* every rank lets go of another one */
         if (kept[at]) un_block_release(kept[at]);
         kept[at] = block;
+        EXPECT(!un_block_reopen(me->group, shared->number)); /* it is not released */
+        EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
+        if (me->rank) { /* rank 0 has it still */
+            un_block_release(block);
+            EXPECT(un_block_reopen(me->group, shared->number) == block);
+        }
+        EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
     }
     if (me->rank % 2) { /* after the group, too */
         un_group_close(me->group);

@@ -51,6 +51,15 @@ class SharedTensors:
         """The memory in which an address lies, and how far into whose part."""
         return None
 
+    def _place_of(self, address: int) -> tuple[int, int] | None:
+        """Where in this rank's own part an address lies, as other ranks find it: the number of the
+        memory, and how far. None: not in memory that they have."""
+        return None
+
+    def _memory(self, number: int) -> Memory | None:
+        """The memory of a rank's `_place_of`, for as long as that rank has a tensor there."""
+        return None
+
     @overload
     def empty(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
     @overload

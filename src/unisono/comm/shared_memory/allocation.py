@@ -101,6 +101,27 @@ class Allocator:
                 return memory, offset
         return None
 
+    def place_of(self, address: int) -> tuple[int, int] | None:
+        """The number of the memory in which an address of this rank's part lies, and how far."""
+        for number, block in list(self._blocks.items()):
+            start, size = block.part(self._membership.rank)
+            if 0 <= address - block.address - start < size:
+                return number, address - block.address - start
+        return None
+
+    def memory(self, number: int) -> Memory | None:
+        """The memory of this number, if a rank still has tensors there."""
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._membership.group.reopen_block(number)
+            if block is not None:
+                self._remember(number, block)
+        return None if block is None else BlockMemory(block)
+
+    def _remember(self, number: int, block: Block) -> None:
+        self._blocks[number] = block
+        _in_use.add(block)
+
     def allocate(
         self,
         size_bytes: int,
@@ -127,8 +148,7 @@ class Allocator:
         if block is None or any(outcomes[::2]):
             raise SegmentError(_describe(self._name, sizes, outcomes))
         block.use(self._serial)
-        self._blocks[self._serial] = block
-        _in_use.add(block)
+        self._remember(self._serial, block)
         return BlockMemory(block)
 
     def _open(

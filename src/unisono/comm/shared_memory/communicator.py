@@ -224,6 +224,12 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def _find_memory(self, address: int) -> tuple[Memory, int] | None:
         return self._allocator.find(address)
 
+    def _place_of(self, address: int) -> tuple[int, int] | None:
+        return self._allocator.place_of(address)
+
+    def _memory(self, number: int) -> Memory | None:
+        return self._allocator.memory(number)
+
     def _refuse_allocation(self, why: Exception) -> NoReturn:
         self._refuse(Operation.ALLOCATE, str(why), type(why))
 

@@ -2,8 +2,11 @@
 
 endpoints.py   WeightSender, WeightReceiver and weight_update: what a program sees
 shards.py      what a process holds under each name
+description.py what each rank tells of them
 plan.py        from what all ranks hold to what travels, or a table of differences
 transfers.py   how it travels
+reading.py     weights that are shared tensors, read where they lie
+aliasing.py    engines whose tensors are the trainer's memory
 checksum.py    whether it arrived as it was sent
 protocol.py    the rounds of an update, and the decision of all ranks
 update_group.py   parameter by parameter, as vLLM and OpenRLHF do; meeting.py: how they meet

@@ -16,8 +16,11 @@ from typing import Any, Self
 import torch
 
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.plan import Description, Unit, UpdateOptions, WeightPlan
+from unisono.training.weights.aliasing import check_can_alias, serve_there
+from unisono.training.weights.description import Description, UpdateOptions
+from unisono.training.weights.plan import Unit, WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
+from unisono.training.weights.reading import Place
 from unisono.training.weights.shards import Box, HeldTensor, WeightShard, held_tensors, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
@@ -116,6 +119,7 @@ class _Endpoint:
         rank = self._protocol.comm.rank
         steps = plan.steps(rank)
         names = {unit.name for transfer, i in steps for unit in transfer.buckets[i].units}
+        names |= plan.aliases.get(rank, {}).keys()
         seconds = time.perf_counter() - agreed_s
         waited_s = agreed_s - begin_s
         return WeightUpdate(
@@ -128,7 +132,9 @@ class WeightSender(_Endpoint):
     holds.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
-    `WeightShard`s; it is read anew at every update. The senders' options hold for all:
+    `WeightShard`s; it is read anew at every update. Those that are shared tensors of the group
+    (`unisono.share_module`) are not sent: engines read them where they lie. The senders' options
+    hold for all:
 
     - `transactional`: engines receive into memory of their own and change over together; otherwise
       weights go straight into place, in half the memory, and a failure leaves engines with parts of
@@ -192,7 +198,8 @@ class WeightSender(_Endpoint):
 
         def describe() -> Description:
             mine.update(held_tensors(self._weights))
-            return Description.of("sender", mine, options=self._options)
+            place_of = partial(Place.of, protocol.comm)
+            return Description.of("sender", mine, place_of, options=self._options)
 
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, version)
@@ -220,6 +227,9 @@ class WeightReceiver(_Endpoint):
       wait until it is over. By default the memory of the engine's tensors is swapped, or where
       others hold views of it, overwritten: all of it or none, whatever interrupts.
     - `partial`: this engine takes only the names that it has
+    - `alias`: from the first update on this engine's tensors are the trainer's memory, shared
+      tensors of the group (`unisono.share_module`): there is no second copy, and no way back to an
+      older version. The engine must not serve while the trainer changes its weights.
     - `version`: what the engine serves at the beginning
     - `progress`: called with the bytes received and the bytes in all, after every bucket
 
@@ -240,6 +250,7 @@ class WeightReceiver(_Endpoint):
         prepare: Callable[[NewTensors], Any] | None = None,
         commit: Callable[[NewTensors], Any] | None = None,
         partial: bool = False,
+        alias: bool = False,
         version: int = 0,
         progress: Progress | None = None,
     ) -> None:
@@ -250,6 +261,7 @@ class WeightReceiver(_Endpoint):
         self._prepare = prepare
         self._commit = commit
         self._partial = partial
+        self._alias = alias
         self._staging = Staging()
         self.version = version
         """The version that the engine serves."""
@@ -279,7 +291,7 @@ class WeightReceiver(_Endpoint):
             if self._weights is not None:
                 mine.update(held_tensors(self._weights))
             known = None if self._weights is None else mine
-            return Description.of("receiver", known, partial=self._partial)
+            return Description.of("receiver", known, partial=self._partial, alias=self._alias)
 
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, None)
@@ -296,12 +308,25 @@ class WeightReceiver(_Endpoint):
                 if self._prepare is not None:
                     self._prepare(dict(self._staging.tensors))
             protocol.decide(lambda: self._change_over(plan, mine))
+            if self._alias:
+                self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
         return self._summary(plan, begin_s, agreed_s)
 
     def _allocate(
         self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
     ) -> None:
         """Have memory for what will come."""
+        mapped = self._protocol.groups.mapped
+        if self._alias:
+            parts = plan.aliases[self._protocol.comm.rank]
+            known = None if self._weights is None else mine
+            views = {name: mapped.find(part) for name, part in parts.items()}
+            self._staging.alias(plan, known, views)
+            if self._commit is None:
+                check_can_alias(mine, self._staging.tensors)
+            return
+        steps = plan.steps(self._protocol.comm.rank)
+        mapped.hold(unit.source for step, i in steps for unit in step.buckets[i].units)
         if plan.options.transactional:
             self._staging.prepare(plan, mine if self._weights is not None else None, device)
         elif self._weights is None or self._prepare or self._commit:
@@ -327,6 +352,8 @@ class WeightReceiver(_Endpoint):
         if self._commit is not None:
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
+        elif self._alias:
+            serve_there(mine, self._staging.tensors, now_served)
         elif plan.options.transactional:
             self._staging.swap(mine, now_served)
         else:

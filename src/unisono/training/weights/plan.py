@@ -7,15 +7,16 @@ the same differences, so that nothing about the bytes' way has to be agreed on l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from unisono.collectives.encoding import torch_dtype
-from unisono.comm.base import dtype_name
 from unisono.errors import WeightMismatch
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, tied_names
+from unisono.training.weights.description import DescribedTensor, Description, UpdateOptions
+from unisono.training.weights.reading import PlacedPart
+from unisono.training.weights.shards import Box, Lengths
 from unisono.wording import name_number
 
 ALIGNMENT_BYTES = 256
@@ -26,89 +27,14 @@ _MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
-class UpdateOptions:
-    """How an update goes on, as its senders say."""
-
-    transactional: bool
-    checksum: bool
-    convert: bool
-    bucket_bytes: int
-
-
-@dataclass(frozen=True)
-class DescribedTensor:
-    """A tensor in a description: `first` is the name that it shares its memory with, or its own."""
-
-    dtype: str
-    whole: Lengths
-    box: Box
-    first: str
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a rank brings to an update. An engine without `weights` takes whatever comes."""
-
-    role: Literal["sender", "receiver"]
-    weights: dict[str, DescribedTensor] | None
-    options: UpdateOptions | None = None
-    partial: bool = False
-    gpu: str = ""
-    """The one on which all of its weights lie, if there is one."""
-
-    @classmethod
-    def of(cls, role: Any, weights: Mapping[str, HeldTensor] | None, **more: Any) -> Description:
-        """The description of what a rank holds."""
-        if weights is None:
-            return cls(role, None, **more)
-        more["gpu"] = _gpu_of(weights)
-        firsts = tied_names(weights)
-        entries = {
-            name: DescribedTensor(dtype_name(held.tensor), held.whole, held.box, firsts[name])
-            for name, held in weights.items()
-        }
-        return cls(role, entries, **more)
-
-    def plain(self) -> dict[str, Any]:
-        """As plain data, for the way to the others."""
-        weights = self.weights
-        lines = None
-        if weights is not None:
-            lines = [
-                [name, entry.dtype, entry.whole, entry.box.offset, entry.box.shape, entry.first]
-                for name, entry in weights.items()
-            ]
-        options = None if self.options is None else asdict(self.options)
-        return vars(self) | {"weights": lines, "options": options}
-
-    @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Description:
-        """The other way."""
-        weights = None
-        if data["weights"] is not None:
-            weights = {
-                name: DescribedTensor(dtype, tuple(whole), Box(tuple(offset), tuple(shape)), first)
-                for name, dtype, whole, offset, shape, first in data["weights"]
-            }
-        options = None if data["options"] is None else UpdateOptions(**data["options"])
-        return cls(**(data | {"weights": weights, "options": options}))
-
-
-def _gpu_of(weights: Mapping[str, HeldTensor]) -> str:
-    """The GPU on which all of these lie; "" where there is none."""
-    devices = {held.tensor.device for held in weights.values()}
-    if len(devices) != 1 or next(iter(devices)).type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(devices.pop()).uuid)
-
-
-@dataclass(frozen=True)
 class Unit:
     """A part of a tensor that travels in one piece."""
 
     name: str
     dtype: torch.dtype
     box: Box
+    source: PlacedPart | None = None
+    """Where those who take it can read it; None: it is sent."""
 
     @property
     def bytes(self) -> int:
@@ -138,10 +64,12 @@ class WeightBucket:
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """A sender and those receivers that take the same from it, and what."""
+    """A sender and those receivers that take the same from it, and what. They read it where it
+    lies (`is_read`), or it is sent."""
 
     sender: int
     receivers: tuple[int, ...]
+    is_read: bool = False
     buckets: list[WeightBucket] = field(default_factory=list)
 
     @property
@@ -172,6 +100,8 @@ class WeightPlan:
     is_on_gpus: bool = False
     """Whether all ranks hold their weights on one GPU, or each on its own: then they need not pass
     through the CPU's memory."""
+    aliases: dict[int, dict[str, PlacedPart]] = field(default_factory=dict)
+    """For each engine that serves the trainer's memory: what it serves, by name."""
 
     def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
         """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
@@ -226,6 +156,11 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     wanted = {rank: _wanted_boxes(everyone[rank], trainer) for rank in receivers}
     engines = {rank: everyone[rank] for rank in receivers}
     tensors = _compare(trainer, engines, options, differences)
+    aliases = {
+        rank: _plan_aliases(rank, everyone, trainer, wanted.pop(rank), differences)
+        for rank in receivers
+        if everyone[rank].alias
+    }
     if differences:
         raise WeightMismatch(differences_table(differences), differences=differences)
     gpus = {description.gpu for description in everyone}
@@ -233,8 +168,10 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     bucket_bytes = options.bucket_bytes
     if is_on_gpus and not options.convert:  # nothing is packed: a bucket takes no memory
         bucket_bytes = max(bucket_bytes, GPU_BUCKET_BYTES)
-    transfers = _plan_transfers(trainer, tensors, wanted, bucket_bytes, senders)
-    return WeightPlan(options, senders, receivers, tensors, transfers, is_on_gpus=is_on_gpus)
+    transfers = _plan_transfers(everyone, trainer, tensors, wanted, bucket_bytes, senders)
+    return WeightPlan(
+        options, senders, receivers, tensors, transfers, is_on_gpus=is_on_gpus, aliases=aliases
+    )
 
 
 # -- comparing -----------------------------------------------------------------------------------
@@ -361,24 +298,79 @@ def differences_table(differences: Sequence[tuple[str, str, str]]) -> str:
 # -- transfers and buckets ---------------------------------------------------------------------
 
 
+def _placed_part(
+    everyone: Sequence[Description], rank: int, name: str, box: Box, dtype: torch.dtype
+) -> PlacedPart | None:
+    """Where others can read a box of what `rank` holds; None: they cannot, or it is converted."""
+    held = (everyone[rank].weights or {})[name]
+    if held.place is None or torch_dtype(held.dtype) != dtype:
+        return None
+    return PlacedPart(rank, held.place, held.box, box, dtype)
+
+
+def _plan_aliases(
+    rank: int,
+    everyone: Sequence[Description],
+    trainer: Mapping[str, _TrainerTensor],
+    wanted: Mapping[str, Box],
+    differences: list[tuple[str, str, str]],
+) -> dict[str, PlacedPart]:
+    """What an engine serves in the trainer's memory, and what it cannot."""
+    found: dict[str, PlacedPart] = {}
+    for name, box in wanted.items():
+        if name not in trainer or not box.count:
+            continue
+        ours = trainer[name]
+        entry = (everyone[rank].weights or {}).get(name)
+        holders = [
+            holder
+            for piece, ranks in ours.boxes.items()
+            if piece.intersection(box) == box
+            for holder in ranks
+        ]
+        parts = [
+            _placed_part(everyone, holder, name, box, torch_dtype(ours.dtype)) for holder in holders
+        ]
+        part = next((part for part in parts if part is not None), None)
+        why = ""
+        if not holders:
+            why = "it lies on several ranks"
+        elif part is None and all(everyone[holder].gpu for holder in holders):
+            why = "it lies on a GPU, and memory of the CPU alone can be served by others"
+        elif part is None:
+            why = "it is no shared tensor of this group: see unisono.share_module"
+        elif entry is not None and entry.dtype != ours.dtype:
+            why = f"the engine has {entry.dtype}"
+        if part is not None and not why:
+            found[name] = part
+        else:
+            text = tensor_text(ours.dtype, ours.whole)
+            differences.append((name, text, f"rank {rank}: alias=True, but {why}"))
+    return found
+
+
 def _plan_transfers(
+    everyone: Sequence[Description],
     trainer: Mapping[str, _TrainerTensor],
     tensors: Mapping[str, PlannedTensor],
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
     senders: Sequence[int],
 ) -> list[WeightTransfer]:
-    transfers: dict[tuple[int, tuple[int, ...]], WeightTransfer] = {}
+    transfers: dict[tuple[int, tuple[int, ...], bool], WeightTransfer] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
         dtype = tensors[name].dtype
         for piece, holders in ours.boxes.items():
-            sender = min(holders, key=lambda rank: (load[rank], rank))
+            placed = [rank for rank in holders if _placed_part(everyone, rank, name, piece, dtype)]
+            sender = min(placed or holders, key=lambda rank: (load[rank], rank))
             for box, takers in _shared_parts(piece, name, wanted):
                 load[sender] += box.count * dtype.itemsize
-                transfer = transfers.setdefault((sender, takers), WeightTransfer(sender, takers))
+                key = sender, takers, bool(placed)
+                transfer = transfers.setdefault(key, WeightTransfer(*key))
                 for cut in box.split(max(1, bucket_bytes // dtype.itemsize)):
-                    _add_to_last(transfer.buckets, Unit(name, dtype, cut), bucket_bytes)
+                    source = _placed_part(everyone, sender, name, cut, dtype)
+                    _add_to_last(transfer.buckets, Unit(name, dtype, cut, source), bucket_bytes)
     return [transfers[key] for key in sorted(transfers)]
 
 

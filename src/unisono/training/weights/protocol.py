@@ -23,7 +23,8 @@ from unisono.errors import (
     RendezvousError,
     WeightUpdateError,
 )
-from unisono.training.weights.plan import Description, WeightPlan, make_plan
+from unisono.training.weights.description import Description
+from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
 
 _COMMIT, _KEEP = "commit", "keep"
@@ -186,6 +187,8 @@ class UpdateProtocol:
         else:
             new = "" if version < 0 else f" to version {version}"
             what = f"the weights were not updated{new}: every engine keeps what it had"
+        if not self._committed and self._plan is not None and self._plan.aliases:
+            what += ", but those with alias=True, which serve the trainer's memory as it is"
         first, _, rest = why.partition("\n")
         text = f"{what}; {first}" + (". Close the group and join again" if ended else "")
         return WeightUpdateError(

@@ -50,6 +50,25 @@ class Staging:
             self.tensors[name] = old
         self._share_tied(firsts)
 
+    def alias(
+        self,
+        plan: WeightPlan,
+        mine: Mapping[str, HeldTensor] | None,
+        views: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Have `views` of the trainer's memory for every name, instead of memory of our own."""
+        if mine is None:
+            firsts = {name: tensor.first for name, tensor in plan.tensors.items()}
+        else:
+            firsts = {name: first for name, first in tied_names(mine).items() if first in views}
+        empty = {
+            name: torch.empty(plan.tensors[name].whole, dtype=plan.tensors[name].dtype)
+            for name in firsts
+            if firsts[name] == name and name not in views
+        }
+        self.tensors = {**views, **empty}
+        self._share_tied(firsts)
+
     def _share_tied(self, firsts: Mapping[str, str]) -> None:
         self._firsts = firsts
         self.tensors = {name: self.tensors[first] for name, first in firsts.items()}

@@ -3,7 +3,8 @@
 A transfer has a group of its own, of a sender and those receivers that take the same from it. So
 no other sender has to hold what passes, and senders work at the same time. On shared memory a
 bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
-packed, unless a tensor has to be converted or lies on another device.
+packed, unless a tensor has to be converted or lies on another device. Weights that are shared
+tensors are not sent at all: receivers read them where they lie, and say when they have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from unisono.comm.base import Communicator, Work
 from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 from unisono.training.weights.checksum import checksum
 from unisono.training.weights.plan import Unit, WeightBucket, WeightPlan, WeightTransfer
+from unisono.training.weights.reading import MappedWeights
 from unisono.training.weights.shards import HeldTensor
 
 Progress = Callable[[int, int], Any]
@@ -32,6 +34,7 @@ class TransferGroups:
         self._comm = comm
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._packing: list[torch.Tensor] = []
+        self.mapped = MappedWeights(comm)
 
     def names(self) -> list[str]:
         """The groups that this rank has."""
@@ -76,15 +79,16 @@ class TransferGroups:
         transfers = [transfer for transfer in plan.transfers if rank in transfer.members]
         # A receiver serves all transfers at once; a sender has two buffers for what must be packed.
         most = 2 if sends else 2 * len(transfers)
-        sums: dict[tuple[int, ...], list[int]] = {transfer.members: [] for transfer in transfers}
+        sums: dict[int, list[int]] = {id(transfer): [] for transfer in transfers}
         total, done = plan.bytes(rank), 0
-        under_way: deque[tuple[WeightTransfer, int, list[torch.Tensor], Work]] = deque()
+        under_way: deque[tuple[WeightTransfer, int, list[torch.Tensor], Work | None]] = deque()
 
         def finish() -> int:
             transfer, index, tensors, work = under_way.popleft()
-            work.wait()
+            if work is not None:
+                work.wait()
             if plan.options.checksum and not sends:
-                sums[transfer.members].append(checksum(tensors))
+                sums[id(transfer)].append(checksum(tensors))
             moved = done + transfer.buckets[index].bytes
             if progress is not None:
                 progress(moved, total)
@@ -95,19 +99,30 @@ class TransferGroups:
                 done = finish()
             bucket = transfer.buckets[index]
             tensors = [part(unit) for unit in bucket.units]
-            if sends:
-                tensors = list(self._pack(bucket, tensors, device, number % 2))
-            work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
-            assert work is not None
+            work = None
+            if not transfer.is_read:
+                if sends:
+                    tensors = list(self._pack(bucket, tensors, device, number % 2))
+                work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
+            elif not sends:
+                self._read(bucket, tensors)
             under_way.append((transfer, index, tensors, work))
             if plan.options.checksum and sends:
-                sums[transfer.members].append(checksum(tensors))  # while they are under way
+                sums[id(transfer)].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
         self._packing.clear()
+        self.mapped.let_go()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
         return self._find_damage(transfers, sums) if plan.options.checksum else []
+
+    @torch.inference_mode()  # in which tensors of both kinds can be written to
+    def _read(self, bucket: WeightBucket, tensors: list[torch.Tensor]) -> None:
+        """Copy a bucket out of its sender's memory."""
+        for unit, tensor in zip(bucket.units, tensors, strict=True):
+            assert unit.source is not None
+            tensor.copy_(self.mapped.find(unit.source))
 
     def _pack(
         self, bucket: WeightBucket, tensors: list[torch.Tensor], device: torch.device, which: int
@@ -128,12 +143,12 @@ class TransferGroups:
             yield packed.copy_(tensor)
 
     def _find_damage(
-        self, transfers: list[WeightTransfer], sums: dict[tuple[int, ...], list[int]]
+        self, transfers: list[WeightTransfer], sums: Mapping[int, list[int]]
     ) -> list[str]:
         """Compare with the senders' checksums."""
         found = []
         for transfer in transfers:
-            mine = sums[transfer.members]
+            mine = sums[id(transfer)]
             theirs = torch.tensor(mine, dtype=torch.int64, device=device_of(self._comm))
             self._groups[transfer.members].broadcast(theirs, 0)
             for index, (sent, arrived) in enumerate(zip(theirs.tolist(), mine, strict=True)):
