@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +13,7 @@ from unisono import variables
 from unisono.comm.arguments import (
     check_root,
     check_wide_side,
+    is_auto,
 )
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
@@ -21,6 +22,7 @@ from unisono.comm.base import (
     Work,
 )
 from unisono.comm.engine import (
+    TUNED,
     Group,
     OnDevice,
     Operation,
@@ -37,6 +39,7 @@ from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
 from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
 from unisono.comm.shared_memory.allocation import Allocator
+from unisono.comm.shared_memory.auto import AutoChoice
 from unisono.comm.shared_memory.engine_calls import (
     LISTS,
     REDUCTION_NUMBERS,
@@ -47,6 +50,7 @@ from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_tensors import Memory
+from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 
 if TYPE_CHECKING:
@@ -92,6 +96,13 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         self._allocator = Allocator(membership, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
+        tuning = membership.tuning
+        if tuning is not None and tuning.crowded == self._group.is_crowded:
+            self._group.tune(*tuning.sizes)
+        else:  # it was measured with another number of cores
+            tuning = None
+        self.is_tuned = tuning is not None
+        self._auto = AutoChoice(tuning, self.size)
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -129,7 +140,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
-        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        tuning = read_tuning(size, rank)
+        request = JoinRequest(
+            name, rank, size, deadline, open_with(timeout_s), payload, check, tuning
+        )
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
@@ -146,6 +160,18 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def payloads(self) -> tuple[str, ...]:
         """What each rank wanted the others to know when they met."""
         return self._membership.payloads
+
+    @property
+    def tuning(self) -> dict[str, int]:
+        """In what pieces calls move, and from how many bytes on they go another way."""
+        return dict(zip(TUNED, self._group.tuning, strict=True))
+
+    def tune(self, sizes: Mapping[str, int]) -> None:
+        """Change numbers of `tuning`. Every rank does so, alike, between the same two calls.
+
+        Raises ValueError for one that is out of bounds.
+        """
+        self._group.tune(*(self.tuning | dict(sizes)).values())
 
     # -- settings and life ---------------------------------------------------------------------
 
@@ -186,6 +212,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
             Deadline(self.timeout_s),
             open_with(self.timeout_s),
             check=self._raise_if_ended,
+            tuning=read_tuning(len(members), self.rank),
         )
         leader = self._membership.members[members[0]]
         membership = meet_at(leader.address, self._lobby, request)
@@ -297,6 +324,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
                 self._fail(status, Operation.ALL_REDUCE, REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
+        if is_auto(algorithm):
+            algorithm = self._auto.choose("all_reduce", tensor, op, self.allow_reorder)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
         return self._run_in_place(
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
@@ -320,6 +349,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         except ValueError as error:
             self._refuse(Operation.ALL_REDUCE, str(error))
 
+    def _choose(
+        self, algorithm: str | Schedule | None, collective: str, wide: Any, async_op: bool
+    ) -> str | Schedule | None:
+        """The algorithm of another collective; what runs over messages goes on by itself never."""
+        if not is_auto(algorithm):
+            return algorithm
+        if async_op:
+            return None
+        return self._auto.choose(collective, wide, reorder=self.allow_reorder)
+
     def _run_by(self, algorithm: str | Schedule, *call: Any, **more: Any) -> Work | None:
         """The other collectives by an algorithm: over messages, and not in the engine."""
         from unisono.comm.by_algorithm import run_by
@@ -335,6 +374,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "reduce", tensor, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
@@ -350,6 +390,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "broadcast", tensor, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
@@ -364,6 +405,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "all_gather", output, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
         if type(input) in LISTS:
@@ -379,6 +421,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "reduce_scatter", input, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
@@ -417,6 +460,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "all_to_all", input, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
