@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from typing import Any
 
 from unisono import variables
@@ -68,9 +67,9 @@ def table_path() -> str | None:
     chosen = variables.TUNING.read()
     if chosen is not None:
         return chosen or None
-    name = f"{engine.processor_model()} {os.cpu_count()} cores"
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return os.path.join(cache_folder(), "tuning", f"{name}.json")
+    name = f"{engine.processor_model()} {os.cpu_count()} cores".lower()
+    words = "".join(letter if letter.isalnum() else " " for letter in name).split()
+    return os.path.join(cache_folder(), "tuning", "-".join(words) + ".json")
 
 
 def read_tuning(ranks: int, rank: int = 0) -> Tuning | None:
