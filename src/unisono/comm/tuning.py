@@ -134,9 +134,7 @@ def read_document(path: str) -> dict[str, Any]:
 
 def find_group(document: dict[str, Any], ranks: int) -> dict[str, Any] | None:
     """What a table has for groups of so many ranks."""
-    found: list[dict[str, Any]] = [
-        group for group in document["groups"] if group["ranks"] == ranks
-    ]
+    found: list[dict[str, Any]] = [group for group in document["groups"] if group["ranks"] == ranks]
     return found[0] if found else None
 
 

@@ -17,7 +17,7 @@ from unisono.misuse import Misuse
 if TYPE_CHECKING:
     from rich.console import Console
 
-BUDGET_S = 45.0
+BUDGET_S = 40.0
 _MOST_RANKS = 128
 _QUIET_S = 5.0
 """How often somebody who is not at a terminal hears of progress."""
@@ -128,7 +128,7 @@ def _measure(path: str, counts: list[int], budget_s: float) -> dict[str, Any]:
 
                 share_s = budget_s / len(counts)
                 results = launch(rank.measure, ranks, (share_s,), threads=1, on_line=hear)
-                groups.append(results[0])
+                groups += [group for group in results if group is not None]
         merged = document.merge(path, groups)
         document.write(path, merged)
     except KeyboardInterrupt:
@@ -168,7 +168,9 @@ def _summarise(console: Console, group: dict[str, Any]) -> None:
     from unisono.tune import show
 
     console.print(show.heading(group))
-    lines = list(show.numbers(group)) or ["the defaults stay: nothing else was faster in both passes"]
+    lines = list(show.numbers(group)) or [
+        "the defaults stay: nothing else was faster in both passes"
+    ]
     for line in lines:
         console.print(f"  {line}")
     for key, title in (("algorithms", "auto"), ("algorithms_reordered", "auto, allow_reorder")):

@@ -60,11 +60,17 @@ class Times:
 
 
 def is_faster(ratios: Sequence[float], clear: Sequence[bool]) -> bool:
-    """Whether a candidate with these ratios, size by size, is worth having in place of a default."""
+    """Whether a candidate with these ratios, size by size, is worth having."""
     if not ratios:
         return False
-    mean = float(numpy.exp(numpy.mean(numpy.log(ratios))))
-    return mean <= FASTER and max(ratios) <= NO_SLOWER and 2 * sum(clear) >= len(clear)
+    return (
+        mean_ratio(ratios) <= FASTER and max(ratios) <= NO_SLOWER and 2 * sum(clear) >= len(clear)
+    )
+
+
+def mean_ratio(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
+    return float(numpy.exp(numpy.mean(numpy.log(ratios))))
 
 
 class Comparer:
@@ -111,7 +117,7 @@ class Comparer:
         return float(self.control.gather(numpy.array([mine])).max())
 
     def is_over(self, end_s: float) -> bool:
-        """Whether rank 0's clock (`time.perf_counter`) is past `end_s`; every rank hears the same."""
+        """Whether rank 0's clock (`time.perf_counter`) is past `end_s`, on every rank."""
         return bool(self.control.agree(float(time.perf_counter() > end_s)))
 
     def _plan(self, candidate: Candidate) -> tuple[int, int]:

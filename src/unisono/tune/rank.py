@@ -24,7 +24,7 @@ from unisono.plan.order import keeps_rank_order
 from unisono.plan.schedule import Schedule
 from unisono.plan.sizes import format_size
 from unisono.tune.calls import make_call
-from unisono.tune.compare import FASTER, Candidate, Comparer, Times, is_faster
+from unisono.tune.compare import FASTER, Candidate, Comparer, Times, is_faster, mean_ratio
 from unisono.tune.decide import (
     ABOVE,
     BELOW,
@@ -46,7 +46,7 @@ ALGORITHM_SIZES = (16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 _WORTH_A_LOOK = 1.5
 """An algorithm that takes more than so many times as long at first sight is not measured."""
 _SLOWER = 1.05
-_CELLS = 75
+_CELLS = 90
 """About as many comparisons as there are in all, for the time of each."""
 
 
@@ -103,6 +103,7 @@ class _Search:
         defaults = engine.default_tuning(self._ranks, self._crowded)
         self._defaults = dict(zip(engine.TUNED, defaults, strict=True))
         self._tuned = dict(self._defaults)
+        self._tried: dict[str, dict[str, float]] = {}
         room = engine.memory_room() // 8 // self._ranks
         bits = self._comparer.control.agree(float(room.bit_length() - 1))
         self._most_bytes = 1 << max(16, int(bits))
@@ -123,6 +124,7 @@ class _Search:
             "sizes": self._tuned,
             "algorithms": in_order,
             "algorithms_reordered": reordered,
+            "tried": self._tried,
             "measured": rows,
             "disturbed": round(comparer.queued_s / max(comparer.took_s, 1e-9), 3),
         }
@@ -138,9 +140,10 @@ class _Search:
             if self._comparer.is_over(self._end_s):
                 break
             times = {
-                size: self._compare_ways(threshold, size)
-                for size in self._fitting(threshold.sizes)
+                size: self._compare_ways(threshold, size) for size in self._fitting(threshold.sizes)
             }
+            ratios = {str(size): of_size.ratio(ABOVE, BELOW) for size, of_size in times.items()}
+            self._tried[threshold.name] = {size: round(ratios[size], 3) for size in ratios}
             better = find_threshold(times, self._defaults[threshold.name])
             if better is not None:
                 found[threshold.name] = better
@@ -173,11 +176,14 @@ class _Search:
                 size: self._compare_turns(collective, size, others)
                 for size in self._fitting(TURN_SIZES)
             }
+            ratios = {
+                str(turn): mean_ratio([of_size.ratio(str(turn), "") for of_size in times.values()])
+                for turn in others
+            }
+            self._tried[name] = {turn: round(ratios[turn], 3) for turn in ratios}
             better = [turn for turn in others if self._is_better_turn(collective, turn, times)]
             if better:
-                found[name] = min(
-                    better, key=lambda turn: sum(t.ratio(str(turn), "") for t in times.values())
-                )
+                found[name] = min(better, key=lambda turn: ratios[str(turn)])
         return found
 
     def _differ(self, collective: str, turn: int, size: int = TURN_SIZES[-1]) -> bool:
@@ -191,9 +197,8 @@ class _Search:
     def _compare_turns(self, collective: str, size: int, turns: list[int]) -> Times:
         self._say(f"{collective}_turn: {collective} of {format_size(size)}")
         call = make_call(self._comm, collective, size)
-        candidates = [Candidate("", {}, call)]
-        for turn in turns:
-            candidates.append(Candidate(str(turn), {f"{collective}_turn": turn}, call))
+        numbers = {"": {}} | {str(turn): {f"{collective}_turn": turn} for turn in turns}
+        candidates = [Candidate(name, numbers[name], call) for name in numbers]
         return self._comparer.compare(candidates, self._cell_s * len(candidates) / 2)
 
     def _is_better_turn(self, collective: str, turn: int, times: Mapping[int, Times]) -> bool:
@@ -232,7 +237,7 @@ class _Search:
     ) -> dict[tuple[str, int], Times]:
         """By collective and size: the engine's own way and the algorithms that may be faster; in
         the second pass, only those that were."""
-        found = {}
+        found: dict[tuple[str, int], Times] = {}
         for collective in (*COLLECTIVES, "reduce"):
             names = self._algorithms(collective) if before is None else []
             for size in self._fitting(ALGORITHM_SIZES):
@@ -274,7 +279,7 @@ class _Search:
     def _choose_algorithms(
         self, first: Mapping[tuple[str, int], Times], second: Mapping[tuple[str, int], Times]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Steps from algorithm to algorithm, for each collective: in the order of ranks, and any."""
+        """The algorithms of each collective, as the table has them: in the order of ranks, and any."""
         in_order: dict[str, Any] = {}
         reordered: dict[str, Any] = {}
         for chosen, any_order in ((in_order, False), (reordered, True)):

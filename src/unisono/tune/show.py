@@ -11,7 +11,7 @@ from unisono.comm import engine
 from unisono.comm.tuning import ENGINES_OWN
 from unisono.plan.predict import fit
 from unisono.plan.sizes import format_size
-from unisono.tune.ways import COLLECTIVES, way_of
+from unisono.tune.ways import COLLECTIVES, Way, way_of
 from unisono.wording import name_number
 
 SIZES = tuple(1 << power for power in (10, 14, 16, 18, 20, 22, 24))
@@ -100,12 +100,25 @@ def _why(group: Mapping[str, Any], collective: str, size: int, row: Mapping[str,
     if "ratio" in row:
         why = f"{row['ratio']:.2f} of untuned ({untuned})"
     else:
-        why = "default: nothing faster" if row else "default"
+        why = _why_default(group.get("tried", {}), collective, size, untuned)
     for key, title in (("algorithms", "auto"), ("algorithms_reordered", "auto, reordered")):
         name = _algorithm(group.get(key, {}), collective, size)
         if name != ENGINES_OWN:
             why += f"; {title}: {name}{_share(row, name)}"
     return why
+
+
+def _why_default(
+    tried: Mapping[str, Mapping[str, float]], collective: str, size: int, way: Way
+) -> str:
+    """How the ways that were not taken compare with the default."""
+    if way.kind in ("flat", "cut") and str(size) in tried.get("cut_from", {}):
+        return f"default: cut takes {tried['cut_from'][str(size)]:.2f} of flat"
+    others = tried.get(f"{collective}_turn", {})
+    if way.kind == "post" or way.turns == 1 or not others:
+        return "default"
+    listed = ", ".join(f"of {format_size(int(turn))} {others[turn]:.2f}" for turn in others)
+    return f"default: turns {listed} of its time"
 
 
 def _share(row: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""How the engine goes about a call of some size, in words: csrc/collectives.c's arithmetic again."""
+"""How the engine goes about a call of some size, in words: what csrc/collectives.c computes."""
 
 from __future__ import annotations
 
