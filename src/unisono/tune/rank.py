@@ -197,7 +197,8 @@ class _Search:
     def _compare_turns(self, collective: str, size: int, turns: list[int]) -> Times:
         self._say(f"{collective}_turn: {collective} of {format_size(size)}")
         call = make_call(self._comm, collective, size)
-        numbers = {"": {}} | {str(turn): {f"{collective}_turn": turn} for turn in turns}
+        numbers: dict[str, dict[str, int]] = {"": {}}
+        numbers |= {str(turn): {f"{collective}_turn": turn} for turn in turns}
         candidates = [Candidate(name, numbers[name], call) for name in numbers]
         return self._comparer.compare(candidates, self._cell_s * len(candidates) / 2)
 
@@ -279,7 +280,7 @@ class _Search:
     def _choose_algorithms(
         self, first: Mapping[tuple[str, int], Times], second: Mapping[tuple[str, int], Times]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The algorithms of each collective, as the table has them: in the order of ranks, and any."""
+        """The algorithms of each collective, as the table has them: in rank order, and in any."""
         in_order: dict[str, Any] = {}
         reordered: dict[str, Any] = {}
         for chosen, any_order in ((in_order, False), (reordered, True)):
