@@ -14,10 +14,10 @@ import torch
 
 from tuning_tables import LARGE, SMALL, table, write_table
 from unisono import Communicator, PremulSum
+from unisono.bench.ways import COLLECTIVES, way_of
 from unisono.comm import engine, tuning
 from unisono.comm.compiled_schedules import algorithm_mark
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.tune.ways import COLLECTIVES, way_of
 
 ROOT = 4  # what stands there in a post
 
@@ -38,7 +38,7 @@ def tuned_group(
     comm: Communicator, folder: Path, patch: pytest.MonkeyPatch, sizes: dict[str, int], **more: Any
 ) -> SharedMemoryCommunicator:
     """A group of all ranks, each of which has a table of its own that says the same."""
-    crowded = split(comm)._group.is_crowded
+    crowded = split(comm).is_crowded
     document = table(comm.size, crowded, sizes, **more)
     patch.setenv("UNISONO_TUNING", write_table(folder, document))
     return split(comm, "tuned")
@@ -55,7 +55,7 @@ def test_a_group_uses_the_table_that_all_ranks_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain = split(comm)
-    defaults = engine.default_tuning(comm.size, plain._group.is_crowded)
+    defaults = engine.default_tuning(comm.size, plain.is_crowded)
     assert tuple(plain.tuning.values()) == defaults
     assert not plain.is_tuned
     tuned = tuned_group(comm, tmp_path, monkeypatch, SMALL)
@@ -73,7 +73,7 @@ def test_ranks_with_different_tables_use_none_and_rank_0_says_so_once(
     caplog: pytest.LogCaptureFixture,
     other: str,
 ) -> None:
-    crowded = split(comm)._group.is_crowded
+    crowded = split(comm).is_crowded
     path = write_table(tmp_path, table(comm.size, crowded, SMALL))
     if comm.rank == comm.size - 1:
         different = {
@@ -102,7 +102,7 @@ def test_ranks_with_different_tables_use_none_and_rank_0_says_so_once(
 def test_a_table_for_another_number_of_cores_is_not_used(
     comm: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crowded = split(comm)._group.is_crowded
+    crowded = split(comm).is_crowded
     path = write_table(tmp_path, table(comm.size, not crowded, SMALL))
     monkeypatch.setenv("UNISONO_TUNING", path)
     group = split(comm)

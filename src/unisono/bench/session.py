@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from unisono.bench import machine
-from unisono.bench.connect import connect, process_as_it_was
+from unisono.bench.connect import connect, describe_tuning, process_as_it_was
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
 from unisono.bench.measurer import Measurer
@@ -45,6 +45,7 @@ def run_rank(
     connected = connect(meeting, settings)
     limit = connected.link_limit
     facts = machine.machine() | ({} if limit is None else limit.facts())
+    facts |= describe_tuning(connected.control.comm)
     emit(
         "begin",
         machine=facts,

@@ -7,7 +7,6 @@ From the question to the answer:
     compare     candidates by turns on the same group, and when one counts as faster
     calls       what is timed: a collective of some size, on memory of its own
     decide      from times to numbers: thresholds, and from which size on which algorithm
-    ways        how the engine goes about a call, in words
     document    the table as it is kept in the user's cache folder
     show        the table for people
 """

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.bench.control import Control
+from unisono.bench.ways import COLLECTIVES, ways_differ
 from unisono.comm import engine
 from unisono.comm.compiled_schedules import schedule_for
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -33,7 +34,6 @@ from unisono.tune.decide import (
     find_threshold,
     is_better_threshold,
 )
-from unisono.tune.ways import COLLECTIVES, way_of
 
 MARK = "\x1eunisono-tune "
 """Begins the lines in which rank 0 tells the process that started it what is being measured."""
@@ -99,9 +99,7 @@ class _Search:
         self._ranks = comparer.comm.size
         self._cell_s = budget_s / _CELLS
         self._end_s = time.perf_counter() + budget_s
-        self._crowded = comparer.comm._group.is_crowded
-        defaults = engine.default_tuning(self._ranks, self._crowded)
-        self._defaults = dict(zip(engine.TUNED, defaults, strict=True))
+        self._defaults = comparer.comm.default_tuning
         self._tuned = dict(self._defaults)
         self._tried: dict[str, dict[str, float]] = {}
         room = engine.memory_room() // 8 // self._ranks
@@ -120,7 +118,7 @@ class _Search:
         comparer = self._comparer
         return {
             "ranks": self._ranks,
-            "crowded": self._crowded,
+            "crowded": self._comm.is_crowded,
             "sizes": self._tuned,
             "algorithms": in_order,
             "algorithms_reordered": reordered,
@@ -171,7 +169,9 @@ class _Search:
             if self._comparer.is_over(self._end_s):
                 break
             name = f"{collective}_turn"
-            others = [turn for turn in TURNS if self._differ(collective, turn)]
+            others = [
+                turn for turn in TURNS if self._differ(collective, TURN_SIZES[-1], {name: turn})
+            ]
             times = {
                 size: self._compare_turns(collective, size, others)
                 for size in self._fitting(TURN_SIZES)
@@ -186,13 +186,10 @@ class _Search:
                 found[name] = min(better, key=lambda turn: ratios[str(turn)])
         return found
 
-    def _differ(self, collective: str, turn: int, size: int = TURN_SIZES[-1]) -> bool:
-        """Whether such turns are other ones than the default's."""
-        other = self._defaults | {f"{collective}_turn": turn}
-        return self._way(collective, size, other) != self._way(collective, size, self._defaults)
-
-    def _way(self, collective: str, size: int, sizes: Mapping[str, int]) -> object:
-        return way_of(collective, size, self._ranks, sizes)
+    def _differ(self, collective: str, size: int, changed: Mapping[str, int]) -> bool:
+        """Whether numbers other than the defaults make a difference to calls of this size."""
+        other = self._defaults | dict(changed)
+        return ways_differ(collective, size, self._ranks, other, self._defaults)
 
     def _compare_turns(self, collective: str, size: int, turns: list[int]) -> Times:
         self._say(f"{collective}_turn: {collective} of {format_size(size)}")
@@ -203,7 +200,8 @@ class _Search:
         return self._comparer.compare(candidates, self._cell_s * len(candidates) / 2)
 
     def _is_better_turn(self, collective: str, turn: int, times: Mapping[int, Times]) -> bool:
-        differing = [times[size] for size in times if self._differ(collective, turn, size)]
+        changed = {f"{collective}_turn": turn}
+        differing = [times[size] for size in times if self._differ(collective, size, changed)]
         ratios = [of_size.ratio(str(turn), "") for of_size in differing]
         return is_faster(ratios, [of_size.is_clear(str(turn), "") for of_size in differing])
 
@@ -325,7 +323,7 @@ class _Search:
         return [
             name
             for name in (f"{collective}_turn", "cut_from", "bypass_from")
-            if self._tuned[name] != self._defaults[name] and self._touches(name, collective, size)
+            if self._differ(collective, size, {name: self._tuned[name]})
         ]
 
     def _row(self, collective: str, size: int, algorithms: Times | None) -> dict[str, Any]:
@@ -348,13 +346,6 @@ class _Search:
             others = {name: us for name in algorithms.blocks_us if (us := algorithms.us(name))}
             row["by_algorithm_us"] = {name: round(us, 2) for name, us in others.items()}
         return row
-
-    def _touches(self, name: str, collective: str, size: int) -> bool:
-        """Whether a number that was changed matters to calls of this size."""
-        if name == "bypass_from":
-            return bool(differing_sizes([size], self._defaults[name], self._tuned[name]))
-        changed = self._defaults | {name: self._tuned[name]}
-        return self._way(collective, size, changed) != self._way(collective, size, self._defaults)
 
 
 def _faster(times: Times | None) -> list[str]:

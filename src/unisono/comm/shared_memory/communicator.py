@@ -27,6 +27,7 @@ from unisono.comm.engine import (
     OnDevice,
     Operation,
     Status,
+    default_tuning,
     engine_ns,
     open_group,
     work_types,
@@ -165,6 +166,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def tuning(self) -> dict[str, int]:
         """In what pieces calls move, and from how many bytes on they go another way."""
         return dict(zip(TUNED, self._group.tuning, strict=True))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the group has more ranks than cores."""
+        return self._group.is_crowded
+
+    @property
+    def default_tuning(self) -> dict[str, int]:
+        """What `tuning` is where there is no table."""
+        return dict(zip(TUNED, default_tuning(self.size, self._group.is_crowded), strict=True))
 
     def tune(self, sizes: Mapping[str, int]) -> None:
         """Change numbers of `tuning`. Every rank does so, alike, between the same two calls.

@@ -55,6 +55,15 @@ def way_of(collective: str, size_bytes: int, ranks: int, sizes: Mapping[str, int
     return way
 
 
+def ways_differ(
+    collective: str, size_bytes: int, ranks: int, one: Mapping[str, int], other: Mapping[str, int]
+) -> bool:
+    """Whether two tunings make a difference to calls of this size."""
+    past_cache = [size_bytes >= sizes["bypass_from"] for sizes in (one, other)]
+    ways = [way_of(collective, size_bytes, ranks, sizes) for sizes in (one, other)]
+    return past_cache[0] != past_cache[1] or ways[0] != ways[1]
+
+
 def _fits_post(parts: int, part_bytes: int) -> bool:
     return parts * (-(-part_bytes // 16) * 16) <= _POST_BYTES
 
