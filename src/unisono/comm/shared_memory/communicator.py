@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,12 +22,10 @@ from unisono.comm.base import (
     Work,
 )
 from unisono.comm.engine import (
-    TUNED,
     Group,
     OnDevice,
     Operation,
     Status,
-    default_tuning,
     engine_ns,
     open_group,
     work_types,
@@ -40,7 +38,6 @@ from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
 from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
 from unisono.comm.shared_memory.allocation import Allocator
-from unisono.comm.shared_memory.auto import AutoChoice
 from unisono.comm.shared_memory.engine_calls import (
     LISTS,
     REDUCTION_NUMBERS,
@@ -50,6 +47,7 @@ from unisono.comm.shared_memory.engine_calls import (
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
+from unisono.comm.shared_memory.tuned_group import TunedGroup
 from unisono.comm.shared_tensors import Memory
 from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
@@ -68,7 +66,7 @@ for _kind in work_types():
     Work.register(_kind)
 
 
-class SharedMemoryCommunicator(EngineCalls, EngineMessages):
+class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
@@ -97,13 +95,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         self._allocator = Allocator(membership, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
-        tuning = membership.tuning
-        if tuning is not None and tuning.crowded == self._group.is_crowded:
-            self._group.tune(*tuning.sizes)
-        else:  # it was measured with another number of cores
-            tuning = None
-        self.is_tuned = tuning is not None
-        self._auto = AutoChoice(tuning, self.size)
+        self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -161,28 +153,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def payloads(self) -> tuple[str, ...]:
         """What each rank wanted the others to know when they met."""
         return self._membership.payloads
-
-    @property
-    def tuning(self) -> dict[str, int]:
-        """In what pieces calls move, and from how many bytes on they go another way."""
-        return dict(zip(TUNED, self._group.tuning, strict=True))
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether the group has more ranks than cores."""
-        return self._group.is_crowded
-
-    @property
-    def default_tuning(self) -> dict[str, int]:
-        """What `tuning` is where there is no table."""
-        return dict(zip(TUNED, default_tuning(self.size, self._group.is_crowded), strict=True))
-
-    def tune(self, sizes: Mapping[str, int]) -> None:
-        """Change numbers of `tuning`. Every rank does so, alike, between the same two calls.
-
-        Raises ValueError for one that is out of bounds.
-        """
-        self._group.tune(*(self.tuning | dict(sizes)).values())
 
     # -- settings and life ---------------------------------------------------------------------
 
@@ -359,16 +329,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
             self._refuse(Operation.ALL_REDUCE, str(error), kind)
         except ValueError as error:
             self._refuse(Operation.ALL_REDUCE, str(error))
-
-    def _choose(
-        self, algorithm: str | Schedule | None, collective: str, wide: Any, async_op: bool
-    ) -> str | Schedule | None:
-        """The algorithm of another collective; what runs over messages goes on by itself never."""
-        if not is_auto(algorithm):
-            return algorithm
-        if async_op:
-            return None
-        return self._auto.choose(collective, wide, reorder=self.allow_reorder)
 
     def _run_by(self, algorithm: str | Schedule, *call: Any, **more: Any) -> Work | None:
         """The other collectives by an algorithm: over messages, and not in the engine."""
