@@ -27,10 +27,6 @@ static const place *places_of(const execution *x, int rank) {
 
 /* -- before the meeting -------------------------------------------------------------------------- */
 
-/* From how many bytes on reading a peer's memory, and waiting until it was read, costs less than
- * what goes through slots. Where cores are few, waiting costs more. */
-static size_t direct_from_bytes(const un_group *g) { return g->crowded ? 64 * 1024 : 4 * 1024; }
-
 /* What we give; of several parts, the largest. */
 static size_t given_bytes(const execution *x) {
     un_operation o = x->call->operation;
@@ -88,7 +84,7 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
-    size_t least = direct_from_bytes(g);
+    size_t least = g->tuning.direct_from;
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&

@@ -105,23 +105,26 @@ static un_status put(execution *x, const un_move *m, span s) {
     return UN_OK;
 }
 
-/* Combine bytes of `own` with others, or with none, into our output. */
+/* Combine bytes of `own` with others, or with none, into our output; `behind`: those come first. So
+ * the order of two ranks is that of the engine's own way, in which even a NaN has the same bits. */
 static void combine(const execution *x, reducer r, const un_stream *own, size_t offset,
-                    const char *other, size_t bytes, double factor) {
+                    const char *other, bool behind, size_t bytes, double factor) {
     if (!bytes) return;
     const un_stream *out = x->call->output;
     char *to = stream_direct(out, offset, bytes);
     const char *from = own == out ? to : stream_direct(own, offset, bytes);
     if (to && from) {
-        r.run(to, (const void *[]){from, other}, other ? 2 : 1, bytes / r.unit, factor);
+        const void *both[] = {behind ? other : from, behind ? from : other};
+        r.run(to, both, other ? 2 : 1, bytes / r.unit, factor);
         return;
     }
     _Alignas(64) char bounce[BOUNCE_BYTES];
     for (size_t done = 0, part; done < bytes; done += part) {
         part = least(bytes - done, sizeof bounce);
         stream_read(bounce, own, offset + done, part);
-        r.run(bounce, (const void *[]){bounce, other ? other + done : NULL}, other ? 2 : 1,
-              part / r.unit, factor);
+        const void *theirs = other ? other + done : NULL;
+        const void *both[] = {behind ? theirs : bounce, behind ? bounce : theirs};
+        r.run(bounce, both, other ? 2 : 1, part / r.unit, factor);
         stream_write(out, offset + done, bounce, part, false);
     }
 }
@@ -139,7 +142,8 @@ static un_status take(execution *x, const un_move *m, span s) {
         if (m->action == UN_COPY)
             stream_write(x->call->output, s.offset + done, t->ring + inside, part, false);
         else
-            combine(x, x->reducer, x->call->output, s.offset + done, t->ring + inside, part, 1);
+            combine(x, x->reducer, x->call->output, s.offset + done, t->ring + inside,
+                    peer < g->rank, part, 1);
         *read += part;
         publish(g, &t->read, *read);
     }
@@ -151,17 +155,17 @@ static void begin_slice(execution *x, size_t slice) {
     const un_call *call = x->call;
     span s = slice_of(x, slice);
     if (call->reduction == UN_PREMUL_SUM)
-        combine(x, find_reducer(call->dtype, UN_PREMUL_SUM), call->input, s.offset, NULL, s.bytes,
-                call->factor);
+        combine(x, find_reducer(call->dtype, UN_PREMUL_SUM), call->input, s.offset, NULL, false,
+                s.bytes, call->factor);
     else if (call->input != call->output) /* the sum of one is a copy of it */
-        combine(x, x->reducer, call->input, s.offset, NULL, s.bytes, 1);
+        combine(x, x->reducer, call->input, s.offset, NULL, false, s.bytes, 1);
 }
 
 static void end_slice(execution *x, size_t slice) {
     span s = slice_of(x, slice);
     if (un_averages(x->call->reduction))
         combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset,
-                NULL, s.bytes, x->g->ranks);
+                NULL, false, s.bytes, x->g->ranks);
 }
 
 /* All moves of round `round` in one direction. */

@@ -153,6 +153,15 @@ def _file(text: str) -> str:
     return text
 
 
+def _tuning(text: str) -> str:
+    """A table's path; "" for none at all."""
+    if _SWITCH.get(text.lower()) is False:
+        return ""
+    if os.path.isdir(text):
+        raise ValueError("must be off, or a table that `unisono tune` has written")
+    return os.path.abspath(text)
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -186,7 +195,8 @@ REPLACE = Variable(
 )
 ALGO = Variable(
     "UNISONO_ALGO",
-    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case",
+    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case; "
+    "auto: the one that `unisono tune` found fastest",
     str.strip,
     worth_knowing=True,
 )
@@ -241,8 +251,15 @@ TRACE = Variable(
 )
 CACHE = Variable(
     "UNISONO_CACHE",
-    "where `unisono bench` keeps models of its runs; else ~/.cache/unisono",
+    "where `unisono tune` keeps its table and `unisono bench` models of its runs; else "
+    "~/.cache/unisono",
     _folder,
+)
+TUNING = Variable(
+    "UNISONO_TUNING",
+    "off: groups leave the table of `unisono tune` alone; or the path of another one",
+    _tuning,
+    worth_knowing=True,
 )
 RECORD_KEEPER = Variable(
     "UNISONO_RECORD_KEEPER",

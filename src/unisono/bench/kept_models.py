@@ -6,22 +6,19 @@ enough sizes of something replaces what an earlier run left of it.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import logging
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import unisono
-from unisono import variables
 from unisono.bench import machine
 from unisono.bench.collectives import COLLECTIVES
 from unisono.bench.results import Row
 from unisono.bench.settings import BenchSettings
+from unisono.cache import cache_folder, write_whole
 from unisono.plan.predict import CostModel, fit
 
 SCHEMA = "unisono-bench-models/1"
@@ -31,17 +28,6 @@ BEYOND = 4
 """How many times smaller or larger a size may be than those that were measured."""
 
 _log = logging.getLogger("unisono")
-
-
-def cache_folder() -> Path:
-    """Where unisono keeps what can be measured again: UNISONO_CACHE, $XDG_CACHE_HOME/unisono or
-    ~/.cache/unisono."""
-    chosen = variables.CACHE.read()
-    if chosen is not None:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return home / "unisono"
 
 
 class KeptModels:
@@ -55,7 +41,7 @@ class KeptModels:
             f"-{hosts}-hosts" if hosts > 1 else ""
         )
         name += "" if settings.device == "cpu" else f"-{settings.device}"
-        self.path = cache_folder() / "bench" / f"{name}.json"
+        self.path = Path(cache_folder()) / "bench" / f"{name}.json"
         self._series = self._read()
 
     def model(self, row: Row) -> tuple[CostModel, str] | None:
@@ -119,12 +105,7 @@ class KeptModels:
 
     def _write(self, series: dict[str, Any]) -> None:
         document = {"schema": SCHEMA, "machine": self._machine, "series": series}
-        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(document, indent=1) + "\n")
-            draft.replace(self.path)
+            write_whole(str(self.path), json.dumps(document, indent=1) + "\n")
         except OSError as error:  # a home that cannot be written is no reason to fail
             _log.info("unisono: models are not kept in %s: %s", self.path, error)
-            with contextlib.suppress(OSError):
-                draft.unlink()

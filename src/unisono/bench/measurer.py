@@ -106,7 +106,7 @@ class Measurer:
         self.crowded = crowded
         """Whether there are more ranks than cores."""
         self.link_limit = link_limit
-        self._clock = _Clock()
+        self._clock = QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
     def check(self, case: Case) -> dict[str, int]:
@@ -322,7 +322,7 @@ def _participants(case: Case, samples: _Samples) -> _Samples:
     return _Samples(samples.begin_s[ranks], samples.end_s[ranks], samples.queued_s[ranks])
 
 
-class _Clock:
+class QueueClock:
     """How long this thread was ready to run and had no core."""
 
     def __init__(self) -> None:

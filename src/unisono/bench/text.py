@@ -131,7 +131,8 @@ def about(run: Run) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
-        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}{_about_hosts(facts)}"
+        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}"
+        f"{'; tuned by unisono tune' if facts.get('tuning') else ''}{_about_hosts(facts)}"
     )
 
 

@@ -27,6 +27,12 @@ LISTS = (list, tuple)
 _NAMES: dict[str, str] = {"mean": "avg", **{name: name for name in REDUCTIONS}}
 
 
+def is_auto(algorithm: object) -> bool:
+    """Whether the choice of an algorithm is left to what `unisono tune` measured; where it measured
+    nothing, that is the implementation's own way."""
+    return isinstance(algorithm, str) and algorithm.casefold() == "auto"
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 

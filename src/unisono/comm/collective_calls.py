@@ -66,6 +66,7 @@ class Collectives(ABC):
         `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
         a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
         own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
+        "auto" takes what `unisono tune` found fastest, without other bits: docs/tuning.md.
 
         Raises TypeError for an `op` that has no meaning for the dtype (the average of integers),
         ValueError for one that nobody knows, an unknown `algorithm`, or tensors that share memory.
@@ -122,8 +123,8 @@ class Collectives(ABC):
         untouched. With `async_op` a Work is returned at once.
 
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
-        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
-        messages: parts of a wide side must then have one size, and `async_op` is refused.
+        a Schedule, the same on all ranks, or "auto"; None is the implementation's own. A named one
+        runs over messages: parts of a wide side must then have one size, and `async_op` is refused.
 
         Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
 

@@ -114,6 +114,8 @@ class Group(Protocol):
     calls: int
     descriptor: int
     timeout_ns: int
+    tuning: tuple[int, ...]
+    is_crowded: bool
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
     def run(self, *call: Any) -> int: ...
@@ -130,6 +132,7 @@ class Group(Protocol):
     def progress(self, rank: int) -> int: ...
     def pair_bytes(self, rank: int, call: int) -> list[int]: ...
     def set_eager(self, size_bytes: int) -> None: ...
+    def tune(self, *bytes: int) -> None: ...
     def barrier(self) -> int: ...
     def refuse(self, operation: int) -> int: ...
     def abort(self, reason: str) -> None: ...
@@ -167,6 +170,30 @@ def layout_version() -> int:
 def cpu_quota() -> int:
     """How many cores the cgroup's CPU quota pays for (a very large number: no quota)."""
     return int(_module().cpu_quota())
+
+
+TUNED = (
+    "cut_from",
+    "direct_from",
+    "bypass_from",
+    "all_reduce_turn",
+    "broadcast_turn",
+    "all_gather_turn",
+    "reduce_scatter_turn",
+    "all_to_all_turn",
+)
+"""What the numbers of a group's `tuning` are, in their order: csrc/unisono.h's un_tuning."""
+
+
+def default_tuning(ranks: int, crowded: bool) -> tuple[int, ...]:
+    """The tuning of a group of so many ranks which nobody has tuned; `crowded`: on fewer cores."""
+    tuning: tuple[int, ...] = _module().default_tuning(ranks, crowded)
+    return tuning
+
+
+def processor_model() -> str:
+    """What tells this processor's model from others: a name, or a number."""
+    return str(_module().processor_model()).strip()
 
 
 def memory_room() -> int:

@@ -12,7 +12,7 @@ import torch
 
 from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.arguments import LISTS, check_own_part, check_root
+from unisono.comm.arguments import LISTS, check_own_part, check_root, is_auto
 from unisono.comm.base import Op, PremulSum, Tensor, Tensors, Work, count, dtype_name
 from unisono.comm.by_algorithm import run_by
 from unisono.comm.row_group import RowGroup, Rows, WideSide
@@ -95,7 +95,7 @@ class RowCollectives(RowGroup):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         algorithm = algorithm or variables.ALGO.read()
-        if algorithm:
+        if algorithm and not is_auto(algorithm):
             return run_by(algorithm, self, "all_reduce", tensor, None, 0, op, async_op)
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
@@ -108,7 +108,7 @@ class RowCollectives(RowGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "reduce", tensor, None, root, op, async_op)
         self._checked("reduce", check_root, root, self.size)
         return self._reduce("reduce", tensor, root, op, async_op)
@@ -142,7 +142,7 @@ class RowCollectives(RowGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "broadcast", tensor, None, root, async_op=async_op)
         self._checked("broadcast", check_root, root, self.size)
         tensors = self._tensors("broadcast", tensor, True)
@@ -173,7 +173,7 @@ class RowCollectives(RowGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "all_gather", output, input, async_op=async_op)
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
@@ -213,7 +213,7 @@ class RowCollectives(RowGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "reduce_scatter", output, input, 0, op, async_op)
         what = "reduce_scatter"
         narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
@@ -276,7 +276,7 @@ class RowCollectives(RowGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "all_to_all", output, input, async_op=async_op)
         to = WideSide(self, "all_to_all", output, True)
         source = WideSide(self, "all_to_all", input, False)

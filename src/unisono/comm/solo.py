@@ -17,6 +17,7 @@ from unisono.comm.arguments import (
     check_root,
     check_tensor,
     check_wide_side,
+    is_auto,
 )
 from unisono.comm.arithmetic import scale
 from unisono.comm.base import (
@@ -68,7 +69,7 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         algorithm = algorithm or self._algorithm
-        if algorithm:
+        if algorithm and not is_auto(algorithm):
             self._check_algorithm("all_reduce", algorithm)
         return self._reduce("all_reduce", tensor, op, async_op)
 
@@ -81,7 +82,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("reduce", algorithm, async_op)
         self._checked("reduce", check_root, root, 1)
         return self._reduce("reduce", tensor, op, async_op)
@@ -94,7 +95,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("broadcast", algorithm, async_op)
         self._checked("broadcast", check_root, root, 1)
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
@@ -108,7 +109,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("all_gather", algorithm, async_op)
         return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
@@ -121,7 +122,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("reduce_scatter", algorithm, async_op)
         self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
@@ -147,7 +148,7 @@ class SoloCommunicator(Communicator):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        if algorithm is not None:
+        if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("all_to_all", algorithm, async_op)
         return self._copy("all_to_all", output, input, async_op)
 

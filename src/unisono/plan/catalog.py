@@ -86,7 +86,7 @@ def algorithm(
 
     From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it, as `name` of
     `collective`. `steps`, `sends`, `source`, `most_ranks` and `only_planned` are what `Algorithm`
-    says of it. Raises ValueError if there is no such collective, or another algorithm has the name.
+    says of it. Raises ValueError if there is no such collective, or the name is not free.
 
     >>> from unisono import plan
     >>> @plan.algorithm("broadcast", "one_by_one", steps="n - 1")
@@ -98,6 +98,9 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
+
+    if name.casefold() in ("auto", "engine"):
+        raise ValueError(f"{name!r} is not free: it leaves the choice to unisono")
 
     def register(make: Builder) -> Builder:
         _load_ours()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from unisono.comm.engine import Group
 from unisono.comm.rendezvous.announcements import Announcement
 from unisono.comm.rendezvous.unix_socket import Deadline, TooFewDescriptors, descriptors_needed
+from unisono.comm.tuning import Tuning
 
 
 class JoinRequest:
@@ -19,7 +20,8 @@ class JoinRequest:
     group's segment.
 
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended.
+    wait for any more: the parent group has ended. `tuning` is what this rank would tune the group
+    by.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class JoinRequest:
         open: Callable[[int, int, int, int], Group],
         payload: str = "",
         check: Callable[[], None] = lambda: None,
+        tuning: Tuning | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
+        self.tuning = tuning
         self.deadline = deadline
         self.open = open
         self.payload = payload
@@ -41,7 +45,7 @@ class JoinRequest:
 
 class Membership:
     """What one rank has once the group is made. `payloads` is what each rank wanted the others to
-    know."""
+    know; `tuning` what all of them tune the group by, if they brought the same."""
 
     def __init__(
         self,
@@ -51,8 +55,10 @@ class Membership:
         group: Group,
         members: tuple[Member, ...],
         payloads: tuple[str, ...] = (),
+        tuning: Tuning | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
+        self.tuning = tuning
         self.group = group
         self.members = members
         self.payloads = payloads

@@ -3,6 +3,8 @@
 communicator.py          the Communicator
 engine_calls.py          its part that brings collectives to the engine
 messages.py              its part that is point to point
+tuned_group.py           its part that the table of `unisono tune` is for
+auto.py                  which algorithm "auto" is
 allocation.py            memory that all ranks have mapped, for shared tensors
 gpu_tensors.py           its way to tensors of a GPU
 dtypes.py                lists of several dtypes as lists of one each

@@ -13,6 +13,7 @@ from unisono import variables
 from unisono.comm.arguments import (
     check_root,
     check_wide_side,
+    is_auto,
 )
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
@@ -46,7 +47,9 @@ from unisono.comm.shared_memory.engine_calls import (
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
+from unisono.comm.shared_memory.tuned_group import TunedGroup
 from unisono.comm.shared_tensors import Memory
+from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ for _kind in work_types():
     Work.register(_kind)
 
 
-class SharedMemoryCommunicator(EngineCalls, EngineMessages):
+class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
@@ -92,6 +95,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         self._allocator = Allocator(membership, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
+        self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -129,7 +133,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
-        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        tuning = read_tuning(size, rank)
+        request = JoinRequest(
+            name, rank, size, deadline, open_with(timeout_s), payload, check, tuning
+        )
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
@@ -186,6 +193,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
             Deadline(self.timeout_s),
             open_with(self.timeout_s),
             check=self._raise_if_ended,
+            tuning=read_tuning(len(members), self.rank),
         )
         leader = self._membership.members[members[0]]
         membership = meet_at(leader.address, self._lobby, request)
@@ -303,6 +311,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
                 self._fail(status, Operation.ALL_REDUCE, REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
+        if is_auto(algorithm):
+            algorithm = self._auto.choose("all_reduce", tensor, op, self.allow_reorder)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
         return self._run_in_place(
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
@@ -341,6 +351,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "reduce", tensor, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
@@ -356,6 +367,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "broadcast", tensor, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
@@ -370,6 +382,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "all_gather", output, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
         if type(input) in LISTS:
@@ -385,6 +398,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "reduce_scatter", input, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
@@ -423,6 +437,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
+        algorithm = self._choose(algorithm, "all_to_all", input, async_op)
         if algorithm is not None:
             return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
