@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.comm.shared_memory.records import read_process
+from unisono.training import share_ddp_buckets
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -288,3 +289,38 @@ def test_compiled(process_group: Any) -> None:
     model = Net()
     learn(torch.compile(DistributedDataParallel(model)))
     assert_learned(model, learned_alone())
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("options", [PLAIN, {"gradient_as_bucket_view": True}])
+def test_buckets_in_shared_memory(process_group: Any, options: dict[str, Any]) -> None:
+    comm = process_group.comm
+    reduced: list[bool] = []  # whether each large all_reduce was of shared memory
+    original = comm.all_reduce
+
+    def all_reduce(tensor: Any, *more: Any, **named: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and tensor.nbytes > 1000:
+            reduced.append(comm.is_shared(tensor))
+        return original(tensor, *more, **named)
+
+    def learn(share: bool) -> dict[str, torch.Tensor]:
+        model = DistributedDataParallel(Net(), **MANY_BUCKETS, **options)
+        if share:
+            share_ddp_buckets(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for inputs, targets in batches():
+            optimizer.zero_grad()
+            (model(mine(inputs)) - mine(targets)).square().mean().backward()
+            optimizer.step()
+        return dict(model.module.state_dict())
+
+    usual = learn(share=False)
+    comm.all_reduce = all_reduce
+    shared = learn(share=True)
+    del comm.all_reduce
+    assert len(reduced) >= STEPS
+    assert all(reduced)
+    for name, tensor in usual.items():
+        assert torch.equal(tensor, shared[name]), name
+    with pytest.raises(TypeError, match="Net is no DistributedDataParallel"):
+        share_ddp_buckets(Net())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -95,6 +95,95 @@ def test_fully_shard(process_group: Any) -> None:
     assert isinstance(model.up.weight, DTensor)
     assert model.up.weight.to_local().numel() < model.up.weight.numel()
     assert_learned(model)
+
+
+def mappings() -> int:
+    """How many mappings of nameless memory this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:unisono")
+
+
+def learn_by_fsdp(process_group: Any, shared: bool, watch: Any) -> dict[str, torch.Tensor]:
+    """The weights of a model of four equal layers after some steps."""
+    torch.manual_seed(5)
+    model: Any = torch.nn.Sequential(*(torch.nn.Linear(160, 160) for _ in range(4)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    if shared:
+        for module in (model, *model):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(4):
+        inputs = torch.randn(
+            8, 160, generator=torch.Generator().manual_seed(step + dist.get_rank())
+        )
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        watch(step)
+    return whole(model.state_dict())
+
+
+@pytest.mark.ranks([2, 3])
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_allocate_memory_from_process_group_for_comm"),
+    reason="this torch allocates FSDP2's buffers itself",
+)
+def test_fully_shard_has_its_buffers_in_shared_memory(process_group: Any) -> None:
+    comm = process_group.comm
+    gathered: list[bool] = []  # whether the input of each all_gather was shared
+    blocks: list[int] = []  # after each step
+    original = comm.all_gather  # as `dist` calls it
+
+    def all_gather(output: Any, given: Any, **more: Any) -> Any:
+        if isinstance(given, torch.Tensor) and given.nbytes >= 16 * 1024:
+            gathered.append(comm.is_shared(given))
+        return original(output, given, **more)
+
+    comm.all_gather = all_gather
+    shared = learn_by_fsdp(process_group, True, lambda step: blocks.append(mappings()))
+    assert gathered
+    assert all(gathered)
+    gathered.clear()
+    assert blocks[1:] == blocks[1:2] * 3  # used again
+    usual = learn_by_fsdp(process_group, False, lambda step: None)
+    assert not any(gathered)
+    for name, tensor in usual.items():
+        assert torch.equal(tensor, shared[name]), name
+    del comm.all_gather
+
+
+@pytest.mark.ranks(2)
+def test_buffers_are_used_again_when_nobody_looks_at_them(process_group: Any) -> None:
+    comm = process_group.comm
+    cpu = torch.device("cpu")
+    assert process_group.supports_tensor_alloc(cpu)
+    assert not process_group.supports_tensor_alloc(torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="no memory on meta"):
+        process_group.allocate_tensor(8, dtype=torch.uint8, device=torch.device("meta"))
+
+    def ask(count: int = 100_000) -> torch.Tensor:
+        made = process_group.allocate_tensor(count, dtype=torch.float32, device=cpu)
+        assert made.shape == (count,)
+        tensor: torch.Tensor = made.fill_(dist.get_rank())
+        return tensor
+
+    assert not comm.is_shared(ask(100))
+    first, second = ask(), ask()
+    assert comm.is_shared(first)
+    assert comm.is_shared(second)
+    assert not comm.is_shared(ask())  # no third one: this is ordinary memory
+    address, part = first.data_ptr(), first.view(1000, 100)[3:]
+    del first
+    if dist.get_rank():  # ranks may differ in what is free
+        del part
+    again = ask()
+    assert comm.is_shared(again) == bool(dist.get_rank())
+    assert (again.data_ptr() == address) == bool(dist.get_rank())
+    dist.all_reduce(again)
+    assert again.unique().tolist() == [1.0]
+    dist.all_reduce(second)
+    assert second.unique().tolist() == [1.0]
 
 
 @pytest.mark.ranks(4)

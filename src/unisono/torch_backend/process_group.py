@@ -34,6 +34,7 @@ from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum
 from unisono.comm.engine import hide_files
 from unisono.comm.over_torch.compile import never_compiled
 from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
+from unisono.torch_backend.shared_buffers import SharedBuffers
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
     as_list,
@@ -92,6 +93,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._completer = CollectiveCompleter(comm.name)
         self._message_completer = MessageCompleter(comm)
+        self._buffers = SharedBuffers(comm)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -130,8 +132,18 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     get_backend = _get_backend  # since 2.15
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """FSDP2 asks: its buffers are best allocated by torch."""
-        return False
+        """FSDP2 asks, where it is told to have its buffers from us."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A tensor of one dimension in memory that all ranks have mapped, if there is some. All
+        ranks ask, in the same order; unlike what torch's own backends do, it is a call of the
+        group. Raises ValueError for a device that is not the CPU."""
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"allocate_tensor on group {self.comm.name}: no memory on {device}")
+        return self._buffers.allocate(size, dtype)
 
     def __repr__(self) -> str:
         return f"<UnisonoProcessGroup over {self.comm!r}>"
@@ -299,6 +311,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._completer.close()
         self._message_completer.close()
+        self._buffers.clear()
         self.comm.close()
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -2,6 +2,7 @@
 
 gradients.py    gradients averaged while backward runs
 buckets.py      which gradients travel together, and which ranks had none
+ddp_buckets.py  DDP's buckets in shared memory
 coalescing.py   many tensors in few messages
 memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
@@ -20,6 +21,7 @@ require_torch(__name__)
 from unisono.training.agreement import agree, all_ranks, any_rank, main_process_first, sync_seed
 from unisono.training.attention import ring_attention, tree_attention
 from unisono.training.coalescing import broadcast_many, reduce_many
+from unisono.training.ddp_buckets import share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
     DispatchedTokens,
@@ -64,6 +66,7 @@ __all__ = [
     "mean_over_samples",
     "reduce_many",
     "ring_attention",
+    "share_ddp_buckets",
     "sync_gradients",
     "sync_seed",
     "tree_attention",
