@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+from typing import Any
 
 import click
 
@@ -37,6 +39,13 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would end with 1, as doctor does where something is red
+            click.echo("\nAborted!", err=True)
+            raise SystemExit(128 + signal.SIGINT) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
