@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 from typing import Any
@@ -46,6 +47,10 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:  # click would end with 1, as doctor does where something is red
             click.echo("\nAborted!", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise click.ClickException(f"{error.strerror}: {error.filename or 'output'}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
