@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import click
 from click.testing import CliRunner
 
 from unisono.cli import COMMANDS, main
-from user_programs import run_python
+from user_programs import DEADLINE_S, plain_environment, run_python
 
 
 def test_the_table_says_what_the_commands_say() -> None:
@@ -23,6 +27,32 @@ def test_the_table_says_what_the_commands_say() -> None:
     refused = CliRunner().invoke(main, ["demmo"])
     assert refused.exit_code == 2
     assert "No such command 'demmo'" in refused.stderr
+
+
+def test_the_usage_of_bench_names_no_hidden_command() -> None:
+    shown = CliRunner().invoke(main, ["bench", "--help"], prog_name="unisono").stdout
+    assert shown.splitlines()[0] == "Usage: unisono bench [OPTIONS] [COLLECTIVES]..."
+
+
+def test_ctrl_c_is_no_verdict() -> None:
+    """The exit code is 130, as a shell has it for SIGINT; 1 is that of a machine not well."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "unisono", "doctor"],
+        env=plain_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("self-test") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == "Aborted!"
 
 
 def test_help_imports_neither_torch_nor_numpy() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import signal
+from typing import Any
 
 import click
 
@@ -41,6 +44,17 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would end with 1, as doctor does where something is red
+            click.echo("\nAborted!", err=True)
+            raise SystemExit(128 + signal.SIGINT) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise click.ClickException(f"{error.strerror}: {error.filename or 'output'}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -374,6 +374,44 @@ def guards_of(pid: int) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+def test_it_can_be_started_without_standard_streams(program: WriteProgram, closed: str) -> None:
+    script = program("""
+        import pathlib, unisono
+        comm = unisono.init()
+        pathlib.Path(f"rank-{comm.rank}").write_text("was here")
+        print("said")
+    """)
+    shell = f'exec "$0" -m unisono run -n 2 "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, script.path],
+        env=plain_environment(),
+        cwd=script.path.parent,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert (script.path.parent / f"rank-{rank}").read_text() == "was here"
+    assert done.stdout.count("said") == (0 if ">&-" in closed else 2)
+
+
+def test_a_full_disk_is_one_sentence(program: WriteProgram) -> None:
+    script = program("import time\nprint('hello', flush=True)\ntime.sleep(60)\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *RUN, "-n", "1", script.path],
+            env=plain_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode != 0
+    assert "Error: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_reader_that_goes_away_ends_the_run(program: WriteProgram) -> None:
     script = program("import os\nprint('pid', os.getpid())\nwhile True: print('.' * 99)\n")
     process = script.start(before=(*RUN, "-n", "1"))

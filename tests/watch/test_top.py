@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -186,8 +185,10 @@ def stuck_job(tmp_path: Path, program: WriteProgram) -> Iterator[int]:
         yield job.pid
     finally:
         (tmp_path / "wait").unlink()
-        if job.wait(60):
-            os.kill(job.pid, signal.SIGKILL)
+        try:
+            job.wait(60)
+        finally:
+            job.kill()
 
 
 @pytest.mark.provokes
@@ -204,4 +205,9 @@ def test_a_terminal_of_80_columns_shows_who_is_to_blame(stuck_job: int) -> None:
     terminal.press(b"jj\x1b[F")
     assert re.search(r"│ ! │ 4 ", terminal.until("│ ! │ 4 "))
     terminal.press(b"q")
+    assert terminal.wait() == 0
+
+    terminal = Terminal(stuck_job, 9)
+    terminal.until("lines 1-8 of")
+    terminal.press(b"\x03")  # Ctrl-C
     assert terminal.wait() == 0

@@ -29,6 +29,18 @@ EXAMPLES = """\b
 _COMMAND = "unisono.bench.command"
 
 
+class _MeasureContext(click.Context):
+    """The command that measures has no name of its own: see _Bench."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path.rstrip()
+
+
+class _Measure(click.Command):
+    context_class = _MeasureContext
+
+
 class _Bench(click.Group):
     """`bench compare` compares; everything else measures."""
 
@@ -50,7 +62,7 @@ def bench() -> None:
     """Measure collectives on any backend, and say what is normal."""
 
 
-@bench.command(epilog=f"Examples:\n\n{EXAMPLES}")
+@bench.command(cls=_Measure, epilog=f"Examples:\n\n{EXAMPLES}")
 @click.argument("collectives", nargs=-1)
 @click.option("-n", "--ranks", type=click.IntRange(min=1), help="[default: the cores, at least 2]")
 @click.option(

@@ -144,7 +144,7 @@ def _starter(
     """What starts a rank on this machine, by its number."""
     environment = dict(os.environ)
     environment.update(share.thread_variables(ranks, threads, environment))
-    with nameless_file() as store, standard_input() as input_fd, nameless_file() as meeting:
+    with standard_input() as input_fd, nameless_file() as store, nameless_file() as meeting:
         instructions = dataclasses.replace(
             instructions,
             pins=share.pins(ranks) if pin else (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
@@ -74,16 +75,25 @@ def nameless_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def standard_input() -> Iterator[int]:
-    """This process's standard input under a number that ranks can inherit; -1 where it has none."""
+    """This process's standard input under a number that ranks can inherit; -1 where it has none.
+
+    What is opened meanwhile gets a number above 2, also where this process was started without
+    standard streams: ranks would lose what they inherit under the numbers of their own.
+    """
+    opened: list[int] = []
     try:
-        descriptor = os.dup(0)
-    except OSError:
-        yield -1
-        return
-    try:
+        try:
+            opened.append(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
+            descriptor = opened[0]
+        except OSError:
+            descriptor = -1
+        while (filler := os.open(os.devnull, os.O_RDWR)) <= 2:
+            opened.append(filler)
+        os.close(filler)
         yield descriptor
     finally:
-        os.close(descriptor)
+        for number in opened:
+            os.close(number)
 
 
 def write_instructions(instructions: Instructions, job: bytes = b"") -> IO[bytes]:

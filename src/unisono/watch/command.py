@@ -19,7 +19,7 @@ def top(once: bool, wants_json: bool, pid: int | None) -> None:
     the rank is, if the job is watched). In a narrow terminal columns are left out.
 
     `s` shows stacks (of jobs that are watched), arrows, PgUp, PgDn, Home and End scroll, `q`
-    quits. With PID, only the job of which that process is a rank or the launcher.
+    and Ctrl-C quit. With PID, only the job of which that process is a rank or the launcher.
     """
     from unisono.watch.top_screen import run
 

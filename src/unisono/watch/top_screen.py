@@ -31,7 +31,7 @@ _NAMES = {
 
 
 def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
-    """Show all jobs, or only that of process `of`, once or until `q` is pressed.
+    """Show all jobs, or only that of process `of`, once or until `q` or Ctrl-C is pressed.
 
     Raises Misuse if `of` is not a process of a job.
     """
@@ -44,7 +44,8 @@ def run(once: bool, wants_json: bool, of: int | None, console: Console) -> None:
     elif once or not console.is_terminal:
         console.print(render(found, {}, console.width))
     else:
-        _run_in_terminal(of, console, found, verdicts)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is another q
+            _run_in_terminal(of, console, found, verdicts)
 
 
 def _run_in_terminal(
@@ -57,7 +58,7 @@ def _run_in_terminal(
         while True:
             live.update(window.show(render(found, stacks, console.width), console), refresh=True)
             keys = _keys(_PERIOD_S)
-            if "q" in keys or "\x03" in keys:
+            if "q" in keys:
                 return
             for key in keys:
                 window.move(key)
