@@ -80,7 +80,7 @@ _HOMES = {
     ),
     "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
     "unisono.groups.manager": ("ProcessGroupManager",),
-    "unisono.launcher": ("launch",),
+    "unisono.launcher.functions": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
     "unisono.watch.debug": ("debug",),
     "unisono.world.world": (

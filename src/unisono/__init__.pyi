@@ -62,7 +62,7 @@ from unisono.errors import WeightUpdateError as WeightUpdateError
 from unisono.groups.default import get_process_group_manager as get_process_group_manager
 from unisono.groups.default import setup_process_group_manager as setup_process_group_manager
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
-from unisono.launcher import launch as launch
+from unisono.launcher.functions import launch as launch
 from unisono.plan.mesh import Mesh as Mesh
 from unisono.watch.debug import debug as debug
 from unisono.world.world import barrier as barrier

@@ -22,7 +22,7 @@ from unisono.bench.session import MARK, Listener, run_rank, run_rank_in_folder
 from unisono.bench.settings import BenchSettings
 from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
-from unisono.launcher import launch
+from unisono.launcher.functions import launch
 from unisono.requirements import require_torch
 
 GRACE_S = 5.0

@@ -20,7 +20,6 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
-from unisono.comm.overlaps import overlaps_itself
 from unisono.wording import name_ranks
 
 LISTS = (list, tuple)
@@ -166,11 +165,14 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         _check_torch_tensor(tensor, devices)
     else:
         _check_array(tensor, writable, devices)
-    if writable and overlaps_itself(tensor):
-        raise ValueError(
-            "an expanded or overlapping tensor cannot receive a result: several of its elements "
-            "share an address; pass a .clone()"
-        )
+    if writable:
+        from unisono.comm.overlaps import overlaps_itself  # it needs NumPy, as tensors do not
+
+        if overlaps_itself(tensor):
+            raise ValueError(
+                "an expanded or overlapping tensor cannot receive a result: several of its "
+                "elements share an address; pass a .clone()"
+            )
 
 
 def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:

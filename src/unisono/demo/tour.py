@@ -16,7 +16,7 @@ from rich.text import Text
 from unisono.demo.drawing import WIDTH, draw, draw_barrier, draw_faults, legend, plain
 from unisono.demo.race import Lap, race, row, table
 from unisono.demo.scenes import SCENES, check, run_all_scenes
-from unisono.launcher import launch
+from unisono.launcher.functions import launch
 from unisono.requirements import require_torch
 
 

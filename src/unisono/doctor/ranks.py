@@ -11,7 +11,7 @@ from unisono.doctor.selftest.results import SelfTest
 from unisono.doctor.selftest.run import debug_communication
 from unisono.environment import read_rank_info
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing, UnisonoError
-from unisono.launcher import launch
+from unisono.launcher.functions import launch
 from unisono.world.world import resolve
 
 CALL_S = 20.0

@@ -16,7 +16,3 @@ debugger.py           `breakpoint()` in a rank; terminal.py: who reads from the 
 torchrun_options.py   what to use instead of options that only torchrun has
 share.py              each rank's share of cores, threads and memory
 """
-
-from unisono.launcher.functions import launch
-
-__all__ = ["launch"]

@@ -25,7 +25,6 @@ from unisono.comm.rendezvous.store_exchange import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
@@ -95,6 +94,8 @@ def start(
         _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
+            from unisono.comm.solo import SoloCommunicator  # it needs NumPy
+
             comm = SoloCommunicator(timeout_s=timeout_s)
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
@@ -257,6 +258,7 @@ def _start_over_torch(
     import torch.distributed as dist
 
     from unisono.comm.over_torch.communicator import TorchCommunicator
+    from unisono.comm.solo import SoloCommunicator
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono import variables
 from unisono.comm.base import Communicator, Group, Work
-from unisono.comm.solo import SoloCommunicator
 from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
 from unisono.requirements import require_torch
@@ -269,6 +268,8 @@ def _default_group() -> Any:
 
 @functools.cache
 def _solo() -> Communicator:
+    from unisono.comm.solo import SoloCommunicator  # it needs NumPy, which ranks may do without
+
     return SoloCommunicator()
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-import numpy
-
 from unisono.comm.base import Communicator
 from unisono.errors import RendezvousError
 from unisono.processes import namespace
@@ -76,6 +74,8 @@ def meet_in_file(descriptor: int) -> None:
 
 
 def _shared_file(comm: Communicator) -> int:
+    import numpy  # by then torch has done so; `store_of` does without
+
     descriptor = os.memfd_create("unisono store") if comm.rank == 0 else -1
     where = numpy.array([os.getpid(), descriptor, namespace("pid")], numpy.int64)
     comm.broadcast(where)

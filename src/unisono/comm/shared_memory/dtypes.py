@@ -9,7 +9,6 @@ from typing import Any
 from unisono.comm.arguments import check_tensor
 from unisono.comm.base import dtype_name
 from unisono.comm.engine import which_overlap
-from unisono.comm.overlaps import describe_overlap
 
 _dtype_of = attrgetter("dtype")
 
@@ -36,6 +35,8 @@ def sort_by_dtype(
         together = outputs if outputs is inputs else [*outputs, *inputs]
         shared = which_overlap(together, len(outputs))
         if shared is not None:
+            from unisono.comm.overlaps import describe_overlap  # it needs NumPy
+
             of_each = len(outputs), 0 if outputs is inputs else len(inputs)
             raise ValueError(describe_overlap(collective, *shared, *of_each))
     if outputs is inputs:
