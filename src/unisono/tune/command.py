@@ -107,7 +107,7 @@ def _rank_counts(ranks: str | None, shows: bool) -> list[int]:
 
 
 def _measure(path: str, counts: list[int], budget_s: float) -> dict[str, Any]:
-    from unisono.launcher import launch
+    from unisono.launcher.functions import launch
     from unisono.launcher.share import check_memory
     from unisono.tune import document, rank
 
