@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     (tmp_path / "file").touch()
     monkeypatch.delenv("UNISONO_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert cache_folder() == tmp_path / "file" / "unisono"
+    assert cache_folder() == str(tmp_path / "file" / "unisono")
     KeptModels(SETTINGS).keep([row(size, 1.0 + size) for size in (8, 4096, 1 << 20)])
 
 
