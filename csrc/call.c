@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "call.h"
@@ -186,13 +187,18 @@ static un_status refuse(execution *x, un_status reason) {
     return reason;
 }
 
-static un_status run(execution *x) {
+static un_status prepare(execution *x) {
     un_status status = plan_execution(x);
-    if (!status && x->needs_slice) status = prepare_slice(x->g);
-    if (status) return refuse(x, status);
+    return !status && x->needs_slice ? prepare_slice(x->g) : status;
+}
+
+static void bring_and_post(execution *x) {
     if (!x->in_block) x->bring(x, 0);
     post_call(x, UN_OK);
-    status = meet(x);
+}
+
+static un_status meet_and_move(execution *x) {
+    un_status status = meet(x);
     if (status) return status;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
@@ -201,6 +207,13 @@ static un_status run(execution *x) {
     if (in_blocks == ALL) return run_direct(x);
     if (in_blocks == SOME) status = bring_late(x);
     return status ? status : move(x);
+}
+
+static un_status run(execution *x) {
+    un_status status = prepare(x);
+    if (status) return refuse(x, status);
+    bring_and_post(x);
+    return meet_and_move(x);
 }
 
 /* The bytes that this rank gives, or takes where it gives nothing. */
@@ -237,6 +250,12 @@ static void write_failure_notes(un_group *g, const un_call *call, uint64_t numbe
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 
+static un_status end_call(execution *x, un_status status) {
+    record_end(x->g, x->record, status);
+    if (status) write_failure_notes(x->g, x->call, x->number);
+    return status;
+}
+
 /* With the call lock: one call, unless the group has failed before. `hooks` says how to wait;
  * `record` is that of a call which waited in the queue. */
 static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
@@ -250,18 +269,54 @@ static un_status carry_out(un_group *g, const un_call *call, const un_call *hook
     else
         record = open_call_record(g, call, x.number, ARRIVED);
     x.record = record;
-    un_status status = read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(&x);
-    record_end(g, record, status);
-    if (status) write_failure_notes(g, call, x.number);
-    return status;
+    return end_call(&x, read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(&x));
+}
+
+/* -- works ------------------------------------------------------------------------------------- */
+
+/* One turn, in which peers take what is there with our post: when we take ours is our own affair. */
+static bool is_short(const execution *x) {
+    bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
+    return x->turns == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks;
+}
+
+bool begin_work(un_group *g, un_work *work) {
+    if (read_word(&g->calls.noticed_end) || read_word(&g->segment.header->abort)) return false;
+    if (!g->worker.begun) g->worker.begun = malloc(sizeof *g->worker.begun);
+    execution *x = g->worker.begun;
+    if (!x) return false;
+    *x = (execution){.g = g,
+                     .call = &work->call,
+                     .number = read_word(&g->calls.latest) + 1,
+                     .record = work->record};
+    if (prepare(x) || !is_short(x)) return false;
+    write_word(&g->calls.latest, x->number);
+    record_call(g, x->record, x->number);
+    bring_and_post(x);
+    work->begun = true;
+    return true;
+}
+
+bool need_not_wait(const un_group *g) {
+    uint64_t number = g->worker.begun->number;
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (atomic_load_explicit(&post_of(g, rank, number)->call, memory_order_acquire) < number)
+            return false;
+    return !g->worker.begun->may_be_direct || givers_in_blocks(g->worker.begun) == NONE;
 }
 
 un_status run_work(un_group *g, un_work *work, const un_call *hooks) {
-    return carry_out(g, &work->call, hooks, work->record, run);
+    if (!work->begun) return carry_out(g, &work->call, hooks, work->record, run);
+    execution *x = g->worker.begun;
+    x->patience = (patience){.call = hooks};
+    return end_call(x, meet_and_move(x));
 }
 
+/* -- blocking calls ---------------------------------------------------------------------------- */
+
 /* In the caller's thread, after whatever was submitted before. */
-static un_status run_locked(un_group *g, const un_call *call, un_status (*body)(execution *)) {
+static un_status run_locked(un_group *g, const un_call *call, uint64_t record,
+                            un_status (*body)(execution *)) {
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
     un_status status = lock_calls(g, &p);
@@ -272,7 +327,7 @@ static un_status run_locked(un_group *g, const un_call *call, un_status (*body)(
         prepare_to_block(&p);
         run_queue(g, NULL, call);
     }
-    status = carry_out(g, call, call, 0, body);
+    status = carry_out(g, call, call, record, body);
     unlock_calls(g);
     return status;
 }
@@ -287,21 +342,16 @@ static un_status compare(execution *x) {
 }
 
 un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t record) {
-    if (group_is_inherited(g)) return UN_FORKED;
     const un_stream sized = {.bytes = bytes};
     un_call checked = *call;
     checked.input = &sized;
-    patience p = {.call = &checked};
-    un_status status = lock_calls(g, &p);
-    if (status) return status;
-    status = carry_out(g, &checked, &checked, record, compare);
-    unlock_calls(g);
+    un_status status = run_locked(g, &checked, record, compare);
     if (!status) record_start(g, record);
     return status;
 }
 
-un_status un_run(un_group *g, const un_call *call) { return run_locked(g, call, run); }
+un_status un_run(un_group *g, const un_call *call) { return run_locked(g, call, 0, run); }
 
 un_status un_refuse(un_group *g, const un_call *call) {
-    return run_locked(g, call, refuse_arguments);
+    return run_locked(g, call, 0, refuse_arguments);
 }

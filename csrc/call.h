@@ -37,6 +37,11 @@ struct execution {
 /* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. */
 un_status run_work(un_group *g, un_work *work, const un_call *hooks);
 
+/* With the call lock, and nothing submitted before: post a short call, of which peers need nothing
+ * more. False: it is not short, and nothing has happened. Then, whether it can go on at once. */
+bool begin_work(un_group *g, un_work *work);
+bool need_not_wait(const un_group *g);
+
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state);
 

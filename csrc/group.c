@@ -20,6 +20,7 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 static void free_group(un_group *g) {
     free(g->calls.sources);
     free(g->calls.post_pitch);
+    free(g->worker.begun);
     free(g->watching.peers);
     free_traffic(g);
     free(g->tubes);

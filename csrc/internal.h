@@ -219,7 +219,10 @@ struct un_group {
         _Atomic uint32_t queued;
         pthread_mutex_t queue_lock;
         un_work *first, *last;
-        bool has_thread;
+        struct execution *begun; /* of the first one, if that has begun; with the call lock */
+        _Atomic uint32_t may_rest; /* there is no other, and its peers lack nothing */
+        _Atomic uint32_t finished; /* works so far */
+        _Atomic bool has_thread;
         pthread_t thread;
         _Atomic uint32_t bell;
         _Atomic uint32_t asleep;

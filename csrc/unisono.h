@@ -166,6 +166,7 @@ typedef struct un_work {
     un_call call;
     un_status status; /* once done */
     _Atomic uint32_t state;
+    bool begun; /* its call is posted */
     uint64_t record;
     struct un_work *next;
 } un_work;
@@ -322,6 +323,7 @@ un_status un_refuse(un_group *group, const un_call *call);
 un_status un_submit(un_group *group, un_work *work);
 un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
+bool un_work_test(un_group *group, un_work *work); /* the same, after what it can do at once */
 
 /* Start a message and wait for it. A send is done once it is matched and its memory is free
  * again; small ones at once where un_group_set_eager allows so many bytes. */

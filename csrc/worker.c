@@ -3,6 +3,11 @@
  * Whoever has the call lock may run the queue. That is the group's own thread, started with the
  * first work; or a thread that waits for a work which nobody has begun, and saves itself the
  * handing over; or one that makes a blocking call and must not overtake.
+ *
+ * A short call that need not wait for others in the queue is posted by whoever submits it, and
+ * carried out if all peers have come. If not, it may rest: its peers lack nothing, most programs soon
+ * wait for it, and would only be disturbed by a thread that wakes up to do the same. The group's
+ * thread looks at it after a nap or two.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -17,7 +22,11 @@ enum {
     SLICE_NS = 50 * 1000 * 1000,
     IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
     WAIT_SPIN_NS = 50 * 1000,
+    NAP_NS_LEAST = 100 * 1000,
+    LONGER_NAPS = 3, /* each twice as long as the one before */
 };
+
+enum { AWAKE, NAPS, SLEEPS }; /* the group's thread; from a nap it wakes up by itself */
 
 static void sleep_until_changed(_Atomic uint32_t *word, uint32_t seen, int64_t ns) {
     struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -78,6 +87,8 @@ enum { UNDER_WAY, DONE, AWAITED };
 
 static void finish(un_group *g, un_work *work, un_status status) {
     work->status = status;
+    atomic_store(&g->worker.may_rest, 0);
+    atomic_fetch_add_explicit(&g->worker.finished, 1, memory_order_relaxed);
     atomic_fetch_sub(&g->worker.queued, 1);
     /* From the exchange on the work may be gone: only its address is used. */
     if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
@@ -104,63 +115,136 @@ static bool idle(un_group *g, uint32_t seen) {
     return true;
 }
 
+static const un_call no_hooks = {0};
+
+static void run_all(un_group *g) {
+    patience p = {.call = &no_hooks};
+    lock_calls(g, &p);
+    run_queue(g, NULL, &no_hooks);
+    unlock_calls(g);
+}
+
+/* Whoever submits looks at `asleep` after it has queued its work; we look at the queue after we have
+ * said that we sleep. */
+static void sleep_as(un_group *g, uint32_t how, uint32_t seen, int64_t ns) {
+    atomic_store(&g->worker.asleep, how);
+    if (atomic_load(&g->worker.bell) == seen && (how == NAPS || !atomic_load(&g->worker.queued)))
+        sleep_until_changed(&g->worker.bell, seen, ns);
+    atomic_store(&g->worker.asleep, AWAKE);
+}
+
 static void *run_worker(void *argument) {
     un_group *g = argument;
-    const un_call no_hooks = {0};
+    int naps = 0;        /* one after the other */
+    uint32_t before = 0; /* how many works were finished before the last one */
     for (;;) {
         uint32_t seen = atomic_load(&g->worker.bell);
+        uint32_t finished = atomic_load(&g->worker.finished);
+        bool goes_on = naps && finished == before; /* nothing happened while we napped */
         if (atomic_load(&g->worker.queued)) {
-            patience p = {.call = &no_hooks};
-            lock_calls(g, &p);
-            run_queue(g, NULL, &no_hooks);
-            unlock_calls(g);
+            if (!atomic_load(&g->worker.may_rest) || goes_on || atomic_load(&g->worker.stopping)) {
+                run_all(g);
+                naps = 0;
+                continue;
+            }
         } else if (atomic_load(&g->worker.stopping)) {
             return NULL;
-        } else if (idle(g, seen)) {
-            atomic_store(&g->worker.asleep, 1);
-            if (atomic_load(&g->worker.bell) == seen)
-                sleep_until_changed(&g->worker.bell, seen, 1000000000);
-            atomic_store(&g->worker.asleep, 0);
+        } else if (!naps || goes_on) {
+            if (naps || idle(g, seen)) sleep_as(g, SLEEPS, seen, 1000000000);
+            naps = 0;
+            continue;
         }
+        before = finished;
+        sleep_as(g, NAPS, seen, NAP_NS_LEAST << naps);
+        if (naps < LONGER_NAPS) naps++;
     }
 }
 
-static void wake_worker(un_group *g) {
+static void ring_worker(un_group *g) {
     atomic_fetch_add(&g->worker.bell, 1);
     if (atomic_load(&g->worker.asleep)) wake(&g->worker.bell, 1);
 }
 
+/* Nothing may rest any more. */
+static void wake_worker(un_group *g) {
+    atomic_store(&g->worker.may_rest, 0);
+    ring_worker(g);
+}
+
 static bool start_worker(un_group *g) {
+    if (atomic_load_explicit(&g->worker.has_thread, memory_order_acquire)) return true;
+    pthread_mutex_lock(&g->worker.queue_lock);
     if (!g->worker.has_thread)
         g->worker.has_thread = start_thread(&g->worker.thread, run_worker, g);
+    pthread_mutex_unlock(&g->worker.queue_lock);
     return g->worker.has_thread;
+}
+
+/* One that has begun comes before all others. */
+static void enqueue_work(un_group *g, un_work *work) {
+    pthread_mutex_lock(&g->worker.queue_lock);
+    bool is_alone = !g->worker.first;
+    if (work->begun) {
+        work->next = g->worker.first;
+        g->worker.first = work;
+    } else {
+        *(is_alone ? &g->worker.first : &g->worker.last->next) = work;
+    }
+    if (is_alone || !work->begun) g->worker.last = work;
+    atomic_store(&g->worker.may_rest, work->begun && is_alone);
+    atomic_fetch_add(&g->worker.queued, 1);
+    pthread_mutex_unlock(&g->worker.queue_lock);
+}
+
+/* With the call lock: finish what rests, if nobody keeps us waiting. */
+static void run_resting(un_group *g) {
+    if (atomic_load(&g->worker.may_rest) && need_not_wait(g)) run_queue(g, NULL, &no_hooks);
+}
+
+/* Post a short call, and carry it out, likewise. True: it is done. */
+static bool run_now(un_group *g, un_work *work) {
+    run_resting(g);
+    if (atomic_load(&g->worker.queued) || !begin_work(g, work) || !need_not_wait(g)) return false;
+    un_call alone = {.timeout_ns = work->call.timeout_ns};
+    work->status = run_work(g, work, &alone);
+    atomic_store(&work->state, DONE);
+    return true;
 }
 
 un_status un_submit(un_group *g, un_work *work) {
     if (group_is_inherited(g)) return UN_FORKED;
     atomic_store(&work->state, UNDER_WAY);
     work->next = NULL;
+    work->begun = false;
     work->call.block = NULL;
     work->call.pause = NULL;
     work->record = open_call_record(g, &work->call, 0, QUEUED);
-    pthread_mutex_lock(&g->worker.queue_lock);
-    bool started = start_worker(g);
-    if (started) {
-        if (g->worker.first)
-            g->worker.last->next = work;
-        else
-            g->worker.first = work;
-        g->worker.last = work;
-        atomic_fetch_add(&g->worker.queued, 1);
-    }
-    pthread_mutex_unlock(&g->worker.queue_lock);
-    if (!started) return UN_SYSTEM;
-    wake_worker(g);
+    if (!start_worker(g)) return UN_SYSTEM;
+    bool locked = try_lock_calls(g);
+    if (locked) note_owner(g);
+    bool done = locked && run_now(g, work);
+    if (!done) enqueue_work(g, work);
+    if (locked) unlock_calls(g);
+    if (done) return UN_OK;
+    if (!atomic_load(&g->worker.may_rest))
+        wake_worker(g);
+    else if (atomic_load(&g->worker.asleep) == SLEEPS)
+        ring_worker(g); /* for a nap */
     return UN_OK;
 }
 
 bool un_work_done(const un_work *work) {
     return atomic_load_explicit(&work->state, memory_order_acquire) == DONE;
+}
+
+bool un_work_test(un_group *g, un_work *work) {
+    if (un_work_done(work)) return true;
+    if (group_is_inherited(g) || !atomic_load(&g->worker.may_rest) || !try_lock_calls(g))
+        return false;
+    note_owner(g);
+    run_resting(g);
+    unlock_calls(g);
+    return un_work_done(work);
 }
 
 un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
@@ -169,12 +253,13 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
     patience p = {.call = hooks};
     if (forever && !un_work_done(work) && try_lock_calls(g)) {
         note_owner(g);
-        prepare_to_block(&p);
+        if (!work->begun) prepare_to_block(&p);
         run_queue(g, work, hooks);
         unlock_calls(g);
     }
     if (un_work_done(work)) return work->status;
     prepare_to_block(&p);
+    if (atomic_load(&g->worker.may_rest)) wake_worker(g); /* that is what we wait for */
     int64_t start = clock_ns();
     while (g->roomy && clock_ns() - start < WAIT_SPIN_NS) {
         if (un_work_done(work)) return work->status;

@@ -61,6 +61,7 @@ typedef struct Pending {
 
 typedef struct kind {
     bool (*is_done)(const Pending *p);
+    bool (*test)(un_group *group, Pending *p); /* the same, with some effort; NULL: needs none */
     un_status (*result)(const Pending *p); /* once done */
     un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
     void (*release)(Pending *p); /* let go of the tensors; may be called twice */

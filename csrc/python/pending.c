@@ -138,8 +138,10 @@ static PyObject *pending_wait(PyObject *object, PyObject *arguments, PyObject *k
 
 static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     (void)ignored;
-    const Pending *p = (const Pending *)object;
-    return PyBool_FromLong(p->kind->is_done(p));
+    Pending *p = (Pending *)object;
+    un_group *group = p->group->group;
+    bool tests = p->kind->test && group && !p->group->closing;
+    return PyBool_FromLong(tests ? p->kind->test(group, p) : p->kind->is_done(p));
 }
 
 static PyObject *pending_exception(PyObject *object, PyObject *ignored) {

@@ -24,6 +24,8 @@ static PyObject *make_exception(Pending *p, un_status status) {
                                (int)call->operation, (int)call->reduction, (unsigned)call->dtype);
 }
 
+static bool test(un_group *group, Pending *p) { return un_work_test(group, &((Work *)p)->work); }
+
 static void release(Pending *p) {
     Work *self = (Work *)p;
     if (!self->kept) return;
@@ -31,7 +33,7 @@ static void release(Pending *p) {
     Py_CLEAR(self->kept);
 }
 
-static const kind work_kind = {is_done, result, await, release, make_exception, NULL};
+static const kind work_kind = {is_done, test, result, await, release, make_exception, NULL};
 
 /* submit(exceptions, ...), then the arguments of run: a Work, or a status. */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {

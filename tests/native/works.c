@@ -72,6 +72,46 @@ static void drop(membership *me) {
     free_row(r);
 }
 
+/* The same one by one; odd ranks ask with some effort. */
+static void drop_each(membership *me) {
+    row *r = make_row(me, 350);
+    for (int i = 0; i < WORKS; i++) {
+        submit(r, i);
+        while (me->rank % 2 ? !un_work_test(me->group, &r->works[i])
+                            : !un_work_done(&r->works[i]))
+            sched_yield();
+    }
+    free_row(r);
+}
+
+static un_call small_sum(un_stream *stream) {
+    return (un_call){.operation = UN_ALL_REDUCE,
+                     .dtype = un_dtype_of(UN_INT, 32, 1),
+                     .factor = 1,
+                     .input = stream,
+                     .output = stream,
+                     .timeout_ns = (int64_t)60 * 1000000000};
+}
+
+/* A short call is posted when it is submitted: peers are done with it though we do nothing more,
+ * and whoever comes last has the result at once. */
+static void post_when_submitted(membership *me) {
+    _Atomic int *submitted = me->shared;
+    int32_t number = me->rank + 1;
+    un_view view = {.data = (char *)&number, .bytes = sizeof number};
+    un_stream stream = {.views = &view, .count = 1, .bytes = sizeof number};
+    un_work work = {.call = small_sum(&stream)};
+    bool is_last = me->rank == me->ranks - 1;
+    while (is_last && *submitted < me->ranks - 1) sched_yield();
+    EXPECT_EQUAL(un_submit(me->group, &work), UN_OK);
+    if (is_last) EXPECT(un_work_done(&work));
+    ++*submitted;
+    while (*submitted < me->ranks) sched_yield();
+    while (!un_work_test(me->group, &work)) sched_yield(); /* another thread may be at it */
+    EXPECT_EQUAL(un_work_wait(me->group, &work, &forever), UN_OK);
+    EXPECT_EQUAL(number, me->ranks * (me->ranks + 1) / 2);
+}
+
 /* A blocking call comes after what was submitted before it. */
 static void mix_with_calls(membership *me) {
     row *r = make_row(me, 400);
@@ -173,12 +213,16 @@ static void submit_crosswise(membership *me) {
 
 void test_works(void) {
     static void (*const bodies[])(membership *) = {wait_backwards, wait_at_once,     drop,
-                                              mix_with_calls, wait_with_limits, wait_elsewhere,
-                                              be_observed};
+                                              drop_each,      mix_with_calls,   wait_with_limits,
+                                              wait_elsewhere, be_observed};
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         run_ranks(1, 2, bodies[i], NULL);
         run_ranks(2, 4, bodies[i], NULL);
         run_ranks(3, 1, bodies[i], NULL);
+    }
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        _Atomic int submitted = 0;
+        run_ranks(ranks, ranks, post_when_submitted, &submitted);
     }
     for (int cores = 1; cores <= 6; cores += 5) {
         un_group *second[3];
