@@ -1,15 +1,18 @@
 """Memory that all ranks of a group have mapped: how they agree on it, and tensors over it.
 
-Rank 0 makes a nameless file and hands its descriptor to the others, each rank claims the pages of
-its own part and maps the whole, and only when all have done so it is used. Whoever fails says so
-in the second agreement, and then all do.
+Rank 0 makes a nameless file and tells the others where in /proc they find it; where one of them
+cannot open it there (in another pid namespace, say), it hands a descriptor to each. Each rank
+claims the pages of its own part and maps the whole, and only when all have done so it is used.
+Whoever fails says so in the last agreement, and then all do.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -24,7 +27,7 @@ from unisono.errors import SegmentError
 if TYPE_CHECKING:
     from unisono.comm.tensors import Tensor
 
-_OPENED, _NO_ROOM, _FAILED = range(3)
+_OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)
 _in_use: WeakSet[Block] = WeakSet()
 
 
@@ -90,6 +93,7 @@ class Allocator:
         self._membership = membership
         self._name = name
         self._serial = 0
+        self._hands_over = False  # somebody could not open a file of rank 0's in /proc
         self._blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
     def find(self, address: int) -> tuple[Memory, int] | None:
@@ -137,14 +141,17 @@ class Allocator:
         self._serial += 1
         if not any(sizes):
             return None
-        block, outcome = None, (_OPENED, 0)
-        try:
-            block = self._open(sizes, lobby, deadline, check)
-        except MemoryError:
-            outcome = _NO_ROOM, max(0, memory_room())
-        except OSError as error:
-            outcome = _FAILED, error.errno or 0
-        outcomes = exchange(array("q", outcome))
+        block, outcomes = None, [_OUT_OF_REACH]
+        with _Descriptor() as made:
+            if not self._hands_over:
+                shown = array("q", self._create(made, sizes))
+                block, outcomes = self._open(
+                    partial(_find_file, made, exchange(shown)[:3]), sizes, exchange
+                )
+            if _OUT_OF_REACH in outcomes[::2]:
+                self._hands_over = True
+                way = partial(self._hand_over, made, sizes, lobby, deadline, check)
+                block, outcomes = self._open(way, sizes, exchange)
         if block is None or any(outcomes[::2]):
             raise SegmentError(_describe(self._name, sizes, outcomes))
         block.use(self._serial)
@@ -152,37 +159,99 @@ class Allocator:
         return BlockMemory(block)
 
     def _open(
-        self, sizes: list[int], lobby: Lobby, deadline: Deadline, check: Callable[[], None]
-    ) -> Block:
+        self,
+        get_file: Callable[[], int],
+        sizes: list[int],
+        exchange: Callable[[array[int]], list[int]],
+    ) -> tuple[Block | None, list[int]]:
+        """This rank's block, if it could open it, and how all ranks fared."""
+        block, outcome = None, (_OPENED, 0)
+        try:
+            block = self._membership.group.open_block(get_file(), sizes)
+        except MemoryError:
+            outcome = _NO_ROOM, max(0, memory_room())
+        except _OutOfReach:
+            outcome = _OUT_OF_REACH, 0
+        except OSError as error:
+            outcome = _FAILED, error.errno or 0
+        return block, exchange(array("q", outcome))
+
+    def _create(self, made: _Descriptor, sizes: list[int]) -> tuple[int, int, int]:
+        """On rank 0 make the file: its process, descriptor and inode, or what went wrong."""
+        if self._membership.rank:
+            return 0, 0, 0
+        try:
+            made.number = create_block(sizes)
+            return os.getpid(), made.number, os.fstat(made.number).st_ino
+        except OSError as error:
+            return 0, -1, error.errno or 0
+
+    def _hand_over(
+        self,
+        made: _Descriptor,
+        sizes: list[int],
+        lobby: Lobby,
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> int:
+        """The descriptor, on rank 0 once all others have it. `check` raises once the group is
+        over."""
         membership = self._membership
         key = f"{membership.key}/memory/{self._serial}"
         if membership.rank:
+            made.close()  # others may not have found it
             address = membership.members[0].address
-            descriptor = receive_from(address, key, membership.rank, deadline, check)
-            if descriptor < 0:
+            made.number = receive_from(address, key, membership.rank, deadline, check)
+            if made.number < 0:
                 raise OSError(0, "rank 0 has not made it")
-        else:
-            failure, descriptor = None, -1
-            try:
-                descriptor = create_block(sizes)
-            except OSError as error:
-                failure = error
-            try:
-                hand_out(descriptor, lobby, key, membership.size, deadline, check)
-            except BaseException:
-                _close(descriptor)
-                raise
-            if failure is not None:
-                raise failure
+            return made.number
+        failure = 0
+        if made.number < 0:
+            _, _, failure = self._create(made, sizes)
+        hand_out(made.number, lobby, key, membership.size, deadline, check)
+        if made.number < 0:
+            raise OSError(failure, os.strerror(failure))
+        return made.number
+
+
+class _OutOfReach(Exception):
+    """The file is not where this process looks for it."""
+
+
+class _Descriptor:
+    """A file that is closed at the end of `with`."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def __enter__(self) -> _Descriptor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.number >= 0:
+            number, self.number = self.number, -1
+            os.close(number)
+
+
+def _find_file(made: _Descriptor, shown: list[int]) -> int:
+    """The file that rank 0 has shown: a process, one of its descriptors, and the inode."""
+    process, number, inode = shown
+    if number < 0:
+        raise OSError(inode, os.strerror(inode))
+    if made.number < 0:
         try:
-            return membership.group.open_block(descriptor, sizes)
-        finally:
-            _close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
+            made.number = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            raise _OutOfReach from None
+        if os.fstat(made.number).st_ino != inode:  # another namespace's process of this number
+            made.close()
+            raise _OutOfReach
+    return made.number
 
 
 def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
