@@ -22,6 +22,7 @@ html_css_files = ["site.css", "timeline.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 # Summaries are fetched, which a browser refuses for files: titles alone work everywhere.
 html_show_search_summary = False
 html_theme_options = {"navigation_with_keys": True}

@@ -42,8 +42,11 @@ def write_pages(source: Path) -> list[str]:
     names = []
     for title, (prefix, module, members) in pages.items():
         text = f"# {title}\n\n{_opening(module)}\n"
-        for member in members:
-            text += f"## {member}\n\n" + "".join(_entry(prefix, member, getattr(module, member)))
+        for heading, names_of_kind in _by_kind(module, members).items():
+            text += f"## {heading}\n\n"
+            for member in names_of_kind:
+                entry = "".join(_entry(prefix, member, getattr(module, member)))
+                text += f"### {member}\n\n{entry}"
         names.append(_write(source, title, text))
     names.append(_write(source, "unisono.testing", _testing()))
     return names
@@ -51,6 +54,20 @@ def write_pages(source: Path) -> list[str]:
 
 def _of_module(module: ModuleType) -> tuple[str, ModuleType, list[str]]:
     return module.__name__, module, sorted(module.__all__)
+
+
+def _by_kind(module: ModuleType, members: list[str]) -> dict[str, list[str]]:
+    """The names by what they are; what people look for most comes first."""
+    found: dict[str, list[str]] = {"Functions": [], "Classes": [], "Exceptions": [], "Data": []}
+    for name in members:
+        value = getattr(module, name)
+        if f"{module.__name__}.{name}" in _DATA:
+            found["Data"].append(name)
+        elif not isinstance(value, type):
+            found["Functions"].append(name)
+        else:
+            found["Exceptions" if issubclass(value, Exception) else "Classes"].append(name)
+    return {heading: names for heading, names in found.items() if names}
 
 
 def _opening(module: ModuleType) -> str:

@@ -44,7 +44,7 @@ class Run:
 def run_all() -> dict[str, Run]:
     """Run every collective on real ranks."""
     schedules = {name: find(name, by).schedule(RANKS, pieces=1) for name, by in ALGORITHMS.items()}
-    results = unisono.launch(_run_on_rank, ranks=RANKS, args=(schedules,), timeout=120)
+    results = unisono.launch(_run_on_rank, ranks=RANKS, args=(schedules,), threads=1, timeout=120)
     return {
         name: Run(
             schedule, [rank[name][0] for rank in results], [rank[name][1] for rank in results]

@@ -27,7 +27,7 @@ class Level:
 
 def measure() -> list[Level]:
     """Enter an all_reduce of eight bytes at each level, on two ranks, by turns."""
-    levels: list[Level] = unisono.launch(_measure_on_rank, ranks=RANKS, timeout=300)[0]
+    levels: list[Level] = unisono.launch(_measure_on_rank, ranks=RANKS, threads=1, timeout=300)[0]
     return levels
 
 

@@ -24,6 +24,7 @@ from unisono.training.weights.reading import Place
 from unisono.training.weights.shards import Box, HeldTensor, WeightShard, held_tensors, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
+from unisono.wording import name_number
 from unisono.world.world import resolve
 
 __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "weight_update"]
@@ -66,8 +67,9 @@ class WeightUpdate:
 
     def __str__(self) -> str:
         return (
-            f"version {self.version}: {self.bytes / 1e9:.3g} GB in {self.tensors} tensors and "
-            f"{self.buckets} buckets, {self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s, "
+            f"version {self.version}: {self.bytes / 1e9:.3g} GB in "
+            f"{name_number(self.tensors, 'tensor')} and {name_number(self.buckets, 'bucket')}, "
+            f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s, "
             f"{100 * self.share_of_copy_floor:.0f} % of the copy floor"
         )
 
