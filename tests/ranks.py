@@ -41,14 +41,16 @@ Error = TypeVar("Error", bound=BaseException)
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
 _context = multiprocessing.get_context("forkserver")
-_preloaded = ["numpy", "torch", "unisono", "pytest", "hypothesis"]
-_context.set_forkserver_preload(_preloaded)
+_preloaded = ["numpy", "torch", "pytest", "hypothesis", "ranks"]
+_context.set_forkserver_preload([*_preloaded, "frozen"])
 
 
 def _start_fork_server() -> None:
-    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to."""
+    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to.
+    multiprocessing does not tell it where our modules are; `frozen` takes that back."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_WATCH", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         multiprocessing.forkserver.ensure_running()
 
 
@@ -56,7 +58,7 @@ def preload(module: str) -> None:
     """Let ranks find a module loaded; to be called while tests are collected."""
     if module not in _preloaded:
         _preloaded.append(module)
-    _context.set_forkserver_preload(_preloaded)
+    _context.set_forkserver_preload([*_preloaded, "frozen"])
 
 
 class RankFailed(AssertionError):
