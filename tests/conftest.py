@@ -12,12 +12,15 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from alarms import Alarms
-from ranks import RankPool
 from user_programs import WriteProgram, write_program
+
+if TYPE_CHECKING:  # it imports torch, which the process that shares out the tests does without
+    from ranks import RankPool
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,10 +34,30 @@ def pytest_sessionstart() -> None:
     _let_torch_s_loggers_propagate()  # on a rank, where torch is there from the start
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # thousands of tests are made, and none of them is garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     _let_torch_s_loggers_propagate()
+    _preload_modules_of_jobs(session)
     gc.collect()
     gc.freeze()  # modules and tests stay: no collection of garbage needs to look at them
+
+
+def _preload_modules_of_jobs(session: pytest.Session) -> None:
+    """What runs on ranks of a RankPool is defined in the tests' modules: no rank needs to load
+    them for itself."""
+    for item in session.items:
+        if {"pool", "fresh_pool"}.intersection(getattr(item, "fixturenames", ())):
+            from ranks import preload
+
+            preload(item.module.__name__)  # type: ignore[attr-defined]
 
 
 def _let_torch_s_loggers_propagate() -> None:
@@ -78,6 +101,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
     """Warm ranks, for tests that leave their process as they found it."""
+    from ranks import RankPool
+
     with RankPool() as warm:
         yield warm
 
@@ -85,6 +110,8 @@ def pool() -> Iterator[RankPool]:
 @pytest.fixture
 def fresh_pool() -> Iterator[RankPool]:
     """Ranks of this test alone: it may kill, fork or confuse them."""
+    from ranks import RankPool
+
     with RankPool() as own:
         yield own
 

@@ -41,14 +41,16 @@ Error = TypeVar("Error", bound=BaseException)
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
 _context = multiprocessing.get_context("forkserver")
-_preloaded = ["numpy", "torch", "unisono", "pytest", "hypothesis"]
-_context.set_forkserver_preload(_preloaded)
+_preloaded = ["numpy", "torch", "pytest", "hypothesis", "ranks"]
+_context.set_forkserver_preload([*_preloaded, "frozen"])
 
 
 def _start_fork_server() -> None:
-    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to."""
+    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to.
+    multiprocessing does not tell it where our modules are; `frozen` takes that back."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_WATCH", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         multiprocessing.forkserver.ensure_running()
 
 
@@ -56,7 +58,7 @@ def preload(module: str) -> None:
     """Let ranks find a module loaded; to be called while tests are collected."""
     if module not in _preloaded:
         _preloaded.append(module)
-    _context.set_forkserver_preload(_preloaded)
+    _context.set_forkserver_preload([*_preloaded, "frozen"])
 
 
 class RankFailed(AssertionError):
@@ -159,6 +161,14 @@ class RankPool:
             texts.sort(key=lambda text: "PeerLost" in text)  # first what caused the rest
             raise RankFailed(f"{function.__name__}{args!r:.200}\n" + "\n".join(texts))
         return [outcome.value for outcome in outcomes]
+
+    def launch(
+        self, function: Callable[..., Any], ranks: int, args: tuple[Any, ...] = (), **_: Any
+    ) -> list[Any]:
+        """What stands in for `unisono.launch` where that is not what is tested: ranks that need
+        not import torch first. To be used with ranks of the test's own, whose environment it
+        changes."""
+        return self.run(_run_as_launched, ranks, function, args, connected=False)
 
     def outcomes(
         self,
@@ -329,6 +339,13 @@ def end_as_a_program(error: BaseException) -> NoReturn:
     error.__traceback__ = None  # and with it the frames, which would be gone by then
     ctypes.pythonapi.Py_Exit(code)
     raise AssertionError("the process has ended")
+
+
+def _run_as_launched(
+    rank: int, size: int, path: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> Any:
+    os.environ.update(UNISONO_RANK=str(rank), UNISONO_SIZE=str(size), UNISONO_RENDEZVOUS=path)
+    return function(*args)
 
 
 def _do(job: Job) -> Any:

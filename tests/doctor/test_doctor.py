@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ranks import RankPool
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.doctor import machine, ranks, software, variables
@@ -234,7 +235,8 @@ def test_the_command_is_green_here_and_reads_well() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_for_programs(fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     done = CliRunner().invoke(main, ["doctor", "--json", "--backends", "gloo,nonsense"])
     said = json.loads(done.stdout)
@@ -255,7 +257,10 @@ def test_without_backends_no_rank_is_started() -> None:
     assert "self-test" not in said.output
 
 
-def test_a_wrong_result_is_red_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_red_and_fails_the_command(
+    fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
     monkeypatch.setattr(ranks, "_run", run_with_a_fault)
     said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
     assert said.exit_code == 1

@@ -48,7 +48,7 @@ def run(chosen: tuple[Fault, str]) -> Outcome:
     """Run one program in one setup, until what was said of it is right."""
     fault, setup = chosen
     enough = functools.partial(right, fault)
-    return run_program(fault.path, fault.ranks, setup, enough=enough)
+    return run_program(fault.path, fault.ranks, setup, deadline_s=60, grace_s=15, enough=enough)
 
 
 if __name__ == "__main__":

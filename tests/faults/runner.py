@@ -60,9 +60,11 @@ def run_program(
     ranks: int,
     setup: str,
     deadline_s: float = 20.0,
+    grace_s: float = _GRACE_S,
     enough: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> Outcome:
-    """Run `program` on `ranks` ranks. `setup` is one of
+    """Run `program` on `ranks` ranks; for no longer than `grace_s` after the first verdict.
+    `setup` is one of
 
     unisono, watched (gloo, watched), checked (the same, with its calls checked): ours;
     gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
@@ -82,7 +84,7 @@ def run_program(
                 outcome = Outcome(tuple(_read(file) for file in files), not living)
                 if not told and outcome.verdicts:
                     told = True
-                    end = min(end, time.monotonic() + _GRACE_S)
+                    end = min(end, time.monotonic() + grace_s)
                 if told and enough(outcome):
                     break
                 time.sleep(0.02)
@@ -165,6 +167,7 @@ def _monitored(call: Any, *args: Any, **named: Any) -> Any:
     return call(*args, **named)
 
 
-if __name__ == "__main__":  # program, ranks, setup
-    outcome = run_program(Path(sys.argv[1]).resolve(), int(sys.argv[2]), sys.argv[3])
+if __name__ == "__main__":  # program, which ends by itself; ranks, setup
+    file, ranks, setup = sys.argv[1:]
+    outcome = run_program(Path(file).resolve(), int(ranks), setup, deadline_s=90, grace_s=90)
     print(json.dumps(asdict(outcome)))

@@ -166,7 +166,7 @@ def test_nodes_are_those_of_the_topology() -> None:
     assert Schedule.from_json(made) == wanted
 
 
-@pytest.mark.parametrize("arguments", ["all_reduce -n 1024", "--table -n 8", "show ring -n 4"])
+@pytest.mark.parametrize("arguments", ["all_reduce -n 128", "--table -n 8", "show ring -n 4"])
 def test_tables_keep_their_figures_however_narrow(arguments: str) -> None:
     command = ["plan", *arguments.split()]
     wide, *narrower = (

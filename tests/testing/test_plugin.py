@@ -446,7 +446,7 @@ def test_a_rank_that_dies_is_named_and_replaced_alone(pytester: pytest.Pytester)
 
 
 def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nranks_timeout_s = 1.5")
+    pytester.makeini("[pytest]\nranks_timeout_s = 2.5")
     pytester.makepyfile("""
         import time, pytest
 
@@ -471,16 +471,16 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
             from unisono.testing.membership import MEMBERSHIP
             assert request.config.stash[MEMBERSHIP].rank
 
-        @pytest.mark.ranks(2, timeout_s=1)
+        @pytest.mark.ranks(2, timeout_s=3)
         def test_half_a_setup(fails_on_one, comm): pass
     """)
     result = run(pytester)
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*RendezvousError: group world: rank 0 did not come within 0.5 s",
+            "*RendezvousError: group world: rank 0 did not come within 1.5 s",
             "*- rank 1 -*",
-            "not done by the test's deadline of 1.5 s",
+            "not done by the test's deadline of 2.5 s",
             "*thread * (most recent call first):",
             '  File "*", line 4 in sleep_for_long',
             '  File "*", line * in test_hangs',

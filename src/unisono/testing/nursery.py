@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import os
@@ -30,9 +31,12 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     _processes().end_with_parent(int(sys.argv[2]))
+    gc.disable()
     for name in sys.argv[3:]:
         with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
             importlib.import_module(name)
+    gc.enable()
+    gc.freeze()  # or the first collection of every rank would look at it, and copy it to do so
     wakeup, woken = socket.socketpair()
     for end in (wakeup, woken):
         end.setblocking(False)
