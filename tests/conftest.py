@@ -168,7 +168,7 @@ def _open_groups() -> set[tuple[int, int]]:
 def _await_that_groups_are_closed(before: set[tuple[int, int]]) -> None:
     """Threads may be on their way out of a group, cycles of objects may have kept one until the
     test's arguments went, and works that nobody waited for keep one until somebody looks."""
-    from unisono.comm.shared_memory.abandoned_groups import end_abandoned_groups
+    from unisono.comm.engine import end_abandoned_groups
 
     end_s = time.monotonic() + 10.0
     while left := _open_groups() - before:

@@ -1,11 +1,13 @@
 """unisono: collective communication for PyTorch.
 
 errors.py         every exception that a user can catch
+rank_endings.py   how a rank of a launch ended, as exceptions about it tell
 wording.py        ranks as sentences name them
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 requirements.py   what may not be installed, said in one sentence
 torch_import.py   tells whoever asked that torch has been imported
+torch_compile.py  what keeps torch.compile out of our classes
 torch_habits.py   what people who know torch may write here, and the call that they mean
 environment.py    which rank of how many this process is, as launchers say
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
@@ -68,7 +70,6 @@ _HOMES = {
         "GroupError",
         "MessageMismatch",
         "PeerLost",
-        "RankEnding",
         "RanksFailed",
         "RanksTimedOut",
         "RendezvousError",
@@ -82,6 +83,7 @@ _HOMES = {
     "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher.functions": ("launch",),
     "unisono.plan.mesh": ("Mesh",),
+    "unisono.rank_endings": ("RankEnding",),
     "unisono.watch.debug": ("debug",),
     "unisono.world.world": (
         "barrier",

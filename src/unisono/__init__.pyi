@@ -50,7 +50,6 @@ from unisono.errors import GroupClosed as GroupClosed
 from unisono.errors import GroupError as GroupError
 from unisono.errors import MessageMismatch as MessageMismatch
 from unisono.errors import PeerLost as PeerLost
-from unisono.errors import RankEnding as RankEnding
 from unisono.errors import RanksFailed as RanksFailed
 from unisono.errors import RanksTimedOut as RanksTimedOut
 from unisono.errors import RendezvousError as RendezvousError
@@ -64,6 +63,7 @@ from unisono.groups.default import setup_process_group_manager as setup_process_
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
 from unisono.launcher.functions import launch as launch
 from unisono.plan.mesh import Mesh as Mesh
+from unisono.rank_endings import RankEnding as RankEnding
 from unisono.watch.debug import debug as debug
 from unisono.world.world import barrier as barrier
 from unisono.world.world import cleanup as cleanup

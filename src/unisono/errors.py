@@ -7,8 +7,17 @@ beside their text, so that programs can act on them without parsing a message.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # every process pays for what is imported here, as it starts
+    from typing import TypedDict, Unpack
+
+    from unisono.rank_endings import RankEnding
+
+    class _Where(TypedDict, total=False):
+        rank: int
+        group: str
+        call: int
 
 
 class UnisonoError(RuntimeError):
@@ -65,12 +74,6 @@ class SegmentError(UnisonoError):
     ... except unisono.SegmentError as error:
     ...     print("give the container more memory:", error)
     """
-
-
-class _Where(TypedDict, total=False):
-    rank: int
-    group: str
-    call: int
 
 
 class GroupError(UnisonoError):
@@ -288,31 +291,6 @@ class WeightMismatch(WeightUpdateError):
     def __init__(self, message: str, *, differences: Sequence[tuple[str, str, str]] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
-
-
-@dataclass(frozen=True)
-class RankEnding:
-    """How one rank of a launch ended: `rank`, and whether it `failed`.
-
-    `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
-    when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
-    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote,
-    `host` the name of its host, "" where all are on this machine.
-
-    >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
-    'was killed'
-    """
-
-    rank: int
-    how: str
-    failed: bool
-    exit_code: int
-    signal: str = ""
-    traceback: str = ""
-    stack: str = ""
-    stdout: str = ""
-    stderr: str = ""
-    host: str = ""
 
 
 class RanksFailed(UnisonoError):

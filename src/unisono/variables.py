@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -15,16 +14,23 @@ Value = TypeVar("Value")
 _log = logging.getLogger("unisono")
 
 
-@dataclass(frozen=True)
 class Variable(Generic[Value]):
     """`parse` turns a text into the value, or raises ValueError with what it must be instead.
     `values` are all texts that it may have, where they are few."""
 
-    name: str
-    meaning: str
-    parse: Callable[[str], Value]
-    values: tuple[str, ...] = ()
-    worth_knowing: bool = False
+    def __init__(  # by hand: to make a dataclass takes a millisecond of every `import torch`
+        self,
+        name: str,
+        meaning: str,
+        parse: Callable[[str], Value],
+        values: tuple[str, ...] = (),
+        worth_knowing: bool = False,
+    ) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.parse = parse
+        self.values = values
+        self.worth_knowing = worth_knowing
 
     def read(self, environment: Mapping[str, str] | None = None) -> Value | None:
         """The value; None where the variable is not set, or empty.

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 
 from ranks import RankPool
+from unisono import requirements
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.doctor import machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
 from unisono.doctor.selftest.results import SelfTest
-from unisono.torch_backend import versions
 from user_programs import plain_environment
 
 ROOT = Path(__file__).parents[2]
@@ -100,18 +100,18 @@ def test_time_that_cores_have_worked() -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert versions.is_too_old("2.9.1")
-    assert not versions.is_too_old("2.13.0+cpu")
-    assert not versions.is_untried("2.15.3+cu132")
-    assert versions.is_untried("2.16.0a0+git1234")
-    assert versions.is_untried("3.0.0")
+    assert requirements.is_too_old("2.9.1")
+    assert not requirements.is_too_old("2.13.0+cpu")
+    assert not requirements.is_untried("2.15.3+cu132")
+    assert requirements.is_untried("2.16.0a0+git1234")
+    assert requirements.is_untried("3.0.0")
 
 
 def test_the_pinned_torch_was_tried() -> None:
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    assert not versions.is_too_old(pinned[1])
-    assert not versions.is_untried(pinned[1])
+    assert not requirements.is_too_old(pinned[1])
+    assert not requirements.is_untried(pinned[1])
 
 
 def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_topic(software.findings())["torch"]
     assert found.level is Level.WARN
     assert "torch 2.99.0" in found.text
-    assert f"up to {versions.format_version(versions.NEWEST_TRIED_TORCH)}" in found.text
+    assert f"up to {requirements.format_version(requirements.NEWEST_TRIED_TORCH)}" in found.text
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
         if variable.name.startswith(("TORCH_NCCL", "TORCH_FR"))
     ]
     elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read in a source file, not in a header
-    if versions.torch_version(torch.__version__) >= (2, 15):
+    if requirements.torch_version(torch.__version__) >= (2, 15):
         elsewhere.add("TORCH_NCCL_AVOID_RECORD_STREAMS")  # no more
     for variable in ours:
         assert variable.name in headers or variable.name in elsewhere

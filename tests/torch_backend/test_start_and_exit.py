@@ -6,24 +6,98 @@ from pathlib import Path
 
 from user_programs import DEADLINE_S, write_program
 
-PROGRAM = """
+START = """
 import sys
 
+import torch
 import torch.distributed as dist
 
+before = set(sys.modules)
 rank, meeting = int(sys.argv[1]), "file://" + sys.argv[2]
 dist.init_process_group("unisono", init_method=meeting, rank=rank, world_size=2)
-for_need = ("solo", "failures", "error_texts", "mismatches", "watch")
-print([name for name in sys.modules if name.startswith("unisono.") and name.endswith(for_need)])
+dist.all_reduce(torch.ones(1))
+loaded = {name: sys.modules[name] for name in set(sys.modules) - before}
+"""
+
+LOADED = (
+    START
+    + """
+for_need = {
+    "unisono.comm.arguments",
+    "unisono.comm.engine_types",
+    "unisono.comm.hosts.network",
+    "unisono.comm.mismatches",
+    "unisono.comm.over_torch",
+    "unisono.comm.overlaps",
+    "unisono.comm.rendezvous.handover",
+    "unisono.comm.shared_memory.allocation",
+    "unisono.comm.shared_memory.dtypes",
+    "unisono.comm.shared_memory.error_texts",
+    "unisono.comm.shared_memory.failures",
+    "unisono.comm.solo",
+    "unisono.plan",
+    "unisono.rank_endings",
+    "unisono.torch_backend.futures",
+    "unisono.torch_backend.work",
+    "unisono.watch",
+    "hmac",
+    "secrets",
+}
+print(sorted(for_need & set(loaded)), rank == 0 or "unisono.comm.rendezvous.leading" not in loaded)
+print([
+    f"{name}.{attribute}"
+    for name, module in loaded.items()
+    for attribute, value in vars(module).items()
+    if name.startswith("unisono") and hasattr(value, "__dataclass_fields__")
+])
 group = dist.new_group()  # a global: it is let go when the interpreter has taken its modules apart
 dist.barrier(group)
 dist.destroy_process_group()
 """
+)
+
+FAILING = (
+    START
+    + """
+import atexit
+import os
+
+from unisono import GroupClosed, PeerLost
 
 
-def test_a_group_imports_no_words_for_failures_and_is_let_go_in_silence(tmp_path: Path) -> None:
-    program = write_program(tmp_path, PROGRAM)
+def fail(kind):
+    try:
+        dist.all_reduce(torch.ones(1))
+    except kind as error:
+        print(kind.__name__, getattr(error, "peer", None), flush=True)
+
+
+if rank == 1:
+    os._exit(0)
+print("unisono.comm.shared_memory.exceptions" in sys.modules, flush=True)
+print("unisono.comm.shared_memory.failures" in sys.modules, flush=True)
+child = os.fork()
+if child == 0:
+    fail(GroupClosed)
+    os._exit(0)
+os.waitpid(child, 0)
+atexit.register(fail, PeerLost)
+"""
+)
+
+
+def test_a_group_imports_what_it_needs_and_is_let_go_in_silence(tmp_path: Path) -> None:
+    """To make a dataclass takes a millisecond, and a module that nobody needs a quarter."""
+    program = write_program(tmp_path, LOADED)
     ranks = [program.start(str(rank), str(tmp_path / "meeting")) for rank in range(2)]
     for process in ranks:
-        assert process.communicate(timeout=DEADLINE_S) == ("[]\n", "")
+        assert process.communicate(timeout=DEADLINE_S) == ("[] True\n[]\n", "")
         assert process.returncode == 0
+
+
+def test_what_words_a_failure_can_be_imported_by_a_forked_child_and_at_exit(tmp_path: Path) -> None:
+    program = write_program(tmp_path, FAILING)
+    ranks = [program.start(str(rank), str(tmp_path / "meeting")) for rank in range(2)]
+    (told, errors), _ = (process.communicate(timeout=DEADLINE_S) for process in ranks)
+    assert told == "True\nFalse\nGroupClosed None\nPeerLost 1\n", errors
+    assert ranks[0].returncode == 0

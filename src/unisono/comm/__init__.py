@@ -7,6 +7,7 @@ From the bottom up, as the imports go (pyproject.toml):
     collective_calls      the interface: the collectives, with their types
     base                  the rest of it: messages, groups
     engine                the C library, the only module that touches it
+    engine_types          what its objects can do, for type checkers
     rendezvous/           how processes meet and come to share a segment
     overlaps, arguments   what no implementation accepts, refused with the same texts by all
     mismatches            which ranks called something else than the others

@@ -20,16 +20,9 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
-from unisono.wording import name_ranks
 
 LISTS = (list, tuple)
 _NAMES: dict[str, str] = {"mean": "avg", **{name: name for name in REDUCTIONS}}
-
-
-def is_auto(algorithm: object) -> bool:
-    """Whether the choice of an algorithm is left to what `unisono tune` measured; where it measured
-    nothing, that is the implementation's own way."""
-    return isinstance(algorithm, str) and algorithm.casefold() == "auto"
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -90,6 +83,8 @@ class NotARank(ValueError):
             return str(self)
         if list(global_ranks) == list(range(len(global_ranks))):
             return str(self)
+        from unisono.wording import name_ranks
+
         text = f"{self}: ranks count from 0 in every group, and this one's members are global "
         text += name_ranks(global_ranks)
         if self.rank in global_ranks:

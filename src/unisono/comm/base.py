@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
 from unisono.comm.collective_calls import Algorithm, Collectives, No, Yes
 from unisono.comm.reductions import (
@@ -67,7 +66,6 @@ Group: TypeAlias = "Communicator | ProcessGroup | int | None"
 refused when it is used."""
 
 
-@dataclass(frozen=True)
 class Message:
     """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
     is sent or where it goes; a receive takes the first message of that `tag`.
@@ -76,14 +74,21 @@ class Message:
     Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
     """
 
-    kind: Literal["send", "recv"]
-    tensor: Tensor
-    peer: int
-    tag: int = 0
+    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("send", "recv"):
-            raise ValueError(f'a Message is a "send" or a "recv", not {self.kind!r}')
+    def __init__(
+        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
+    ) -> None:
+        if kind not in ("send", "recv"):
+            raise ValueError(f'a Message is a "send" or a "recv", not {kind!r}')
+        self.kind: Final = kind
+        self.tensor: Final = tensor
+        self.peer: Final = peer
+        self.tag: Final = tag
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"Message({fields})"
 
 
 def check_messages(messages: Any) -> list[Message]:

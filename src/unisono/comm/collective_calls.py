@@ -26,6 +26,12 @@ No: TypeAlias = Literal[False]
 Yes: TypeAlias = Literal[True]
 
 
+def is_auto(algorithm: object) -> bool:
+    """Whether the choice of an algorithm is left to what `unisono tune` measured; where it measured
+    nothing, that is the implementation's own way."""
+    return isinstance(algorithm, str) and algorithm.casefold() == "auto"
+
+
 class Collectives(ABC):
     """What every Communicator can do with tensors of all its ranks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -10,11 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.base import Work
 from unisono.errors import EngineUnavailable, SegmentError
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 _native: Any = None
 _why_missing = ""
@@ -35,8 +38,9 @@ GPU_MARK = -2
 """In place of a root, in posts of calls on GPU tensors: they match none on CPU tensors."""
 
 
-class Status(IntEnum):
-    """How a call ended; the numbers are csrc/unisono.h's."""
+class Status:
+    """How a call ended; the numbers are csrc/unisono.h's. No enumeration, which would take its time
+    whenever a process starts."""
 
     OK = 0
     MISMATCH = 1
@@ -57,6 +61,14 @@ class Status(IntEnum):
     DAMAGED = 16
     ASK_AGAIN = 100
 
+    @classmethod
+    def name(cls, status: int) -> str:
+        """What a status is called here. Raises ValueError for what is none."""
+        for name, number in vars(cls).items():
+            if number == status:
+                return name
+        raise ValueError(f"{status} is not a status of the engine")
+
 
 class Operation(IntEnum):
     """What a call does; the numbers are csrc/unisono.h's."""
@@ -75,7 +87,7 @@ class Operation(IntEnum):
     ALLOCATE = 12
 
 
-class Note(IntEnum):
+class Note:
     """Texts that a rank leaves for its peers' errors; the numbers are csrc/unisono.h's."""
 
     SITE = 0
@@ -89,68 +101,6 @@ ABOUT_MESSAGES = 2**64 - 1
 
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
-
-
-class Block(Protocol):
-    """Memory that all ranks of a group have mapped: a buffer with a part for each."""
-
-    address: int
-
-    def use(self, number: int) -> None:
-        """All ranks have opened it: calls may find it, under this number."""
-
-    def part(self, rank: int) -> tuple[int, int]:
-        """Where a rank's part begins in the buffer, and how many bytes it has."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
-
-class Group(Protocol):
-    """A rank of a group. The methods that take part in a call return a `Status`; `send` and
-    `recv` return the rank at the other end, or a status below zero. What `submit`, `isend` and
-    `irecv` take first is the GroupExceptions by which their works raise. `run` and `submit` take
-    operation, output, input, root, reduction, factor, whether it is coalesced, and a schedule."""
-
-    calls: int
-    descriptor: int
-    timeout_ns: int
-    tuning: tuple[int, ...]
-    is_crowded: bool
-
-    def all_reduce(self, tensor: Any, op: Any) -> int: ...
-    def run(self, *call: Any) -> int: ...
-    def submit(self, exceptions: Any, *call: Any) -> Work | int: ...
-    def send(self, tensor: Any, peer: int, tag: int) -> int: ...
-    def recv(self, tensor: Any, peer: int, tag: int) -> int: ...
-    def isend(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
-    def irecv(self, exceptions: Any, frame: FrameType, *message: Any) -> Work: ...
-    def seen(self) -> tuple[int, int, int]: ...
-    def waiting(self, rank: int) -> tuple[int, int, int, int, int, int] | None: ...
-    def stuck(self, rank: int) -> tuple[int, int] | None: ...
-    def probe(self, tag: int) -> int: ...
-    def unmatched(self, source: int) -> tuple[int, int]: ...
-    def progress(self, rank: int) -> int: ...
-    def pair_bytes(self, rank: int, call: int) -> list[int]: ...
-    def set_eager(self, size_bytes: int) -> None: ...
-    def tune(self, *bytes: int) -> None: ...
-    def barrier(self) -> int: ...
-    def refuse(self, operation: int) -> int: ...
-    def abort(self, reason: str) -> None: ...
-    def read_note(self, rank: int, kind: int, about: int) -> str | None: ...
-    def introduce(self, name: str, global_rank: int, keeps_sites: bool) -> None: ...
-    def become_part(self, name: str, global_rank: int) -> None: ...
-    def watch(self, rank: int, identity: int, pidfd: int) -> bool: ...
-    def open_block(self, descriptor: int, sizes: Sequence[int]) -> Block: ...
-    def reopen_block(self, number: int) -> Block | None: ...
-    def record_open(self, *call: int) -> int: ...
-    def record_given(self, *call: Any) -> int | None: ...
-    def record_end(self, record: int, status: int) -> None: ...
-    def check(self, *call: int) -> int: ...
-    def release_works(self) -> bool: ...
-    def close(self) -> None: ...
-    def failure(self) -> tuple[int, int, int, int]: ...
-    def posted(self, rank: int, call: int) -> Sequence[int] | None:
-        """What a rank posted: call, operation, reduction, dtype, root, refused, bytes, hash."""
 
 
 def _module() -> Any:
@@ -225,10 +175,10 @@ def engine_ns(seconds: float) -> int:
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
     """Become rank `rank` of the group whose segment `descriptor` is."""
     try:
-        group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
+        group: Group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
-    return cast(Group, group)
+    return group
 
 
 def work_types() -> tuple[type, ...]:
@@ -251,6 +201,27 @@ def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0
     """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
     in this process alone. `to` may be one of them."""
     _module().combine([to, *sources], reduction, factor)
+
+
+# -- groups whose communicators are gone ---------------------------------------------------------
+
+_abandoned_groups: list[Group] = []
+"""A group ends with its last reference; works that nobody waited for hold one, until they are done
+and somebody looks: whenever a communicator comes or goes, in any thread, at any moment."""
+
+
+def abandon_group(group: Group) -> None:
+    """Let a group end once its works are done."""
+    _abandoned_groups.append(group)
+    end_abandoned_groups()
+
+
+def end_abandoned_groups() -> None:
+    """Let go of the groups whose works are done."""
+    for group in list(_abandoned_groups):
+        if not group.release_works():
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _abandoned_groups.remove(group)
 
 
 # -- records and sites -------------------------------------------------------------------------

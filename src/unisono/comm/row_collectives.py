@@ -12,9 +12,10 @@ import torch
 
 from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.arguments import LISTS, check_own_part, check_root, is_auto
+from unisono.comm.arguments import LISTS, check_own_part, check_root
 from unisono.comm.base import Op, PremulSum, Tensor, Tensors, Work, count, dtype_name
 from unisono.comm.by_algorithm import run_by
+from unisono.comm.collective_calls import is_auto
 from unisono.comm.row_group import RowGroup, Rows, WideSide
 from unisono.comm.rows import (
     bytes_of,

@@ -17,7 +17,6 @@ from unisono.comm.arguments import (
     check_root,
     check_tensor,
     check_wide_side,
-    is_auto,
 )
 from unisono.comm.arithmetic import scale
 from unisono.comm.base import (
@@ -29,6 +28,7 @@ from unisono.comm.base import (
     count,
     dtype_name,
 )
+from unisono.comm.collective_calls import is_auto
 from unisono.comm.overlaps import overlap_complaint
 from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, GroupClosed, GroupError

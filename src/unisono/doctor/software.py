@@ -15,7 +15,7 @@ import unisono
 from unisono.comm import engine
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
-from unisono.torch_backend.versions import (
+from unisono.requirements import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from unisono.errors import RankEnding, RanksFailed, RanksTimedOut
+from unisono.errors import RanksFailed, RanksTimedOut
 from unisono.launcher.process import Rank
 from unisono.processes import describe_exit, signal_name
+from unisono.rank_endings import RankEnding
 from unisono.watch.report import Report
 from unisono.wording import name_number, name_ranks, plural
 

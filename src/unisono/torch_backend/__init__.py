@@ -10,5 +10,4 @@ shared_buffers.py    memory that FSDP2 asks a backend for: shared tensors
 flight_recorder.py   torch's Flight Recorder, where it is asked for
 autoload.py          what torch calls at `import torch`
 replacement.py       UNISONO_REPLACE: our groups for programs that name gloo
-versions.py          which versions of torch it works with
 """

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
-from unisono.comm.over_torch.compile import never_compiled
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_compile import never_compiled
 
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"
 _CALLS = (

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Communicator, Work
-from unisono.comm.over_torch.compile import never_compiled
+from unisono.torch_compile import never_compiled
 
 _KEPT_WORKS = 8
 

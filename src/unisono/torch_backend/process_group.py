@@ -7,10 +7,11 @@ None, which torch takes for a finished work.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,16 +33,18 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
 from unisono.comm.engine import hide_files
-from unisono.comm.over_torch.compile import never_compiled
-from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
-from unisono.torch_backend.shared_buffers import SharedBuffers
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
     as_list,
     as_nested_list,
     unchanged,
 )
-from unisono.torch_backend.work import FinishedTorchWork, TorchWork
+from unisono.torch_compile import never_compiled
+
+if TYPE_CHECKING:
+    from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
+    from unisono.torch_backend.shared_buffers import SharedBuffers
+    from unisono.torch_backend.work import FinishedTorchWork, TorchWork
 
 NAME = "unisono"
 _Type: Any = ReduceOp.RedOpType
@@ -91,9 +94,6 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._group_name = comm.name
         self._description = ""
-        self._completer = CollectiveCompleter(comm.name)
-        self._message_completer = MessageCompleter(comm)
-        self._buffers = SharedBuffers(comm)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         if _profiler_enabled():
             call = _seen_by_profiler(call, tensors)
-        return TorchWork(call(tensor, peer, tag), tensors, self._message_completer)
+        return self._work(call(tensor, peer, tag), tensors, self._message_completer)
 
     def _start_coalescing(self, device: torch.device) -> None:
         raise NotImplementedError(
@@ -309,9 +309,9 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self.comm.abort("torch.distributed aborted the group")
 
     def shutdown(self) -> None:
-        self._completer.close()
-        self._message_completer.close()
-        self._buffers.clear()
+        for lazily_made in ("_completer", "_message_completer", "_buffers"):
+            if lazily_made in vars(self):
+                getattr(self, lazily_made).close()
         self.comm.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -350,8 +350,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         finally:
             self.comm.timeout_s = usual_s
         if work is None:
-            return FinishedTorchWork(result, self._completer)
-        return TorchWork(work, result, self._completer)
+            return self._finished_work(result, self._completer)
+        return self._work(work, result, self._completer)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Reduction:
         """The reduction that torch asks for. Its average of integers is their sum divided."""
@@ -390,7 +390,39 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
         )
         tensor.copy_(total.coalesce())
-        return FinishedTorchWork([tensor], self._completer)
+        return self._finished_work([tensor], self._completer)
+
+    # -- made when they are needed: a program whose calls all block has no works -------------------
+
+    @functools.cached_property
+    def _work(self) -> type[TorchWork]:
+        from unisono.torch_backend.work import TorchWork
+
+        return TorchWork
+
+    @functools.cached_property
+    def _finished_work(self) -> type[FinishedTorchWork]:
+        from unisono.torch_backend.work import FinishedTorchWork
+
+        return FinishedTorchWork
+
+    @functools.cached_property
+    def _completer(self) -> CollectiveCompleter:
+        from unisono.torch_backend.futures import CollectiveCompleter
+
+        return CollectiveCompleter(self.comm.name)
+
+    @functools.cached_property
+    def _buffers(self) -> SharedBuffers:
+        from unisono.torch_backend.shared_buffers import SharedBuffers
+
+        return SharedBuffers(self.comm)
+
+    @functools.cached_property
+    def _message_completer(self) -> MessageCompleter:
+        from unisono.torch_backend.futures import MessageCompleter
+
+        return MessageCompleter(self.comm)
 
 
 def _cut(

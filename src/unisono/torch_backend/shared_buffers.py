@@ -62,7 +62,7 @@ class SharedBuffers:
         free = next((tensor for tensor in taken if tensor is not None), None)
         return torch.empty(count, dtype=dtype) if free is None else free
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Give back what nobody uses."""
         self._has_room = False
         self._buffers.clear()

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator, count, dtype_name
-from unisono.comm.engine import Group, Operation, Status, create_segment, open_group
+from unisono.comm.engine import Operation, Status, create_segment, open_group
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.shared_memory.group_parts import BETWEEN_HOSTS, Part, name_part
 from unisono.comm.shared_memory.segment_listeners import announce_segment
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 _OPERATIONS = {operation.name.lower(): int(operation) for operation in Operation}
 _BARRIER = int(Operation.BARRIER)

@@ -4,6 +4,8 @@ Each rank says through the store where it is: on which machine since its last st
 network namespace, for the sockets by which ranks of one host meet belong to that; or what
 UNISONO_HOSTID says instead. That is a claim. The proof: whoever claims the host of another rank
 connects to a socket of it that has no name outside that host's kernel.
+
+Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
 """
 
 from __future__ import annotations
@@ -11,23 +13,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from unisono import variables
-from unisono.comm.hosts import network
-from unisono.comm.rendezvous.store_exchange import exchange
+from unisono.comm.rendezvous.announcements import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed, peer_uid
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace
-from unisono.wording import name_ranks
 
 
-@dataclass(frozen=True, eq=False)
 class Hosts:
     """Where all ranks of a world are. Hosts are numbered by their lowest global rank.
 
@@ -36,12 +33,18 @@ class Hosts:
     hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world.
     """
 
-    members: tuple[tuple[int, ...], ...]
-    names: tuple[str, ...]
-    mine: int
-    pids: tuple[int, ...]
-    address: str = ""
-    secret: bytes = field(default=b"", repr=False)
+    def __init__(
+        self,
+        members: tuple[tuple[int, ...], ...],
+        names: tuple[str, ...],
+        mine: int,
+        pids: tuple[int, ...],
+        address: str = "",
+        secret: bytes = b"",
+    ) -> None:
+        self.members, self.names, self.mine, self.pids = members, names, mine, pids
+        self.address = address
+        self.secret = secret
 
     @property
     def count(self) -> int:
@@ -63,20 +66,22 @@ class Hosts:
 
     def name_host(self, host: int) -> str:
         """ "node7 (ranks 2 and 3)": a host as exceptions name it."""
+        from unisono.wording import name_ranks  # for exceptions alone
+
         return f"{self.names[host]} ({name_ranks(self.members[host])})"
 
 
-@dataclass(frozen=True)
 class Claim:
     """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
     says that UNISONO_HOSTID has told it; `socket` is where it can be reached on that host."""
 
-    identity: str
-    is_given: bool
-    name: str
-    pid: int
-    socket: str
-    secret: str
+    def __init__(
+        self, identity: str, is_given: bool, name: str, pid: int, socket: str, secret: str
+    ) -> None:
+        self.identity, self.is_given = identity, is_given
+        self.name, self.pid = name, pid
+        self.socket = socket
+        self.secret = secret
 
 
 def find_hosts(
@@ -102,6 +107,8 @@ def find_hosts(
         hosts = group_claims(claims, rank)
         if hosts.count == 1:  # whose ranks prove it when they come to share a segment
             return hosts
+        from unisono.comm.hosts import network  # what one host alone need not load
+
         addresses: network.Addresses = {}
         try:
             _prove(claims, rank, hosts.leader(hosts.mine))
@@ -149,7 +156,7 @@ def identify_host() -> str:
 def _claim(door: socket.socket) -> Claim:
     """This rank's; whoever comes to the door while it is open has proved to be on this host, for
     the kernel lets nobody else in."""
-    name = f"unisono-{secrets.token_hex(16)}"
+    name = f"unisono-{os.urandom(16).hex()}"
     door.bind(b"\0" + name.encode())
     door.listen(1024)
     given = variables.HOSTID.read()
@@ -159,7 +166,7 @@ def _claim(door: socket.socket) -> Claim:
         given or socket.gethostname(),
         os.getpid(),
         name,
-        secrets.token_hex(32),
+        os.urandom(32).hex(),
     )
 
 

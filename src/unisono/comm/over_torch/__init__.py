@@ -10,5 +10,4 @@ process_groups.py   groups of torch that their members alone make, in any order
 stateless.py        groups outside torch's world, of processes that have a store in common
 store.py            a torch Store for one machine, without a port
 master_store.py     the one at MASTER_ADDR, without its silence
-compile.py          what keeps torch.compile out of our classes
 """

@@ -4,9 +4,8 @@ meeting.py         how a group is made: the first member leads, the others follo
 leading.py         rank 0's part: receive the others, make the segment, hand it over
 lobby.py           where a process receives those who come to make a group with it
 membership.py      what a rank brings to the meeting, and what it has afterwards
-announcements.py   where ranks that do not know each other announce themselves
+announcements.py   where ranks that do not know each other announce themselves, and exchange texts
 discovery.py       finding rank 0 by its announcement, and judging the others'
-store_exchange.py  what every rank tells all others through a torch Store
 by_parent.py       where the children of one process meet
 by_name.py         where processes that were started separately meet
 unix_socket.py     one connection between two processes of this user

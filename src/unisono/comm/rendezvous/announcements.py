@@ -1,4 +1,5 @@
-"""Where ranks that do not know each other announce themselves: a file or a torch Store."""
+"""Where ranks that do not know each other announce themselves: a file or a torch Store; and what
+every rank tells all others through a store."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.comm.rendezvous.unix_socket import descriptors_needed
+from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed
+from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.errors import RendezvousError, UnisonoError
 
 Announcement = dict[str, Any]
@@ -175,3 +178,43 @@ def store_answers() -> Iterator[None]:
             f"the torch Store by which the ranks meet does not answer; has the process that hosts "
             f"it ended? ({reason})"
         ) from error
+
+
+def exchange(
+    store: Any,
+    name: str,
+    rank: int,
+    ranks: Sequence[int],
+    text: str,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """The texts of these ranks, in their order; each of them calls this, and has it once all have
+    come.
+
+    Exchanges under one name are numbered, so that a store may serve several, one after the other.
+    Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
+    """
+    size = len(ranks)
+    waiting = Waiting(rank, size, "world", deadline)
+    with store_answers():
+        serial = store.add(f"unisono/{name}/count/{rank}", 1)
+        keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
+        store.set(keys[rank], text)
+        pause_s = 0.001
+        while not store.check(list(keys.values())):
+            is_late = not deadline.left_s()
+            if is_late or waiting.is_long():
+                missing = [member for member, key in keys.items() if not store.check([key])]
+                if is_late and missing:
+                    from unisono.wording import name_ranks  # few ever wait in vain
+
+                    raise RendezvousError(
+                        f"{name_ranks(missing)} of {size} did not come within "
+                        f"{in_seconds(deadline.timeout_s)}"
+                    )
+                waiting.say(missing, size - len(missing))
+            check()
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+        return [text.decode() for text in store.multi_get(list(keys.values()))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from typing import TYPE_CHECKING
 
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
@@ -21,7 +22,9 @@ from unisono.comm.rendezvous.unix_socket import Departed
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.comm.tuning import warn_of_difference
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.wording import name_ranks
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 _QUIET_S = 0.2
 """After so long without a visitor, a leader looks where the missing ones are."""
@@ -85,6 +88,8 @@ class Leader:
                 ]
                 absent = sorted(missing + gone)
                 if not left_s:
+                    from unisono.wording import name_ranks  # few ever wait in vain
+
                     raise RendezvousError(
                         f"group {request.key}: {name_ranks(absent)} of {request.size} did not come "
                         f"within {in_seconds(request.deadline.timeout_s)}"
@@ -141,7 +146,7 @@ class Leader:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
         request = self._request
         connections = [visitor.connection for visitor in self._visitors.values()]
-        group: engine.Group | None = None
+        group: Group | None = None
         try:
             everyone = [self._me | {"payload": request.payload}]
             everyone += [self._visitors[rank].hello for rank in range(1, request.size)]
@@ -185,13 +190,15 @@ class Leader:
             if visitor.hello.get("tuning") != mine
         ]
         if others:
+            from unisono.wording import name_ranks
+
             warn_of_difference(
                 f"group {request.key}: the tuning tables of {name_ranks(others)} and rank 0 "
                 "differ, or only some have one"
             )
         return mine is not None and not others
 
-    def _hand_over(self, invitation: Announcement, cores: int) -> engine.Group:
+    def _hand_over(self, invitation: Announcement, cores: int) -> Group:
         request, visitors = self._request, self._visitors
         descriptor = engine.create_segment(request.size, cores, invitation["nonce"])
         try:

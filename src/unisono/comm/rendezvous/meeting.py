@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from typing import TYPE_CHECKING
 
-from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
 from unisono.comm.rendezvous.discovery import about_me, clear_if_over, find_leader
-from unisono.comm.rendezvous.leading import Leader
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.membership import (
     JoinRequest,
@@ -33,7 +32,9 @@ from unisono.comm.rendezvous.unix_socket import (
 )
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
-from unisono.wording import name_ranks
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 _GRACE_S = 2.0
 """How much longer followers wait than their leader, so that they hear its reason."""
@@ -44,6 +45,8 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
     with descriptors_needed():
         me = about_me(lobby.address)
         if request.rank == 0:
+            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+
             try:
                 announcements.announce(0, me)
                 return Leader(lobby, request, me, announcements).make_group()
@@ -73,6 +76,8 @@ def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membersh
     with descriptors_needed():
         me = about_me(lobby.address)
         if request.rank == 0:
+            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+
             return Leader(lobby, request, me).make_group()
         return _follow(_call(leader_address, request), request, me, sends_pidfd=False)
 
@@ -110,7 +115,7 @@ def _follow(
     connection: Connection, request: JoinRequest, me: Announcement, sends_pidfd: bool
 ) -> Membership:
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
-    group: engine.Group | None = None
+    group: Group | None = None
     try:
         try:
             with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
@@ -155,6 +160,8 @@ def _await_invitation(
             missing = [int(rank) for rank in message["missing"]]
             waiting.say(missing, request.size - len(missing))
     except NoAnswer as error:
+        from unisono.wording import name_ranks  # few ever wait in vain
+
         who = name_ranks(missing) if missing else "some rank"
         raise RendezvousError(
             f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from unisono.comm.engine import Group
 from unisono.comm.rendezvous.announcements import Announcement
 from unisono.comm.rendezvous.unix_socket import Deadline, TooFewDescriptors, descriptors_needed
 from unisono.comm.tuning import Tuning
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 
 class JoinRequest:

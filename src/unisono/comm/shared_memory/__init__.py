@@ -6,9 +6,7 @@ messages.py              its part that is point to point
 tuned_group.py           its part that the table of `unisono tune` is for
 auto.py                  which algorithm "auto" is
 allocation.py            memory that all ranks have mapped, for shared tensors
-gpu_tensors.py           its way to tensors of a GPU
 dtypes.py                lists of several dtypes as lists of one each
-abandoned_groups.py      groups whose communicators are gone
 exceptions.py            from the status of a call or a message to its exception
 failures.py              from the way a group ended to the exception that its ranks raise
 error_texts.py           what these say

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
-from unisono.comm.engine import Block, create_block, memory_room
+from unisono.comm.engine import create_block, memory_room
 from unisono.comm.rendezvous.handover import hand_out, receive_from
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.membership import Membership
@@ -25,6 +25,7 @@ from unisono.comm.shared_tensors import Memory, is_of_torch
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
+    from unisono.comm.engine_types import Block
     from unisono.comm.tensors import Tensor
 
 _OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)

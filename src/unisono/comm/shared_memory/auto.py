@@ -19,9 +19,9 @@ _WITHOUT_ARITHMETIC = ("broadcast", "all_gather", "all_to_all")
 
 
 class AutoChoice:
-    """Chooses for one group. `ranks` is its size; without a `tuning` nothing is chosen."""
+    """Chooses for one group. `ranks` is its size."""
 
-    def __init__(self, tuning: Tuning | None, ranks: int) -> None:
+    def __init__(self, tuning: Tuning, ranks: int) -> None:
         self._tuning = tuning
         self._ranks = ranks
         self._in_order: dict[str, bool] = {}
@@ -30,8 +30,6 @@ class AutoChoice:
         self, collective: str, tensor: Any, op: Op = "sum", reorder: bool = False
     ) -> str | None:
         """The algorithm for a call with this tensor, or this wide side; None: the engine's own."""
-        if self._tuning is None:
-            return None
         is_list = isinstance(tensor, LISTS)
         if is_list and collective != "all_reduce":
             return None  # of parts that may differ in size, from rank to rank too

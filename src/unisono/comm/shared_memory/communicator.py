@@ -5,39 +5,33 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono import variables
-from unisono.comm.arguments import (
-    check_root,
-    check_wide_side,
-    is_auto,
-)
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     Communicator,
     Op,
     Work,
 )
+from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import (
-    Group,
     OnDevice,
     Operation,
     Status,
+    abandon_group,
+    end_abandoned_groups,
     engine_ns,
     open_group,
     work_types,
 )
-from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
-from unisono.comm.shared_memory.abandoned_groups import abandon_group, end_abandoned_groups
-from unisono.comm.shared_memory.allocation import Allocator
 from unisono.comm.shared_memory.engine_calls import (
     LISTS,
     REDUCTION_NUMBERS,
@@ -48,12 +42,15 @@ from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_memory.tuned_group import TunedGroup
-from unisono.comm.shared_tensors import Memory
 from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
+    from unisono.comm.engine_types import Group
+    from unisono.comm.rendezvous.announcements import Announcements
+    from unisono.comm.shared_memory.allocation import Allocator
+    from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
 
 # Looking a member up in its enumeration takes longer than a global.
@@ -92,7 +89,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._isend = membership.group.isend
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
-        self._allocator = Allocator(membership, name)
         self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._tune_by(membership.tuning)
@@ -206,6 +202,12 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
     # -- memory that all ranks have mapped ------------------------------------------------------
 
+    @cached_property
+    def _allocator(self) -> Allocator:
+        from unisono.comm.shared_memory.allocation import Allocator  # few share tensors
+
+        return Allocator(self._membership, self.name)
+
     def _allocate(self, size_bytes: int) -> Memory | None:
         if self._lobby is None:
             raise self._exceptions.closed()
@@ -312,7 +314,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
         if is_auto(algorithm):
-            algorithm = self._auto.choose("all_reduce", tensor, op, self.allow_reorder)
+            algorithm = self._choose_by_table("all_reduce", tensor, op)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
         return self._run_in_place(
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
@@ -355,7 +357,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if algorithm is not None:
             return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
-            self._checked(_REDUCE, check_root, root, self.size)
+            self._check_root(_REDUCE, root)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
         return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
 
@@ -371,7 +373,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if algorithm is not None:
             return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
-            self._checked(_BROADCAST, check_root, root, self.size)
+            self._check_root(_BROADCAST, root)
         return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
 
     def all_gather(
@@ -415,7 +417,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             or (self.rank == root) is (output is None)
             or not 0 <= root < self.size
         ):
-            self._checked(_GATHER, check_wide_side, root, self.rank, self.size, output, "output")
+            self._check_wide_side(_GATHER, root, output, "output")
         return self._run((_GATHER, root, 0, 1.0, None), output, input, async_op)
 
     def scatter(
@@ -426,7 +428,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             or (self.rank == root) is (input is None)
             or not 0 <= root < self.size
         ):
-            self._checked(_SCATTER, check_wide_side, root, self.rank, self.size, input, "input")
+            self._check_wide_side(_SCATTER, root, input, "input")
         return self._run((_SCATTER, root, 0, 1.0, None), output, input, async_op)
 
     def all_to_all(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from unisono.comm.arguments import NotARank, check_coalesced, check_reduction
 from unisono.comm.base import (
     REDUCTIONS,
     TRUNCATED_AVG,
+    Communicator,
     Op,
     PremulSum,
     Work,
     dtype_name,
     name_of_dtype,
 )
-from unisono.comm.engine import Group, OnDevice, Operation
-from unisono.comm.shared_memory.dtypes import dtypes_of, sort_by_dtype
+from unisono.comm.engine import OnDevice, Operation
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 from unisono.comm.work import join_works
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 REDUCTION_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(REDUCTIONS)}
 _PREMUL_SUM = len(REDUCTIONS)
@@ -28,8 +30,29 @@ EngineCall = tuple[Operation, int, int, float, bytes | None]
 """What the engine is told of a call, its tensors aside: operation, root, reduction, factor and
 compiled schedule. A plain tuple: to make a named one takes longer than the engine's whole call."""
 
+# What checks arguments and sorts lists is imported where it is used: many programs never need it,
+# and every process would pay for it as it starts.
+
 LISTS = frozenset((list, tuple))  # asking for the type is several times faster than isinstance
 _T = TypeVar("_T")
+
+
+class GpuTensors(Communicator):
+    """A group whose calls on CUDA tensors go on in `unisono.comm.cuda`."""
+
+    _gpu: Any = None
+
+    def _gpu_group(self) -> Communicator:
+        """What carries out the calls of this group on tensors of a GPU, from the first one on."""
+        if self._gpu is None:
+            # By name, since it stands on this implementation, and needs torch.
+            self._gpu = importlib.import_module("unisono.comm.cuda.group").GpuGroup(self)
+        gpu: Communicator = self._gpu
+        return gpu
+
+    def _close_gpu_group(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()
 
 
 class EngineCalls(GpuTensors):
@@ -78,6 +101,9 @@ class EngineCalls(GpuTensors):
         self, call: EngineCall, outputs: Any, inputs: Any, async_op: bool
     ) -> Work | None:
         """A coalesced call: one for each dtype."""
+        from unisono.comm.arguments import check_coalesced
+        from unisono.comm.shared_memory.dtypes import sort_by_dtype
+
         operation = call[0]
         self._checked(operation, check_coalesced, outputs, inputs)
         name = operation.name.lower()
@@ -108,11 +134,15 @@ class EngineCalls(GpuTensors):
     def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
         """The engine's number of `op` and its factor; a list is checked as a whole."""
         if type(tensors) in LISTS:
+            from unisono.comm.shared_memory.dtypes import dtypes_of
+
             dtypes = list(map(name_of_dtype, dtypes_of(tensors)))
         elif type(op) is str and op in REDUCTION_NUMBERS:
             return REDUCTION_NUMBERS[op], 1.0  # whether it means something the engine knows
         else:
             dtypes = [dtype_name(tensors)]
+        from unisono.comm.arguments import check_reduction
+
         name, factor = self._checked(operation, check_reduction, op, dtypes, TRUNCATED_AVG)
         return REDUCTION_NUMBERS.get(name, _PREMUL_SUM), factor
 
@@ -120,12 +150,24 @@ class EngineCalls(GpuTensors):
         """What a check of `arguments` returns, or its refusal as this group's."""
         try:
             return check(*arguments)
-        except NotARank as error:
-            self._refuse(operation, error.among(self.global_ranks))
         except OnDevice:
             raise
         except (ValueError, TypeError) as error:
+            from unisono.comm.arguments import NotARank
+
+            if isinstance(error, NotARank):
+                self._refuse(operation, error.among(self.global_ranks))
             self._refuse(operation, str(error), type(error))
+
+    def _check_root(self, operation: Operation, root: object) -> None:
+        from unisono.comm.arguments import check_root
+
+        self._checked(operation, check_root, root, self.size)
+
+    def _check_wide_side(self, operation: Operation, root: object, wide: Any, side: str) -> None:
+        from unisono.comm.arguments import check_wide_side
+
+        self._checked(operation, check_wide_side, root, self.rank, self.size, wide, side)
 
     def _refuse(
         self, operation: Operation, why: str, kind: Callable[[str], Exception] = ValueError

@@ -6,13 +6,16 @@ import functools
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Group, Note, Operation, Status
+from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes
 from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {

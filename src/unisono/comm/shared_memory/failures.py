@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from unisono.comm.engine import ABOUT_MESSAGES, Group, Note, Status
+from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
 from unisono.comm.mismatches import find_minority
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
@@ -19,6 +20,9 @@ from unisono.errors import (
     PeerLost,
 )
 from unisono.processes import state_of
+
+if TYPE_CHECKING:
+    from unisono.comm.engine_types import Group
 
 SITES_WAIT_S = 0.5
 """How long an error waits for the peers to say where they are; they say it as they fail."""

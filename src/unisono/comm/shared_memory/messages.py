@@ -6,14 +6,14 @@ from collections.abc import Callable
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING
 
-from unisono.comm.arguments import NotARank, check_peer
 from unisono.comm.base import Work
-from unisono.comm.engine import Group, OnDevice
+from unisono.comm.engine import OnDevice
+from unisono.comm.shared_memory.engine_calls import GpuTensors
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.gpu_tensors import GpuTensors
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor
+    from unisono.comm.engine_types import Group
 
 
 class EngineMessages(GpuTensors):
@@ -73,6 +73,8 @@ class EngineMessages(GpuTensors):
             return self._gpu_group().irecv(tensor, None if src < 0 else src, tag)
 
     def _check_peer(self, what: str, peer: int) -> None:
+        from unisono.comm.arguments import NotARank, check_peer
+
         try:
             check_peer(peer, self.size)
         except NotARank as error:

@@ -324,7 +324,7 @@ def parse_record(record: bytes, layout: RecordsLayout, clock: Clock, sites: byte
         root=root if operation in ROOTED else None,
         reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
         state=_STATES[state & 0xFFFF],
-        status=Status(state >> 16).name,
+        status=Status.name(state >> 16),
         arrived_s=clock.seconds(arrived),
         started_s=clock.seconds(started) if started else None,
         ended_s=clock.seconds(ended) if ended else None,

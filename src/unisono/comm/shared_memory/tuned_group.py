@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.arguments import is_auto
 from unisono.comm.base import Communicator
-from unisono.comm.engine import TUNED, Group, default_tuning
-from unisono.comm.shared_memory.auto import AutoChoice
-from unisono.comm.tuning import Tuning
+from unisono.comm.collective_calls import is_auto
+from unisono.comm.engine import TUNED, default_tuning
 
 if TYPE_CHECKING:
+    from unisono.comm.base import Op
+    from unisono.comm.engine_types import Group
+    from unisono.comm.shared_memory.auto import AutoChoice
+    from unisono.comm.tuning import Tuning
     from unisono.plan.schedule import Schedule
 
 
@@ -20,7 +22,7 @@ class TunedGroup(Communicator):
 
     is_tuned: bool
     _group: Group
-    _auto: AutoChoice
+    _auto: AutoChoice | None = None
 
     def _tune_by(self, tuning: Tuning | None) -> None:
         if tuning is not None and tuning.crowded == self._group.is_crowded:
@@ -28,7 +30,10 @@ class TunedGroup(Communicator):
         else:  # it was measured with another number of cores
             tuning = None
         self.is_tuned = tuning is not None
-        self._auto = AutoChoice(tuning, self.size)
+        if tuning is not None:
+            from unisono.comm.shared_memory.auto import AutoChoice  # most machines have no table
+
+            self._auto = AutoChoice(tuning, self.size)
 
     @property
     def tuning(self) -> dict[str, int]:
@@ -61,4 +66,9 @@ class TunedGroup(Communicator):
             return algorithm
         if async_op:
             return None
-        return self._auto.choose(collective, wide, reorder=self.allow_reorder)
+        return self._choose_by_table(collective, wide)
+
+    def _choose_by_table(self, collective: str, tensor: Any, op: Op = "sum") -> str | None:
+        if self._auto is None:
+            return None
+        return self._auto.choose(collective, tensor, op, self.allow_reorder)

@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives.integers import device_of
 from unisono.comm.base import Communicator, Work
-from unisono.comm.shared_memory.gpu_tensors import GpuTensors
+from unisono.comm.shared_memory.engine_calls import GpuTensors
 from unisono.training.weights.checksum import checksum
 from unisono.training.weights.plan import Unit, WeightBucket, WeightPlan, WeightTransfer
 from unisono.training.weights.reading import MappedWeights
