@@ -12,7 +12,7 @@ that comes later than before may leave it to one that is waited for (Graham's an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -133,13 +133,45 @@ def simulate(
     for rank, seconds in (late_s or {}).items():
         parts.check_rank(rank)
         simulation.ready[rank] += seconds
+    for step, times in _steps_of(schedule):
+        simulation.run(simulation.messages_of(step), times)
+    return simulation.timeline(total_bytes)
+
+
+def simulate_speeds(
+    schedule: Schedule, topologies: Sequence[Topology], total_bytes: float
+) -> list[float]:
+    """How long `schedule` takes on each of these topologies, which differ in nothing but their
+    speeds: what `simulate` says, but how messages meet is found out once for all of them."""
+    if not topologies:
+        return []
+    parts = Parts(schedule.ranks, topologies[0])
+    slowness = parts.slowness({}, {})
+    chunk_bytes = schedule.chunk_bytes(total_bytes)
+    simulations = [
+        _Simulation(schedule, topology, parts, slowness, chunk_bytes, only_times=True)
+        for topology in topologies
+    ]
+    latest: Messages | None = None
+    on_each: list[Messages] = []
+    for step, times in _steps_of(schedule):
+        messages = simulations[0].messages_of(step)
+        if messages is not latest:
+            latest = messages
+            on_each = [messages.at_speeds_of(topology, slowness) for topology in topologies]
+        for simulation, theirs in zip(simulations, on_each, strict=True):
+            simulation.run(theirs, times)
+    return [float(simulation.ready.max()) for simulation in simulations]
+
+
+def _steps_of(schedule: Schedule) -> Iterator[tuple[Step, int]]:
+    """Every step, and how many times it is taken."""
     for phase in schedule.phases:
         if phase.turn:
             for time in range(phase.times):
-                simulation.run(schedule.at(phase, time), 1)
+                yield schedule.at(phase, time), 1
         else:
-            simulation.run(phase.step, phase.times)
-    return simulation.timeline(total_bytes)
+            yield phase.step, phase.times
 
 
 class _Simulation:
@@ -152,6 +184,7 @@ class _Simulation:
         parts: Parts,
         slowness: Seconds,
         chunk_bytes: float,
+        only_times: bool = False,
     ) -> None:
         self.schedule, self.topology, self.parts = schedule, topology, parts
         self.slowness, self.chunk_bytes = slowness, chunk_bytes
@@ -162,11 +195,12 @@ class _Simulation:
         self.past: list[tuple[Seconds, Indices]] = []
         self.latest: tuple[Step, Messages] | None = None
         self.on_step: OnStep | None = None
+        self.only_times = only_times
 
-    def run(self, step: Step, times: int) -> None:
-        """A step, taken `times` times."""
-        messages = self._messages_of(step)
-        self._count(messages, times)
+    def run(self, messages: Messages, times: int) -> None:
+        """A step with these messages, taken `times` times."""
+        if not self.only_times:
+            self._count(messages, times)
         if self.remembers or times == 1 or self.on_step is not None:
             for _ in range(times):
                 self._take(messages)
@@ -175,7 +209,7 @@ class _Simulation:
         period = size if size < self.schedule.ranks else 1
         self.ready, self.free = take_repeatedly(messages, self.ready, self.free, times, period)
 
-    def _messages_of(self, step: Step) -> Messages:
+    def messages_of(self, step: Step) -> Messages:
         """Pipelines take the same step again and again, each time with other chunks."""
         if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
             made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
@@ -188,7 +222,7 @@ class _Simulation:
         if self.on_step is not None:
             ends = messages.source, messages.destination
             self.on_step(*ends, messages.sending.busy_s, before, done)
-        if self.remembers:
+        if self.remembers and not self.only_times:
             cause = np.arange(len(before), dtype=np.int64)
             to = messages.destination
             last = (done == self.ready[to]) & (arrived >= before[to])

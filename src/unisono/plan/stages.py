@@ -85,11 +85,17 @@ class Stage:
     that most messages pass come first: the n-th of every row pass the same one."""
 
     @classmethod
-    def of(cls, part: Indices, busy_s: Seconds) -> Stage:
+    def of(cls, part: Indices) -> Stage:
+        """Messages that pass these parts, each for no time yet."""
+        busy_s = np.zeros(len(part))
         longest = int(np.bincount(part).max()) if len(part) else 1
         if longest == 1:
             return cls(part, _as_slice(part), busy_s, True)
         return cls(part, part, busy_s, False, _queues(part) if longest <= _SHORT_QUEUE else ())
+
+    def busy_for(self, busy_s: Seconds) -> Stage:
+        """The same where each message takes so long."""
+        return Stage(self.part, self.at, busy_s, self.alone, self.queues)
 
     def some(self, which: Indices) -> Stage:
         """The same for some of the messages."""
@@ -185,25 +191,38 @@ class Messages:
             chunks, added = (np.bincount(position[index], each) for each in (chunks, added))
         self.source_at = _as_slice(self.source)
         self.bytes = chunks * chunk_bytes
-        rank_slow = slow[parts.reducer :]
-        port = self.bytes / topology.inside_bytes_per_s
-        out, into = parts.out + self.source, parts.into + self.destination
-        self.overhead = topology.overhead_s * rank_slow[self.source]
-        self.wait_in = topology.overhead_s * rank_slow[self.destination]
-        self.sending = Stage.of(out, self.overhead + port * slow[out])
-        self.receiving = Stage.of(into, self.wait_in + port * slow[into])
         away = self.source // topology.node_size != self.destination // topology.node_size
         self.crossing = np.flatnonzero(away)
-        self.latency = np.where(away, topology.between_latency_s, topology.inside_latency_s)
-        card = self.bytes[away] / topology.card_bytes_per_s
-        leave = parts.card_out + parts.card_of(self.source[away])
-        enter = parts.card_into + parts.card_of(self.destination[away])
-        self.leaving = Stage.of(leave, card * slow[leave])
-        self.entering = Stage.of(enter, card * slow[enter])
         self.adding = np.flatnonzero(added > 0)
-        adder = parts.reducer + self.destination[self.adding]
-        add = added[self.adding] * chunk_bytes / topology.reduce_bytes_per_s
-        self.reducing = Stage.of(adder, add * slow[adder])
+        self.added_bytes = added[self.adding] * chunk_bytes
+        self._first_reducer = parts.reducer
+        self.sending = Stage.of(parts.out + self.source)
+        self.receiving = Stage.of(parts.into + self.destination)
+        self.leaving = Stage.of(parts.card_out + parts.card_of(self.source[away]))
+        self.entering = Stage.of(parts.card_into + parts.card_of(self.destination[away]))
+        self.reducing = Stage.of(parts.reducer + self.destination[self.adding])
+        self._set_times(topology, slow)
+
+    def at_speeds_of(self, topology: Topology, slow: Seconds) -> Messages:
+        """The same messages on a topology that differs in nothing but its speeds."""
+        others = copy.copy(self)
+        others._set_times(topology, slow)
+        return others
+
+    def _set_times(self, topology: Topology, slow: Seconds) -> None:
+        rank_slow = slow[self._first_reducer :]
+        self.overhead = topology.overhead_s * rank_slow[self.source]
+        self.wait_in = topology.overhead_s * rank_slow[self.destination]
+        self.latency = np.full(len(self.source), topology.inside_latency_s)
+        self.latency[self.crossing] = topology.between_latency_s
+        port = self.bytes / topology.inside_bytes_per_s
+        card = self.bytes[self.crossing] / topology.card_bytes_per_s
+        add = self.added_bytes / topology.reduce_bytes_per_s
+        self.sending = self.sending.busy_for(self.overhead + port * slow[self.sending.part])
+        self.receiving = self.receiving.busy_for(self.wait_in + port * slow[self.receiving.part])
+        self.leaving = self.leaving.busy_for(card * slow[self.leaving.part])
+        self.entering = self.entering.busy_for(card * slow[self.entering.part])
+        self.reducing = self.reducing.busy_for(add * slow[self.reducing.part])
 
     @property
     def alone(self) -> bool:
