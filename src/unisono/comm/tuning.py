@@ -82,7 +82,7 @@ def read_tuning(ranks: int, rank: int = 0) -> Tuning | None:
         document = read_document(path)
         group = find_group(document, ranks)
         return None if group is None else _tuning_of(group)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if variables.TUNING.read() is None:
             return None
         problem = str(error.strerror)
