@@ -91,6 +91,11 @@ ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 
 
+Shapes = tuple[list[tuple[int, tuple[int, ...]] | None], bytearray | None]
+"""Every rank's dtype, by DLPack's number, and shape, with None for those that are this rank's own;
+and rows of bytes that begin with every rank's elements, with None where a tensor is not small."""
+
+
 class Block(Protocol):
     """Memory that all ranks of a group have mapped: a buffer with a part for each."""
 
@@ -116,6 +121,10 @@ class Group(Protocol):
     timeout_ns: int
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
+    def all_reduce_given(self, tensors: Any, options: Any) -> int: ...
+    def exchange(self, integers: tuple[int, ...]) -> list[tuple[int, ...]] | int: ...
+    def exchange_shapes(self, tensor: Any) -> Shapes | int | None: ...
+    def take(self, outputs: list[Any], rows: bytearray) -> None: ...
     def run(self, *call: Any) -> int: ...
     def submit(self, exceptions: Any, *call: Any) -> Work | int: ...
     def send(self, tensor: Any, peer: int, tag: int) -> int: ...
@@ -213,6 +222,16 @@ def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | Non
     the first `written`."""
     pair: tuple[int, int] | None = _module().which_overlap(tensors, written)
     return pair
+
+
+def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:
+    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of the
+    first of each dtype, and whether none is there twice; None where the engine, which may be
+    missing, cannot look at one."""
+    described: tuple[bytes, tuple[int, ...], bool] | None = None
+    if _native is not None:
+        described = _native.describe_shapes(tensors)
+    return described
 
 
 SUM_DIVIDED = 10
