@@ -225,8 +225,8 @@ def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | Non
 
 
 def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:
-    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of the
-    first of each dtype, and whether none is there twice; None where the engine, which may be
+    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of
+    the first of each dtype, and whether none is there twice; None where the engine, which may be
     missing, cannot look at one."""
     described: tuple[bytes, tuple[int, ...], bool] | None = None
     if _native is not None:
