@@ -7,7 +7,9 @@
 calls: `unisono bench` of collectives through torch.distributed, and of direct calls on the
 Communicator, which shows what torch's own layers add. start: from init_process_group to
 the first finished all_reduce. steps: a training step whose time is mostly communication, with DDP
-and FSDP2, and how much of DDP's communication its backward hides. Every figure is the median over
+and FSDP2, and how much of DDP's communication its backward hides. DDP runs with gradients that are
+views of its buckets and with gradients that it copies, and each with a hook that communicates
+nothing, which shows what DDP itself costs. Every figure is the median over
 turns; a turn counts with the slowest rank's time, and the two backends take turns in an order
 shuffled anew.
 """
@@ -133,7 +135,13 @@ class Rank(TwoBackends):
 
     def steps(self) -> list[Row]:
         """A step of a model of 25 million parameters on a tiny batch."""
-        makers = {"DDP step": self.ddp_step, "FSDP2 step": self.fsdp_step}
+        makers = {
+            "DDP step": self.ddp_step,
+            "DDP, nothing moved": partial(self.ddp_step, moves=False),
+            "DDP step, copied": partial(self.ddp_step, views=False),
+            "DDP, nothing, copied": partial(self.ddp_step, moves=False, views=False),
+            "FSDP2 step": self.fsdp_step,
+        }
         rows = []
         for what, make in makers.items():
             ways = {name: make(name) for name in BACKENDS}
@@ -160,12 +168,16 @@ class Rank(TwoBackends):
         torch.manual_seed(0)
         return torch.nn.Sequential(*(torch.nn.Linear(1250, 1250) for _ in range(16)))
 
-    def ddp_step(self, name: str, synchronised: bool = True) -> Callable[[], None]:
+    def ddp_step(
+        self, name: str, synchronised: bool = True, views: bool = True, moves: bool = True
+    ) -> Callable[[], None]:
         import torch
 
         model = torch.nn.parallel.DistributedDataParallel(
-            self.model(), process_group=self.groups[name], gradient_as_bucket_view=True
+            self.model(), process_group=self.groups[name], gradient_as_bucket_view=views
         )
+        if not moves:
+            model.register_comm_hook(None, leave_bucket)
         step = step_of(model)
         if synchronised:
             return step
@@ -204,6 +216,15 @@ def step_of(model: Any) -> Callable[[], None]:
             parameter.grad = None
 
     return step
+
+
+def leave_bucket(state: Any, bucket: Any) -> Any:
+    """A hook of DDP that communicates nothing: what is left is what DDP itself costs."""
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def line(row: Row) -> str:

@@ -3,10 +3,13 @@
     python benchmarks/functions.py                  2 and 4 ranks, less than a minute
     python benchmarks/functions.py --ranks 2 --json functions.json
 
-call: unisono.all_reduce of 8 bytes against comm.all_reduce. ragged: unisono.all_gather, which
+call: unisono.all_reduce of 8 bytes against comm.all_reduce. layers: torch.distributed.all_reduce
+against comm.all_reduce, and against a process group that does nothing, which leaves torch's own
+layers. ragged: unisono.all_gather, which
 learns every rank's shape, against comm.all_gather of even parts with the same bytes altogether;
 both make a list of new tensors. structure: a dict of 1,000 tensors of 40 bytes in one
-unisono.all_reduce against torch.distributed.all_reduce of each, on unisono and on gloo. Every
+unisono.all_reduce against torch.distributed.all_reduce of each, on unisono and on gloo, and against
+comm.all_reduce of each. Every
 figure is the median over turns; a turn counts with the slowest rank's time, and the ways take
 turns.
 """
@@ -29,6 +32,7 @@ from typing import Any
 import unisono
 
 KIB, MIB = 1024, 1024**2
+PARTS = ("call", "layers", "ragged", "structure")
 TURN_S = 0.02
 """About how long one way goes on before another has its turn."""
 
@@ -101,6 +105,26 @@ class Rank:
         goal = ours - baseline <= 1.0
         return [Row("all_reduce, 8 B", comm.size, ours, baseline, "at most 1 us more", goal)]
 
+    def layers(self) -> list[Row]:
+        """What a call through torch.distributed takes beside the direct one, and what of it is
+        torch's: a process group that does nothing has no more to do than return."""
+        import torch
+        import torch.distributed as dist
+
+        class Nothing(dist.ProcessGroup):
+            def allreduce(self, tensors: Any, options: Any) -> None:
+                return None
+
+        x, method, size = torch.zeros(2), self.comm.all_reduce, self.comm.size
+        ours, nothing = dist.new_group(backend="unisono"), Nothing(self.comm.rank, size)
+        through, direct = self.medians(lambda: dist.all_reduce(x, group=ours), lambda: method(x))
+        torch_alone, _ = self.medians(lambda: dist.all_reduce(x, group=nothing), lambda: method(x))
+        goal = through - direct <= 6.0
+        return [
+            Row("dist.all_reduce, 8 B", size, through, direct, "at most 6 us more", goal),
+            Row("  torch's layers alone", size, torch_alone, direct),
+        ]
+
     def ragged(self) -> list[Row]:
         import torch
 
@@ -117,8 +141,8 @@ class Rank:
 
             ours, baseline = self.medians(lambda mine=mine: unisono.all_gather(mine), gather_even)
             what = f"ragged all_gather, {size_text(nbytes)} per rank"
-            goal = "at most 1.3 times" if comm.size == 4 else ""
-            rows.append(Row(what, comm.size, ours, baseline, goal, ours <= 1.3 * baseline))
+            goal = "at most 1.5 times" if nbytes <= 64 * KIB else ""
+            rows.append(Row(what, comm.size, ours, baseline, goal, ours <= 1.5 * baseline))
         return rows
 
     def structure(self) -> list[Row]:
@@ -139,9 +163,16 @@ class Rank:
 
             ours, baseline = self.medians(together, one_by_one)
             what = f"1,000 tensors of 40 B, {name}"
-            met = 20 * ours <= baseline
-            rows.append(Row(what, self.comm.size, ours, baseline, "at least 20 times faster", met))
-        return rows
+            met = 10 * ours <= baseline
+            rows.append(Row(what, self.comm.size, ours, baseline, "at least 10 times faster", met))
+
+        def directly() -> None:
+            for tensor in tensors:
+                self.comm.all_reduce(tensor)
+
+        ours, baseline = self.medians(lambda: unisono.all_reduce(tree), directly)
+        what, goal = "1,000 tensors of 40 B, direct calls", "no slower"
+        return [*rows, Row(what, self.comm.size, ours, baseline, goal, ours <= baseline)]
 
 
 def size_text(nbytes: int) -> str:
@@ -151,9 +182,9 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def be_a_rank(turns: int) -> list[dict[str, Any]]:
+def be_a_rank(turns: int, only: Sequence[str]) -> list[dict[str, Any]]:
     rank = Rank(turns)
-    rows = [*rank.call(), *rank.ragged(), *rank.structure()]
+    rows = [row for part in only for row in getattr(rank, part)()]
     return [asdict(row) for row in rows]
 
 
@@ -163,6 +194,7 @@ def main(arguments: Sequence[str]) -> int:
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
     options = parser.parse_args(arguments)
@@ -171,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{'':34}{'ranks':>6}{heads}{'ratio':>9}", flush=True)
     rows = []
     for ranks in options.ranks:
-        made = unisono.launch(be_a_rank, ranks, (options.turns,), threads=1)[0]
+        made = unisono.launch(be_a_rank, ranks, (options.turns, options.only), threads=1)[0]
         rows += [Row(**row) for row in made]
         print(*rows[-len(made) :], sep="\n", flush=True)
     if options.json:

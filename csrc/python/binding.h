@@ -6,6 +6,7 @@
  * gil, calls          letting go of the GIL; blocking calls
  * works, messages     what goes on by itself; pending: what the two have in common
  * blocks              memory that all ranks of a group have mapped
+ * shapes              what tensors are, and what ranks tell each other of that
  * recorded_calls      calls that another library carries out
  * sites               where in the caller's program a call was made
  */
@@ -34,6 +35,7 @@ typedef struct Group {
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
+    size_t room; /* for each rank's tensor in exchange_shapes; the same on all ranks */
     PyObject *name;
 } Group;
 
@@ -45,6 +47,7 @@ typedef struct call_arguments {
     PyObject *schedule_bytes; /* the integers of a compiled schedule, or None */
     bool coalesced;
     bool in_place; /* the input is the output, too */
+    bool is_short; /* what the short way does not take is not refused: there is a long one */
     un_compiled_schedule schedule;
     side in, out; /* of read_tensors */
 } call_arguments;
@@ -82,10 +85,18 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
 int read_tensors(call_arguments *a, Group *self);
 void free_tensors(call_arguments *a);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_all_reduce_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
+
+/* shapes.c */
+bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
+PyObject *module_describe_shapes(PyObject *module, PyObject *list);
+PyObject *group_exchange(PyObject *object, PyObject *given);
+PyObject *group_exchange_shapes(PyObject *object, PyObject *given);
+PyObject *group_take(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);

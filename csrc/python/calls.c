@@ -174,7 +174,14 @@ static void add_shapes(call_arguments *a, const Group *self) {
     a->call.shape_mark = mark_of_shapes(narrow);
 }
 
-/* Read both sides of a call into streams. On failure the peers know, and an exception is set. */
+static int check_dtypes(const call_arguments *a) {
+    if (have_one_dtype(&a->in) && have_one_dtype(&a->out)) return 0;
+    PyErr_SetString(PyExc_TypeError, "the tensors of one call have different dtypes");
+    return -1;
+}
+
+/* Read both sides of a call into streams. Below zero: the peers know that it failed, and an exception
+ * is set; above, of the short way alone: it is not for that, and nobody has heard of it. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
     bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
@@ -189,6 +196,11 @@ int read_tensors(call_arguments *a, Group *self) {
     if (!failed && !a->in_place && a->output != Py_None)
         failed = read_side(&a->out, a->output, wide_output ? ranks : 1,
                            a->coalesced || !wide_output, true);
+    if (!failed) failed = check_dtypes(a);
+    if (failed && a->is_short) {
+        PyErr_Clear();
+        return 1;
+    }
     if (failed || check_present(a, self) || check_memory(a, self) ||
         check_owners(a->in_place ? &a->in : &a->out, self)) {
         refuse(self, call);
@@ -207,15 +219,18 @@ void free_tensors(call_arguments *a) {
     free_side(&a->out);
 }
 
+enum { ASK_AGAIN = 100 }; /* a status: this way in is not for such a call, which nobody has heard of */
+
 static PyObject *run(call_arguments *a, Group *self) {
-    PyObject *result = NULL;
-    if (!read_tensors(a, self)) {
+    int status = read_tensors(a, self);
+    if (!status) {
         bool small = side_bytes(&a->in) + side_bytes(&a->out) <= SMALL_BYTES;
-        int status = enter_engine(self, un_run, &a->call, small);
-        if (status >= 0) result = PyLong_FromLong(status);
+        status = enter_engine(self, un_run, &a->call, small);
+    } else if (status > 0) {
+        status = ASK_AGAIN;
     }
     free_tensors(a);
-    return result;
+    return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
 /* The names of the plain reductions, interned, so that one comparison of pointers finds them. */
@@ -227,22 +242,52 @@ static int find_reduction(PyObject *name) {
     return -1;
 }
 
-/* all_reduce(tensor, op): the short way in for the commonest call, one tensor and a plain op.
- * Anything else answers ASK_AGAIN and has happened to nobody: the caller takes the long way. */
-enum { ASK_AGAIN = 100 };
-
-PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
-    PyObject *tensors = arguments[0];
-    int reduction = find_reduction(arguments[1]);
-    if (reduction < 0 || PyList_Check(tensors) || PyTuple_Check(tensors))
-        return PyLong_FromLong(ASK_AGAIN);
+/* The short way in for the commonest call: a plain reduction of one tensor, or of a list of one type
+ * on the CPU. */
+static PyObject *run_all_reduce(Group *self, PyObject *tensors, int reduction, bool is_short) {
+    if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
     call_arguments a;
     a.call = (un_call){
         .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
     a.output = a.input = tensors;
-    a.coalesced = false;
-    return run(&a, (Group *)object);
+    a.coalesced = PyList_Check(tensors) || PyTuple_Check(tensors);
+    a.is_short = is_short || a.coalesced;
+    if (a.coalesced && !PySequence_Size(tensors)) return PyLong_FromLong(ASK_AGAIN);
+    return run(&a, self);
+}
+
+/* all_reduce(tensors, op) */
+PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
+    return run_all_reduce((Group *)object, arguments[0], find_reduction(arguments[1]), false);
+}
+
+/* Of a blocking all_reduce as torch.distributed describes it. torch's number for a plain reduction
+ * is ours, and what its ReduceOp hashes to; but its average of integers is another. -1: none of
+ * these. */
+static int find_given_reduction(PyObject *options) {
+    static PyObject *async_op, *reduce_op;
+    if (!async_op) async_op = PyUnicode_InternFromString("asyncOp");
+    if (!reduce_op) reduce_op = PyUnicode_InternFromString("reduceOp");
+    PyObject *is_async = async_op ? PyObject_GetAttr(options, async_op) : NULL;
+    PyObject *op = is_async == Py_False && reduce_op ? PyObject_GetAttr(options, reduce_op) : NULL;
+    Py_hash_t number = op ? PyObject_Hash(op) : -1;
+    Py_XDECREF(is_async);
+    Py_XDECREF(op);
+    PyErr_Clear(); /* the long way tells what is wrong with them */
+    return number >= 0 && number < UN_PREMUL_SUM && number != UN_AVG ? (int)number : -1;
+}
+
+/* all_reduce_given([tensor], options): the same for a call as torch.distributed describes it */
+PyObject *group_all_reduce_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce_given takes 2 arguments");
+    if (!PyList_Check(arguments[0]) || PyList_Size(arguments[0]) != 1)
+        return PyLong_FromLong(ASK_AGAIN);
+    PyObject *tensor = Py_NewRef(PyList_GetItem(arguments[0], 0));
+    PyObject *status =
+        run_all_reduce((Group *)object, tensor, find_given_reduction(arguments[1]), true);
+    Py_DECREF(tensor);
+    return status;
 }
 
 static int read_schedule(call_arguments *a, const Group *self) {
@@ -273,6 +318,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     a->output = arguments[1];
     a->input = arguments[2];
     a->coalesced = PyObject_IsTrue(arguments[6]) > 0;
+    a->is_short = false;
     a->schedule_bytes = count == 8 ? arguments[7] : Py_None;
     return PyErr_Occurred() ? -1 : read_schedule(a, self);
 }

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack.h"
-
 /* -- one tensor ------------------------------------------------------------------------------ */
 
 /* What is refused here, unisono.comm.arguments refuses with the same texts. */
@@ -253,6 +251,8 @@ static const known_type *know_type(PyObject *object) {
     return &known_types[slot];
 }
 
+const dl_exchange_api *exchange_api_of(PyObject *object) { return know_type(object)->api; }
+
 /* The element type of a buffer's format, in native byte order. */
 static bool dtype_of_format(const char *format, size_t item_bytes, un_dtype *dtype) {
     if (!format) format = "B";
@@ -323,34 +323,6 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     }
     if (object == Py_None) return refuse(PyExc_TypeError, "None in place of a tensor");
     return refuse_type(object, "is neither a tensor nor an array");
-}
-
-bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
-    if (PyList_Check(object) || PyTuple_Check(object)) {
-        Py_ssize_t count = PySequence_Size(object);
-        bool known = true;
-        *dtype = 0;
-        *bytes = 0;
-        for (Py_ssize_t i = 0; known && i < count; i++) {
-            PyObject *item = PySequence_GetItem(object, i);
-            uint64_t more;
-            known = item && measure(item, dtype, &more);
-            if (known) *bytes += more;
-            Py_XDECREF(item);
-        }
-        PyErr_Clear();
-        return known;
-    }
-    const dl_exchange_api *api = know_type(object)->api;
-    dl_tensor d;
-    if (!api || api->tensor_from_object(object, &d)) {
-        PyErr_Clear();
-        return false;
-    }
-    *dtype = un_dtype_of(d.dtype.code, d.dtype.bits, d.dtype.lanes);
-    *bytes = ((uint64_t)d.dtype.bits * d.dtype.lanes + 7) / 8;
-    for (int i = 0; i < d.dims; i++) *bytes *= (uint64_t)d.shape[i];
-    return true;
 }
 
 static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
@@ -453,13 +425,6 @@ static int one_tensor_per_part(side *s, size_t parts) {
     return 0;
 }
 
-static int same_dtype(const side *s) {
-    for (size_t i = 1; i < s->tensors; i++)
-        if (s->tensor[i].dtype != s->tensor[0].dtype)
-            return refuse(PyExc_TypeError, "the tensors of one call have different dtypes");
-    return 0;
-}
-
 /* The tensors of a sequence into a side that has room for them. */
 static int read_items(side *s, PyObject *sequence, bool writable) {
     for (size_t i = 0; i < s->tensors; i++) {
@@ -477,6 +442,12 @@ int read_list(side *s, PyObject *sequence) {
     return read_items(s, sequence, false);
 }
 
+bool have_one_dtype(const side *s) {
+    for (size_t i = 1; i < s->tensors; i++)
+        if (s->tensor[i].dtype != s->tensor[0].dtype) return false;
+    return true;
+}
+
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable) {
     bool many = PyList_Check(object) || PyTuple_Check(object);
     Py_ssize_t tensors = many ? PySequence_Size(object) : 1;
@@ -486,6 +457,6 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
         if (read_tensor(s->tensor, object, writable)) return -1;
         return cut_tensors(s, parts);
     }
-    if (read_items(s, object, writable) || same_dtype(s)) return -1;
+    if (read_items(s, object, writable)) return -1;
     return coalesced ? cut_tensors(s, parts) : one_tensor_per_part(s, parts);
 }

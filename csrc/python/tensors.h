@@ -5,6 +5,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "dlpack.h"
 #include "layouts.h"
 #include "unisono.h"
 
@@ -28,9 +29,7 @@ void start_tensor(tensor *t); /* before anything else; nothing of it needs to be
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
-/* The type and the bytes of a tensor, wherever it lies, or of a list of them together. False, and
- * no exception, where DLPack does not tell. */
-bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
+const dl_exchange_api *exchange_api_of(PyObject *object); /* NULL: its type has none */
 
 /* One side of a call: its tensors, and the streams made of them. */
 typedef struct side {
@@ -50,6 +49,7 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
  * `coalesced`: one tensor per part. Otherwise every tensor is cut evenly into the parts.
  * Returns 0, or -1 with a Python exception; free_side is due either way. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
+bool have_one_dtype(const side *s);
 int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */
 void free_side(side *s);
 

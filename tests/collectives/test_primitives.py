@@ -185,6 +185,58 @@ def test_all_gather_and_gather_take_any_shapes(comm: Communicator, async_op: boo
                 assert_same(tensor, other, (dtype, scale))
 
 
+@pytest.mark.ranks([1, 2, 4])
+def test_gathers_of_changing_sizes_bring_everybody_s_elements(comm: Communicator) -> None:
+    """Small tensors come along with their shapes once the group knows how small they are: what was
+    gathered before must not show in what is gathered now."""
+
+    def tensor_of(rank: int, turn: int) -> torch.Tensor:
+        count = (turn * 37 + rank * 11) % 90
+        if turn % 7 == 6:  # one of them is much larger than those before
+            count += 5000 * (rank == comm.size - 1)
+        x = torch.arange(2 * count, dtype=torch.float32) + 1000 * rank + turn
+        return x[::2] if turn % 3 == 1 else x[:count].reshape(-1, 1) if turn % 3 else x[:count]
+
+    for turn in range(24):
+        wanted = [tensor_of(rank, turn) for rank in range(comm.size)]
+        mine = wanted[comm.rank].clone()
+        mine = mine.expand(3, *mine.shape)[1] if turn % 2 else mine
+        if turn % 4 == 3:
+            got = unisono.gather(mine, turn % comm.size)
+            assert (got is None) is (comm.rank != turn % comm.size)
+        else:
+            got = unisono.all_gather(mine, async_op=True).wait()
+        for row, expected in zip(got or (), wanted, strict=got is not None):
+            assert row.shape == expected.shape
+            assert torch.equal(row, expected)
+            assert row.is_contiguous()
+
+
+@pytest.mark.ranks(2)
+def test_gather_into_tensors_that_lie_anyhow(comm: Communicator) -> None:
+    for turn in range(4):  # from the second on elements come along with the shapes
+        wide = torch.zeros(2, 6)
+        out = [wide[0, ::2], wide[1, 1::2]] if comm.rank == 1 else None
+        unisono.gather(torch.full((3,), comm.rank + 1.0 + turn), 1, out=out)
+        if comm.rank == 1:
+            assert wide[0].tolist() == [1.0 + turn, 0] * 3
+            assert wide[1].tolist() == [0, 2.0 + turn] * 3
+
+
+@pytest.mark.ranks(2)
+def test_shapes_of_many_dimensions_and_dtypes_are_told(comm: Communicator) -> None:
+    shapes = [(1,) * 12 + (2,), (2, 1, 1, 1, 1, 1, 1, 1, 1, 3), (), (0, 3)]
+    dtypes = [torch.bfloat16, torch.complex64, torch.bool, torch.int8]
+    for turn in range(8):
+        mine, theirs = (turn + comm.rank) % 4, (turn + 1 - comm.rank) % 4
+        x = torch.ones(shapes[mine], dtype=dtypes[mine])
+        got = unisono.all_gather(x)
+        for rank, which in ((comm.rank, mine), (1 - comm.rank, theirs)):
+            assert tuple(got[rank].shape) == shapes[which]
+            assert got[rank].dtype is dtypes[which]
+            assert bool((got[rank] == 1).all())
+
+
 @pytest.mark.ranks([2, 3])
 def test_gathered_dtypes_may_differ_and_views_are_read_as_they_are_seen(comm: Communicator) -> None:
     dtypes = (torch.int64, torch.float32, torch.complex64)

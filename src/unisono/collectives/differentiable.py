@@ -142,7 +142,7 @@ def _track_alike(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.
         return tensors
     wanted = any(tensor.requires_grad for tensor in tensors)
     flags = all_gather_integers(comm, (int(wanted),), tensors[0].device)
-    if wanted or [1] not in flags:
+    if wanted or (1,) not in flags:
         return tensors
     first = tensors[0].detach()
     if first.is_floating_point() or first.is_complex():

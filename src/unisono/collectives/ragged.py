@@ -1,15 +1,16 @@
 """Moving tensors whose shapes only their owners know.
 
 Every rank says first what it has, in a few integers: dtype and shape, its *spec*. A second message
-moves the elements into tensors of the right shapes. (To put small tensors onto their specs would
-save that message, and costs more than it saves in packing and unpacking.)
+moves the elements into tensors of the right shapes. Over shared memory small tensors of a gather
+come along with the specs and need none. They move in less time than it takes to make them, so what
+is alike on all ranks is not looked at twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,7 +18,9 @@ from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.refusals import check_out
 from unisono.collectives.results import result_or_work
 from unisono.collectives.tensor_bytes import flat_bytes
-from unisono.comm.base import Communicator, Work
+from unisono.comm.base import Communicator, Work, name_of_dtype
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.error_texts import dtype_code
 
 _SHORT_DIMS = 8
 _MOST_DIMS = 64
@@ -26,25 +29,8 @@ tensor with more than 64."""
 _PADDING = (0,) * _MOST_DIMS
 
 
-class TensorSpec(NamedTuple):
-    """What a rank has: a dtype by its number, and a shape."""
-
-    dtype_number: int
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return _dtypes()[self.dtype_number]
-
-    def empty(self, device: Any) -> torch.Tensor:
-        """A tensor for what the spec describes."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
-
-    def empty_beside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same where `tensor` lies, sooner where it is alike."""
-        if self.shape == tensor.shape and self.dtype is tensor.dtype:
-            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        return self.empty(tensor.device)
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]
+"""What a rank has: a dtype and a shape."""
 
 
 def gather(
@@ -56,20 +42,53 @@ def gather(
 ) -> Any:
     """Every rank's tensor, in rank order, whatever its shape and dtype: on rank `dst`, in `out`
     where it is given, and None elsewhere; with None for `dst` on every rank."""
-    specs = _all_gather_specs(comm, tensor)
+    specs, rows = _all_gather_specs(comm, tensor)
     outputs = None
     if comm.rank == dst and out is not None:
         outputs = list(out)
         for spec, buffer in zip(specs, outputs, strict=True):
-            check_out(comm, "gather", buffer, spec.dtype, spec.shape)
+            dtype, shape = spec or (tensor.dtype, tensor.shape)
+            check_out(comm, "gather", buffer, dtype, shape)
     elif dst is None or comm.rank == dst:
-        outputs = [spec.empty_beside(tensor) for spec in specs]
+        outputs = [_empty_beside(tensor, spec) for spec in specs]
+    if rows is not None:
+        _take_rows(comm, outputs, rows, out is None)
+        return result_or_work(None, async_op, outputs)
     parts, mine = outputs, tensor
-    if any(spec.dtype_number != specs[0].dtype_number for spec in specs):
+    if any(spec is not None and spec[0] is not tensor.dtype for spec in specs):
         parts = None if outputs is None else [flat_bytes(output) for output in outputs]
         mine = flat_bytes(tensor)
     work = gather_rows(comm, parts, mine, dst, async_op)
     return result_or_work(work, async_op, outputs)
+
+
+def _empty_beside(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
+    """A tensor for what the spec describes, where `tensor` lies; None: for one like that. Of
+    torch's ways to make one each is taken where it is the fastest."""
+    if spec is None:
+        output = torch.empty_like(tensor)
+        if output.is_contiguous():
+            return output
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    dtype, shape = spec
+    if dtype is tensor.dtype and shape:
+        return tensor.new_empty(*shape)
+    return torch.empty(shape, dtype=dtype, device=tensor.device)
+
+
+def _take_rows(
+    comm: Any, outputs: list[torch.Tensor] | None, rows: bytearray, are_ours: bool
+) -> None:
+    """Copy what came along with the specs. Tensors that the program gave may lie anyhow."""
+    if outputs is None:
+        return
+    if are_ours:
+        comm.take(outputs, rows)
+        return
+    plain = [torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for buffer in outputs]
+    comm.take(plain, rows)
+    for buffer, row in zip(outputs, plain, strict=True):
+        buffer.detach().copy_(row)
 
 
 def gather_rows(
@@ -92,11 +111,11 @@ def scatter(
     """Tensor r of rank `src`'s, on rank r, which learns from `src` what it gets."""
     mine = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=device)
     comm.scatter(mine, None if tensors is None else _pack_long_specs(tensors, device), src)
-    spec = _unpack_spec(mine.tolist())
+    dtype, shape = _unpack_spec(mine.tolist())
     if out is None:
-        out = spec.empty(device)
+        out = torch.empty(shape, dtype=dtype, device=device)
     else:
-        check_out(comm, "scatter", out, spec.dtype, spec.shape)
+        check_out(comm, "scatter", out, dtype, shape)
     return result_or_work(comm.scatter(out, tensors, src, async_op=async_op), async_op, out)
 
 
@@ -105,35 +124,51 @@ def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bo
     device = tensors[0].device
     integers = torch.empty((comm.size, 2 + _MOST_DIMS), dtype=torch.int64, device=device)
     comm.all_to_all(integers, _pack_long_specs(tensors, device))
-    outputs = [_unpack_spec(row).empty(device) for row in integers.tolist()]
+    specs = [_unpack_spec(row) for row in integers.tolist()]
+    outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in specs]
     return result_or_work(comm.all_to_all(outputs, tensors, async_op=async_op), async_op, outputs)
 
 
 # -- specs ---------------------------------------------------------------------------------------
 
 
-def _all_gather_specs(comm: Communicator, tensor: torch.Tensor) -> list[TensorSpec]:
-    """What every rank has."""
-    number, shape = _dtype_numbers()[tensor.dtype], tuple(tensor.shape)
-    dims = shape if len(shape) <= _SHORT_DIMS else ()
-    integers = (number, len(shape), *dims, *_PADDING[len(dims) : _SHORT_DIMS])
-    specs = all_gather_integers(comm, integers, tensor.device)
+def _all_gather_specs(
+    comm: Communicator, tensor: torch.Tensor
+) -> tuple[Sequence[TensorSpec | None], bytearray | None]:
+    """What every rank has, with None for what is as here; and the rows for `take`, if elements came
+    along."""
+    if isinstance(comm, SharedMemoryCommunicator):
+        shapes, rows = comm.exchange_shapes(tensor)
+        if shapes.count(None) == len(shapes):
+            return shapes, rows  # type: ignore[return-value]
+        own = _dlpack_number(tensor.dtype)
+        return [
+            shape and (tensor.dtype if shape[0] == own else _dlpack_dtype(shape[0]), shape[1])
+            for shape in shapes
+        ], rows
+    specs = all_gather_integers(comm, _pack_spec(tensor.dtype, tensor.shape), tensor.device)
     if any(integers[1] > _SHORT_DIMS for integers in specs):
-        long = (number, len(shape), *shape, *_PADDING[len(shape) :])
+        long = _pack_spec(tensor.dtype, tensor.shape, _MOST_DIMS)
         specs = all_gather_integers(comm, long, tensor.device)
-    return [_unpack_spec(integers) for integers in specs]
+    return [_unpack_spec(integers) for integers in specs], None
+
+
+def _pack_spec(
+    dtype: torch.dtype, shape: Sequence[int], room: int = _SHORT_DIMS
+) -> tuple[int, ...]:
+    """A spec with room for so many dimensions; without them where it has more."""
+    dims = len(shape)
+    given = shape if dims <= room else ()
+    return (_dtype_numbers()[dtype], dims, *given, *_PADDING[len(given) : room])
 
 
 def _pack_long_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
-    rows = []
-    for tensor in tensors:
-        shape = tensor.shape
-        rows.append([_dtype_numbers()[tensor.dtype], len(shape), *shape, *_PADDING[len(shape) :]])
+    rows = [_pack_spec(tensor.dtype, tensor.shape, _MOST_DIMS) for tensor in tensors]
     return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def _unpack_spec(integers: Sequence[int]) -> TensorSpec:
-    return TensorSpec(integers[0], tuple(integers[2 : 2 + integers[1]]))
+    return _dtypes()[integers[0]], tuple(integers[2 : 2 + integers[1]])
 
 
 @cache
@@ -146,3 +181,14 @@ def _dtypes() -> list[torch.dtype]:
 @cache
 def _dtype_numbers() -> dict[torch.dtype, int]:
     return {dtype: number for number, dtype in enumerate(_dtypes())}
+
+
+@cache
+def _dlpack_number(dtype: torch.dtype) -> int:
+    """DLPack's number of a dtype, as `exchange_shapes` has it."""
+    return dtype_code(name_of_dtype(dtype))
+
+
+@cache
+def _dlpack_dtype(number: int) -> torch.dtype:
+    return next(dtype for dtype in _dtypes() if _dlpack_number(dtype) == number)

@@ -77,7 +77,7 @@ def _take_apart_alike(comm: Communicator, operation: str, structure: Any, op: Op
         _check_meaning(comm, operation, tree, op)
     mine = struct.unpack("=2q", signature(tree))
     everyone = all_gather_integers(comm, mine, device_of(comm))
-    if everyone.count(list(mine)) < comm.size:
+    if everyone.count(mine) < comm.size:
         raise _difference_error(comm, operation, all_gather_object(description(tree), comm))
     return tree
 
@@ -96,7 +96,7 @@ def _take_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
 
 def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> None:
     name = "premul_sum" if isinstance(op, PremulSum) else op
-    for dtype in {name_of_dtype(dtype) for dtype, _ in tree.leaf_types}:
+    for dtype in map(name_of_dtype, tree.dtypes):
         if not has_meaning(name, dtype):
             where = paths_of(tree, [dtype])
             reduction(op, comm, operation, *tree.tensors, where=where)
@@ -123,7 +123,7 @@ def _call_in_place(
 ) -> Any:
     """Make the call on all leaves at once; the structure that it leads to."""
     rows = tree.tensors
-    if len(set(map(id, rows))) < len(rows):  # each one once
+    if not tree.are_distinct:  # each one once
         rows = list({id(tensor): tensor for tensor in rows}.values())
     if not tree.numbers:
         return result_or_work(call(rows) if rows else None, async_op, structure)

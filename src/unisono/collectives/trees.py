@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,6 +21,8 @@ import numpy
 import torch
 
 from unisono.comm.base import dtype_name
+from unisono.comm.engine import describe_shapes
+from unisono.comm.shared_memory.error_texts import dtype_code
 
 _NUMBERS = frozenset((bool, int, float, complex))
 _BRACKETS = frozenset(("dict", "list", "tuple"))
@@ -29,20 +32,35 @@ _TENSORS = (torch.Tensor, numpy.ndarray)
 
 @dataclasses.dataclass(slots=True)
 class Tree:
-    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, and the dtype and
-    shape of each tensor."""
+    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, what stands for
+    the dtypes and shapes of its tensors, which dtypes there are, and whether no tensor is there
+    twice."""
 
     tensors: list[Any]
     numbers: list[Any]
     skeleton: Any = None
-    leaf_types: tuple[Any, ...] = ()
+    shapes: bytes = b""
+    dtypes: tuple[Any, ...] = ()
+    are_distinct: bool = True
+
+    @property
+    def leaf_types(self) -> tuple[Any, ...]:
+        """The dtype and the shape of each tensor."""
+        return tuple(map(_leaf_type, self.tensors))
 
 
 def take_apart(structure: Any) -> Tree:
     """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
     tree = Tree([], [])
     tree.skeleton = _walk(structure, tree, ())
-    tree.leaf_types = tuple(map(_leaf_type, tree.tensors))
+    described = describe_shapes(tree.tensors)
+    if described is not None:
+        tree.shapes, places, tree.are_distinct = described
+        tree.dtypes = tuple(tree.tensors[place].dtype for place in places)
+    else:  # there are arrays, or tensors that the engine will refuse
+        tree.shapes = b"".join(map(_describe_leaf, tree.tensors))
+        tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
+        tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
     return tree
 
 
@@ -53,12 +71,18 @@ def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any])
 
 def signature(tree: Tree) -> bytes:
     """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
-    return _digest(tree.skeleton, tree.leaf_types)
+    return _digest(tree.skeleton, tree.shapes)
+
+
+def _describe_leaf(leaf: Any) -> bytes:
+    """What `describe_shapes` says of one tensor, for any tensor or array."""
+    shape = tuple(leaf.shape)
+    return struct.pack(f"={2 + len(shape)}q", dtype_code(dtype_name(leaf)), len(shape), *shape)
 
 
 @lru_cache(maxsize=32)
-def _digest(skeleton: Any, leaf_types: tuple[Any, ...]) -> bytes:
-    return blake2b(repr(_describe(skeleton, leaf_types)).encode(), digest_size=16).digest()
+def _digest(skeleton: Any, shapes: bytes) -> bytes:
+    return blake2b(repr(skeleton).encode() + shapes, digest_size=16).digest()
 
 
 def description(tree: Tree, *, shapes: bool = True) -> list[list[str]]:

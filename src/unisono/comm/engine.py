@@ -193,6 +193,16 @@ def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | Non
     return pair
 
 
+def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:
+    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of
+    the first of each dtype, and whether none is there twice; None where the engine, which may be
+    missing, cannot look at one."""
+    described: tuple[bytes, tuple[int, ...], bool] | None = None
+    if _native is not None:
+        described = _native.describe_shapes(tensors)
+    return described
+
+
 SUM_DIVIDED = 10
 """As a reduction of `combine`: the sum divided by the factor; csrc/unisono.h's UN_REDUCTIONS."""
 

@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import (
 from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
-from unisono.comm.engine import hide_files
+from unisono.comm.engine import Status, hide_files
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
     as_list,
@@ -77,6 +77,11 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
+def _ask_again(tensors: Any, options: Any) -> int:
+    """In place of `all_reduce_given` where a Communicator has none."""
+    return Status.ASK_AGAIN
+
+
 ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
@@ -90,7 +95,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
-        self.comm = comm
+        self.comm: Any = comm
+        self._all_reduce_given = getattr(comm, "all_reduce_given", _ask_again)
         self._store = store
         self._group_name = comm.name
         self._description = ""
@@ -153,15 +159,16 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> Any:
         if type(opts) is not AllreduceOptions:
             return self._allreduce_in_short(tensors, opts, *more, **named)
+        if not _profiler_enabled():
+            status = self._all_reduce_given(tensors, opts)
+            if not status:
+                return None
+            if status != Status.ASK_AGAIN:
+                self.comm.fail_given(status, tensors, opts)
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
-        if opts.asyncOp or _profiler_enabled():
-            return self._run(
-                self.comm.all_reduce, opts, tensors, tensor, self._op_of(opts, tensors)
-            )
-        self.comm.all_reduce(tensor, _OPS.get(hash(opts.reduceOp)) or self._op_of(opts, tensors))
-        return None
+        return self._run(self.comm.all_reduce, opts, tensors, tensor, self._op_of(opts, tensors))
 
     _allreduce_in_short = accept_short_signatures(AllreduceOptions, as_list)(allreduce)
 

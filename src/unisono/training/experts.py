@@ -156,7 +156,7 @@ def combine_tokens(
         )
     if comm.size > 1 and torch.is_grad_enabled():
         flags = all_gather_integers(comm, (int(outputs.requires_grad),), outputs.device)
-        if [1] in flags:
+        if (1,) in flags:
             outputs = _tracked(outputs)
     leaving = outputs[dispatched._order.argsort()]
     arrived = _exchange(comm, leaving, dispatched._received, dispatched._sent)

@@ -20,6 +20,7 @@ from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import (
     OnDevice,
     Operation,
+    Shapes,
     Status,
     abandon_group,
     end_abandoned_groups,
@@ -82,6 +83,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._lobby: Lobby | None = lobby.share()
         self._group = membership.group
         self._all_reduce = membership.group.all_reduce
+        self.all_reduce_given = membership.group.all_reduce_given
+        """A blocking all_reduce as torch.distributed describes it: a list with a tensor, and
+        AllreduceOptions. A status; ASK_AGAIN: it takes `all_reduce`, no rank has heard of it."""
+        self._exchange_shapes = membership.group.exchange_shapes
         self._barrier = membership.group.barrier
         self._native_run = membership.group.run
         self._send = membership.group.send
@@ -95,6 +100,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
+            self.all_reduce_given = lambda tensors, options: Status.ASK_AGAIN
         eager_bytes = variables.EAGER_SEND.read()
         self._group.set_eager(-1 if eager_bytes is None else eager_bytes)
         keeps_sites = variables.SITES.read() or False
@@ -319,6 +325,32 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         return self._run_in_place(
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
         )
+
+    def fail_given(self, status: int, tensors: Any, options: Any) -> NoReturn:
+        """Raise what a status of `all_reduce_given` stands for."""
+        self._fail(status, Operation.ALL_REDUCE, hash(options.reduceOp), tensors)
+
+    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Every rank's integers, in rank order; all ranks pass equally many."""
+        everyone = self._group.exchange(integers)
+        if isinstance(everyone, int):
+            raise self._exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
+        return everyone
+
+    def exchange_shapes(self, tensor: Any) -> Shapes:
+        """Every rank's dtype and shape, in rank order. Small tensors come along, once the group has
+        seen how small they are: then there are rows for `take`."""
+        shapes = self._exchange_shapes(tensor)
+        if type(shapes) is tuple:
+            return shapes
+        if shapes is None:
+            self.all_gather([tensor] * self.size, tensor)  # which refuses it
+        raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
+
+    def take(self, outputs: list[Any], rows: bytearray) -> None:
+        """Copy what came along with the shapes into one tensor for each rank, in one piece and on
+        the CPU."""
+        self._group.take(outputs, rows)
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
