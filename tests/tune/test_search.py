@@ -73,7 +73,7 @@ def test_a_bad_default_is_found_and_replaced_on_every_rank_alike(
     group = comm.split(range(2))
     assert isinstance(group, SharedMemoryCommunicator)
     search = _Search(Comparer(group, Control(comm)), 30.0, lambda text: None)
-    search._cell_s = 0.1
+    search._cell_s = 0.05
     search._defaults["all_gather_turn"] = search._tuned["all_gather_turn"] = 4096
     group.tune(search._defaults)
     nominated = search._find_turns()
@@ -84,3 +84,4 @@ def test_a_bad_default_is_found_and_replaced_on_every_rank_alike(
     comm.all_gather(found, numpy.array([search._tuned["all_gather_turn"]]))
     assert found[0] == found[1] >= 32768
     assert group.tuning == search._defaults, "the group is left as it was"
+    group.close()

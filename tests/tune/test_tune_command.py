@@ -63,7 +63,7 @@ def test_a_table_is_measured_written_and_read_again() -> None:
     assert [group["ranks"] for group in document["groups"]] == [2, 7]
     group = document["groups"][0]
     assert group["crowded"] == (core_count() < 2)
-    assert {row["collective"] for row in group["measured"]} >= {"all_reduce", "all_to_all"}
+    assert group["measured"][0]["collective"] == "all_reduce"
     assert all(row["untuned_us"] > 0 for row in group["measured"])
     tuning = read_tuning(2)
     assert tuning is not None

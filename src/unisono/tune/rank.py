@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from unisono.bench.control import Control
@@ -46,6 +47,8 @@ ALGORITHM_SIZES = (16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 _WORTH_A_LOOK = 1.5
 """An algorithm that takes more than so many times as long at first sight is not measured."""
 _SLOWER = 1.05
+_OVERTIME_S = 8.0
+"""How much longer the last look may take on a machine that has other work, too."""
 _CELLS = 90
 """About as many comparisons as there are in all, for the time of each."""
 
@@ -170,7 +173,9 @@ class _Search:
                 break
             name = f"{collective}_turn"
             others = [
-                turn for turn in TURNS if self._differ(collective, TURN_SIZES[-1], {name: turn})
+                turn
+                for turn in TURNS
+                if any(self._differ(collective, size, {name: turn}) for size in TURN_SIZES)
             ]
             times = {
                 size: self._compare_turns(collective, size, others)
@@ -308,10 +313,11 @@ class _Search:
     def _look_at_all(self, algorithms: Mapping[tuple[str, int], Times]) -> list[dict[str, Any]]:
         """Every collective at every size, as tuned and by the defaults."""
         rows: list[dict[str, Any]] = []
-        for collective in COLLECTIVES:
-            for size in self._fitting(SHOWN_SIZES):
-                self._say(f"tuned and untuned: {collective} of {format_size(size)}")
-                rows.append(self._row(collective, size, algorithms.get((collective, size))))
+        for collective, size in product(COLLECTIVES, self._fitting(SHOWN_SIZES)):
+            if self._comparer.is_over(self._end_s + _OVERTIME_S):
+                break
+            self._say(f"tuned and untuned: {collective} of {format_size(size)}")
+            rows.append(self._row(collective, size, algorithms.get((collective, size))))
         for row in rows:  # what went back to its default meanwhile was not worth it anywhere
             if not self._changes(row["collective"], row["size_bytes"]):
                 row.pop("tuned_us", None)
