@@ -9,7 +9,6 @@ there with nothing on PATH but the environment itself, outside the source tree.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,10 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("Ten lines", "In a program that uses torch.distributed")
+sys.path.insert(0, str(ROOT / "tests"))
+
+from docs.blocks import Block, blocks_of, first_line  # noqa: E402
+
 SUM = """
 import torch
 
@@ -31,18 +33,13 @@ dist.destroy_process_group()
 TIMEOUT_S = 120
 
 
-def programs() -> list[str]:
-    """The README's first blocks of Python, by the headings above them."""
-    text = (ROOT / "README.md").read_text()
-    blocks = []
-    for heading in PROGRAMS:
-        found = re.search(
-            rf"^## {re.escape(heading)}\n+(?:<!--.*?-->\n)?```python\n(.*?)^```", text, re.M | re.S
-        )
-        if found is None:
-            raise SystemExit(f"README.md has no program under {heading!r}")
-        blocks.append(found[1])
-    return blocks
+def programs() -> tuple[Block, Block]:
+    """The README's two programs: one that launches ranks, one for torch.distributed."""
+    found = [block for block in blocks_of("README.md") if block.language == "python"]
+    if [list(block.marks) for block in found] != [["prints"], ["run"]]:
+        raise SystemExit("README.md should have a program that prints, and one for `unisono run`")
+    ten_lines, torch_line = found
+    return ten_lines, torch_line
 
 
 def install(wheel: Path, folder: Path) -> dict[str, str]:
@@ -86,13 +83,14 @@ def main() -> None:
         folder = Path(name)
         environment = install(wheel, folder / "environment")
         ten_lines, torch_line = programs()
-        (folder / "ten_lines.py").write_text(ten_lines)
-        (folder / "torch_line.py").write_text(torch_line + SUM)
+        (folder / "ten_lines.py").write_text(ten_lines.text)
+        (folder / "torch_line.py").write_text(torch_line.text + SUM)
         printed = run(["python", "ten_lines.py"], environment, folder)
-        wanted = str([[6.0, 10.0, 14.0, 18.0]] * 4)
+        wanted = ten_lines.marks["prints"]
         if printed.splitlines()[-1] != wanted:
             raise SystemExit(f"the ten lines should have printed {wanted}")
-        printed = run(["unisono", "run", "-n", "2", "torch_line.py"], environment, folder)
+        command = [*first_line(torch_line.marks["run"]).split(), "torch_line.py"]
+        printed = run(command, environment, folder)
         if printed.count("sum 2 on unisono") != 2:
             raise SystemExit("torch.distributed should have added two ones on unisono, twice")
         run(["unisono", "doctor", "--backends", "unisono"], environment, folder)

@@ -6,6 +6,7 @@ A comment stands on the line before its block, or several on the lines before:
     <!-- ranks: 4 -->             Python, on each of so many ranks, with `comm`, `torch`, `numpy`
     <!-- run: unisono run -n 2 -->  Python, as a program that the command is given
     <!-- file: train.py -->       a file, which a later block of the page runs
+    <!-- then: CODE -->           Python that runs after a block on ranks, and checks what it says
     <!-- prints: TEXT -->         what a Python block prints
     <!-- printed by: ... -->      text: what the Python code in the comment prints
     <!-- output of: ... -->       text: lines that the shell commands in the comment write, in order
@@ -38,8 +39,8 @@ _BLOCK = re.compile(
 )
 _COMMENT = re.compile(r"<!-- ?(.*?) ?-->", re.S)
 KNOWN = (
-    "not run", "ranks", "run", "file", "prints", "printed by", "output of", "exit code", "output",
-    "setup",
+    "not run", "ranks", "then", "run", "file", "prints", "printed by", "output of", "exit code",
+    "output", "setup",
 )  # fmt: skip
 
 

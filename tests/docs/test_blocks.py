@@ -78,6 +78,8 @@ def problems(block: Block, blocks: list[Block]) -> list[str]:
         is_output = bool(before) and output_of(before[-1], blocks) is block
         if not is_output and not block.marks.keys() & {"printed by", "output of"}:
             found.append("nothing is said of who writes this text")
+    elif "then" in block.marks and "ranks" not in block.marks:
+        found.append("only what runs on ranks is followed by further code")
     elif block.language not in ("python", *SHELL) and "file" not in block.marks:
         found.append(f"nothing runs {block.language or 'a block without a language'}")
     if "file" in block.marks:
@@ -166,6 +168,7 @@ def test_runs_on_ranks(
     output = output_of(block, BLOCKS[block.page])
     if output is not None and comm.rank == 0:
         assert matches(output.text, capsys.readouterr().out)
+    exec(compile(block.marks.get("then", ""), f"{block.place}, then", "exec"), names)
 
 
 class Folder:

@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from unisono.cli import main
-from unisono.watch.top import Job, RankRow
+from unisono.watch.report import RankReport, Report
+from unisono.watch.top import Job, RankRow, as_reported
 from unisono.watch.top_view import COLUMNS, Window, choose_columns, render
 from user_programs import WriteProgram
 
@@ -85,6 +87,22 @@ def test_the_culprit_has_a_mark_and_the_verdict_is_shown() -> None:
     text = lines(80, job)
     assert "rank 1 never reached it" in text
     assert [line[2] for line in text if line.startswith("│")] == [" ", "!", " "]
+
+
+def test_a_report_says_where_the_ranks_of_its_group_are() -> None:
+    ranks = (
+        RankReport(0, 0, 1_000_000, True, place="train.py:88 in step"),
+        RankReport(1, 1, 1_000_001, False, place="data.py:41 in load"),
+    )
+    report = Report("hang", "", "group 1", "unisono", "all_reduce", 4, (1,), ranks=ranks)
+    without_lines = [replace(row, site="", is_culprit=False) for row in rows(2, groups=2)]
+    shown = [as_reported(row, report) for row in without_lines]
+    assert [(row.site, row.is_culprit) for row in shown] == [
+        *(("", False), ("", False)),
+        *(("train.py:88", False), ("data.py:41", True)),
+    ]
+    noted = as_reported(replace(without_lines[2], site="noted.py:1"), report)
+    assert noted.site == "noted.py:1"
 
 
 def test_a_long_list_scrolls() -> None:

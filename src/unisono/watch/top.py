@@ -89,6 +89,18 @@ def _where(process: Process) -> diagnose.Whereabouts:
     return whereabouts(process[1])
 
 
+def as_reported(row: RankRow, report: Report) -> RankRow:
+    """The row with what the report says of the rank: whether it is to blame, and where it is, if
+    its call has not noted a line."""
+    if row.group != report.group:
+        return row
+    for rank in report.ranks:
+        if rank.pid == row.pid:
+            is_culprit = rank.rank in report.culprits
+            return replace(row, is_culprit=is_culprit, site=row.site or line_of(rank.place))
+    return row
+
+
 def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
     """The running jobs of this user, each with all ranks of all its groups; `of`: only the one of
     this process, or of which it is the launcher. `verdicts` remembers what was said of them."""
@@ -100,8 +112,7 @@ def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
         rows = [row for group in groups for row in _rows(group)]
         report = known.of(groups)
         if report is not None:
-            blamed = {rank.pid for rank in report.ranks if rank.rank in report.culprits}
-            rows = [replace(row, is_culprit=row.pid in blamed) for row in rows]
+            rows = [as_reported(row, report) for row in rows]
         ordered = sorted(rows, key=lambda row: (row.group, row.rank))
         verdict = "" if report is None else report.verdict
         found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered), verdict))

@@ -1,0 +1,53 @@
+"""What the documentation's site is made of: a dead link or a name without a docstring ends it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import unisono
+from docs.blocks import ROOT
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools/docs_site")
+    for name in ("sources", "reference"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("sources")
+
+
+def test_a_link_that_leads_nowhere_is_refused(sources: ModuleType) -> None:
+    def with_links(text: str) -> str:
+        led: str = sources.with_site_links(text, "docs/launching.md", ROOT, set())
+        return led
+
+    assert with_links("[what is new](../CHANGELOG.md#x)") == "[what is new](changelog.md#x)"
+    with pytest.raises(sources.BadSource, match=r"docs/launching\.md links to nowhere\.md"):
+        with_links("[somewhere](nowhere.md)")
+
+
+def test_a_public_name_without_a_docstring_is_refused(
+    sources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = importlib.import_module("reference")
+    names = reference.write_pages(tmp_path)
+    assert {"reference/unisono", "reference/unisono.plan", "reference/unisono.testing"} <= set(
+        names
+    )
+    page = (tmp_path / "reference/unisono.md").read_text()
+    modules = {n for n in unisono.__all__ if isinstance(getattr(unisono, n), ModuleType)}
+    assert [n for n in unisono.__all__ if n not in modules and f"### {n}\n" not in page] == []
+    monkeypatch.setattr(unisono.all_reduce, "__doc__", None)
+    with pytest.raises(sources.BadSource, match=r"unisono\.all_reduce has no docstring"):
+        reference.write_pages(tmp_path)
+
+
+def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "forgotten.md").write_text("# Forgotten\n")
+    with pytest.raises(sources.BadSource, match=r"every page but forgotten\.md"):
+        sources.write_start_page(ROOT, tmp_path, [])
