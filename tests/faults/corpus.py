@@ -71,8 +71,9 @@ def reports_in(outcome: Outcome) -> list[str]:
 
 def names_ranks(fault: Fault, sentence: str) -> bool:
     """Whether a sentence names all ranks at fault, wherever in it, and beside whomever."""
-    listed = re.findall(r"[Rr]anks? ((?:\d+(?:, | -> )?)+)", sentence)
-    named = {int(number) for numbers in listed for number in re.findall(r"\d+", numbers)}
+    listed = re.findall(r"[Rr]anks? ((?:\d+(?:-\d+)?(?:, | and | -> )?)+)", sentence)
+    runs = [run for numbers in listed for run in re.findall(r"(\d+)(?:-(\d+))?", numbers)]
+    named = {rank for low, high in runs for rank in range(int(low), int(high or low) + 1)}
     return set(fault.culprits) <= named
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from made_up_records import group, record
 
-from faults.corpus import Fault, corpus, names_rank_and_line, read, reports_in, right
+from faults.corpus import Fault, corpus, names_rank_and_line, names_ranks, read, reports_in, right
 from faults.page import named_by_peer
 from faults.runner import Outcome
 from ranks import connect
@@ -88,6 +89,9 @@ def test_a_wrong_verdict_does_not_count() -> None:
     assert not names_rank_and_line(fault, f"rank 9 never came ({fault.name}.py:{fault.line})")
     assert not names_rank_and_line(fault, f"rank {fault.culprits[0]} never came (other.py:1)")
     assert not names_rank_and_line(fault, f"rank 1 never came ({fault.name}.py:{fault.line}1)")
+    assert names_ranks(replace(fault, culprits=(1, 2)), "ranks 1 and 2 never came")
+    assert names_ranks(replace(fault, culprits=(0, 1, 2, 5)), "ranks 0-2 and 5 never came")
+    assert not names_ranks(replace(fault, culprits=(1, 3)), "ranks 0 and 1 never came, after 3 s")
     assert len(corpus()) >= 25
 
 
