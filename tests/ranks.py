@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import cloudpickle
 import pytest
 import torch
 
@@ -168,7 +169,8 @@ class RankPool:
         """What stands in for `unisono.launch` where that is not what is tested: ranks that need
         not import torch first. To be used with ranks of the test's own, whose environment it
         changes."""
-        return self.run(_run_as_launched, ranks, function, args, connected=False)
+        call = cloudpickle.dumps((function, args))
+        return self.run(_run_as_launched, ranks, call, connected=False)
 
     def outcomes(
         self,
@@ -341,9 +343,8 @@ def end_as_a_program(error: BaseException) -> NoReturn:
     raise AssertionError("the process has ended")
 
 
-def _run_as_launched(
-    rank: int, size: int, path: str, function: Callable[..., Any], args: tuple[Any, ...]
-) -> Any:
+def _run_as_launched(rank: int, size: int, path: str, call: bytes) -> Any:
+    function, args = cloudpickle.loads(call)
     os.environ.update(UNISONO_RANK=str(rank), UNISONO_SIZE=str(size), UNISONO_RENDEZVOUS=path)
     return function(*args)
 

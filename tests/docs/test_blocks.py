@@ -134,8 +134,12 @@ def value_in(comment: str) -> tuple[Any] | None:
 
 
 @pytest.mark.parametrize("block", IN_PROCESS, ids=str)
-def test_runs_in_one_process(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_one_process(
+    block: Block, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if "unisono.launch(" in block.text:
+        monkeypatch.setattr(unisono, "launch", request.getfixturevalue("fresh_pool").launch)
     names: dict[str, Any] = {"__name__": "__main__", "unisono": unisono, "torch": torch}
     printed = io.StringIO()
     code = block.marks.get("printed by", block.text)

@@ -98,14 +98,15 @@ def test_every_collective_is_planned(collective: str) -> None:
 
 def test_sizes_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = plan("all_reduce", "-n", 16, "--sizes", "8:1G", "-o", tmp_path / "chart.svg")
+    result = plan("all_reduce", "-n", 16, "--sizes", "8M:1G", "-o", tmp_path / "chart.svg")
     assert result.exit_code == 0
-    assert "a recursive_doubling" in result.output
-    assert "1G: lanes" in result.output
+    assert "a hierarchical" in result.output
+    assert "8M to  256M: hierarchical" in result.output
+    assert "512M to    1G: lanes" in result.output
     svg = (tmp_path / "chart.svg").read_text()
     assert "hierarchical" in svg
     assert ElementTree.fromstring(svg).tag.endswith("svg")
-    assert plan("all_reduce", "-n", 16, "--sizes", "8:1K", "-o", tmp_path / "c.png").exit_code == 0
+    assert plan("all_reduce", "-n", 4, "--sizes", "8:32", "-o", tmp_path / "c.png").exit_code == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     for name in ("one.svg", "two.svg"):
         save_chart(tmp_path / name, [8, 64], {"ring": [1e-6, 2e-6]}, "the same every time")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -46,8 +46,18 @@ def variants(entry: Algorithm, ranks: int) -> Iterator[Schedule]:
 
 
 @pytest.mark.parametrize("entry", ALGORITHMS)
-def test_every_algorithm_verifies_on_1_to_33_ranks(entry: Algorithm) -> None:
-    for ranks in range(1, 34):
+def test_every_algorithm_verifies_on_few_ranks(entry: Algorithm) -> None:
+    check_numbers_of_ranks(entry, [*range(1, 19), 24, 27, 31, 32, 33])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ALGORITHMS)
+def test_and_on_every_number_up_to_40(entry: Algorithm) -> None:
+    check_numbers_of_ranks(entry, range(19, 41))
+
+
+def check_numbers_of_ranks(entry: Algorithm, numbers: Iterable[int]) -> None:
+    for ranks in numbers:
         for schedule in variants(entry, ranks):
             assert (schedule.collective, schedule.ranks) == (entry.collective, ranks)
             verify(schedule)
