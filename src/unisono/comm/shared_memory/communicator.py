@@ -20,7 +20,6 @@ from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import (
     OnDevice,
     Operation,
-    Shapes,
     Status,
     abandon_group,
     end_abandoned_groups,
@@ -48,7 +47,7 @@ from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentEr
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine_types import Group, Shapes
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
@@ -341,10 +340,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         """Every rank's dtype and shape, in rank order. Small tensors come along, once the group has
         seen how small they are: then there are rows for `take`."""
         shapes = self._exchange_shapes(tensor)
-        if type(shapes) is tuple:
+        if isinstance(shapes, tuple):
             return shapes
         if shapes is None:
             self.all_gather([tensor] * self.size, tensor)  # which refuses it
+        assert shapes is not None
         raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
 
     def take(self, outputs: list[Any], rows: bytearray) -> None:
