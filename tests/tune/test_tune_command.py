@@ -18,6 +18,7 @@ from unisono.cli import main
 from unisono.comm import engine
 from unisono.comm.tuning import FORMAT, read_tuning, table_path
 from unisono.launcher.share import core_count
+from unisono.tune.document import figures_path
 from user_programs import plain_environment
 
 DEADLINE_S = 170
@@ -56,15 +57,18 @@ def test_a_table_is_measured_written_and_read_again() -> None:
     assert f"wrote {path}" in out
     assert "2 ranks: starting" in err
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)], "no drafts are left"
+    figures = Path(figures_path(path))
+    assert {*Path(path).parent.iterdir()} == {Path(path), figures}, "no drafts are left"
+    assert len(Path(path).read_text()) < 3000, "every process reads it"
     document = json.loads(Path(path).read_text())
     assert document["format"] == FORMAT
     assert document["processor"] == engine.processor_model()
     assert [group["ranks"] for group in document["groups"]] == [2, 7]
     group = document["groups"][0]
     assert group["crowded"] == (core_count() < 2)
-    assert group["measured"][0]["collective"] == "all_reduce"
-    assert all(row["untuned_us"] > 0 for row in group["measured"])
+    rows = json.loads(figures.read_text())["of"]["2"]["measured"]
+    assert rows[0]["collective"] == "all_reduce"
+    assert all(row["untuned_us"] > 0 for row in rows)
     tuning = read_tuning(2)
     assert tuning is not None
     assert list(tuning.sizes) == [group["sizes"][name] for name in engine.TUNED]
@@ -76,6 +80,7 @@ def test_a_table_is_measured_written_and_read_again() -> None:
     assert "in the post" in shown
     code, shown, _ = invoke("--show", "--json", "--ranks", "2")
     (listed,) = json.loads(shown)
+    assert listed["ways"][0]["us"] == rows[0]["untuned_us"]
     assert listed["ways"][0].keys() >= {"collective", "size_bytes", "way", "us", "why"}
 
 

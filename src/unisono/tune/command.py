@@ -185,14 +185,13 @@ def _summarise(console: Console, group: dict[str, Any]) -> None:
 
 
 def _show(console: Console, path: str, counts: list[int], as_json: bool) -> None:
-    from unisono.comm.tuning import read_document
     from unisono.launcher.share import core_count
     from unisono.plan.tables import print_table
-    from unisono.tune import show
+    from unisono.tune import document, show
 
     groups: list[dict[str, Any]] = []
     try:
-        groups = read_document(path)["groups"]
+        groups = document.read(path)["groups"]
         click.echo(f"{path}", err=as_json)
     except FileNotFoundError:
         click.echo(f"there is no table yet ({path}): unisono tune writes it", err=True)

@@ -13,14 +13,37 @@ from unisono.cache import write_whole
 from unisono.comm import engine
 from unisono.comm.tuning import FORMAT, read_document
 
+_FIGURES = ("tried", "measured", "disturbed")
+"""Of a group, what only people want to know: every process that makes a group reads the rest."""
+
+
+def read(path: str) -> dict[str, Any]:
+    """The table with its figures. Raises as `read_document`."""
+    document = read_document(path)
+    try:
+        with open(figures_path(path), "rb") as file:
+            figures = json.load(file)
+        for group in document["groups"]:
+            of_group = figures["of"].get(str(group["ranks"]), {})
+            if of_group.get("measured_on") == group.get("measured_on"):
+                group |= of_group
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # a table without figures is a table
+    return document
+
+
+def figures_path(path: str) -> str:
+    """Where the times are that a table was made from."""
+    return path.removesuffix(".json") + "-measured.json"
+
 
 def merge(path: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
     """A table with these groups, and with those of other sizes that the present one has."""
     try:
-        kept = {group["ranks"]: group for group in read_document(path)["groups"]}
+        kept = {group["ranks"]: group for group in read(path)["groups"]}
     except (OSError, ValueError, LookupError, TypeError):
         kept = {}
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     for group in groups:
         kept[group["ranks"]] = {"measured_on": now, "unisono": unisono.__version__} | group
     facts = machine.machine()
@@ -34,5 +57,16 @@ def merge(path: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: str, document: dict[str, Any]) -> None:
-    """Write the table. Raises OSError; then the one that was there still is."""
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    """Write the table and its figures. Raises OSError; then the table that was there still is."""
+    figures = {
+        str(group["ranks"]): {name: group[name] for name in ("measured_on", *_FIGURES)}
+        for group in document["groups"]
+        if all(name in group for name in _FIGURES)
+    }
+    short = [
+        {name: group[name] for name in group if name not in _FIGURES}
+        for group in document["groups"]
+    ]
+    whole = {"format": FORMAT, "of": figures}
+    write_whole(figures_path(path), json.dumps(whole, indent=1) + "\n")
+    write_whole(path, json.dumps(document | {"groups": short}, indent=1) + "\n")
