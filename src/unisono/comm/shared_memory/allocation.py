@@ -108,8 +108,9 @@ class Allocator:
 
     def place_of(self, address: int) -> tuple[int, int] | None:
         """The number of the memory in which an address of this rank's part lies, and how far."""
-        for number, block in list(self._blocks.items()):
-            start, size = block.part(self._membership.rank)
+        rank = self._membership.rank
+        for number, block in tuple(self._blocks.items()):
+            start, size = block.part(rank)
             if 0 <= address - block.address - start < size:
                 return number, address - block.address - start
         return None
