@@ -66,7 +66,7 @@ class Description:
                 held.whole,
                 held.box,
                 firsts[name],
-                place_of(held.tensor.detach()),
+                place_of(held.tensor),
             )
             for name, held in weights.items()
         }

@@ -3,7 +3,7 @@ serve them there (aliasing.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,16 @@ class Place:
         return [self.number, self.offset, self.strides]
 
     @classmethod
-    def of(cls, comm: Communicator, tensor: torch.Tensor) -> Place | None:
-        """The place of one of this rank's tensors; None: others do not have it mapped."""
-        if tensor.device.type != "cpu" or not tensor.numel():
+    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
+        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories;
+        None: others do not have it mapped."""
+        if not parts or tensor.device.type != "cpu" or not tensor.numel():
             return None
-        found = comm._place_of(tensor.data_ptr())
-        return None if found is None else cls(*found, tuple(tensor.stride()))
+        address = tensor.data_ptr()
+        for number, start, size in parts:
+            if start <= address < start + size:
+                return cls(number, address - start, tuple(tensor.stride()))
+        return None
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class MappedWeights:
         view = torch.empty(0, dtype=part.dtype)
         offset = part.place.offset // part.dtype.itemsize
         view.set_(self._storage_of(part), offset, part.held.shape, part.place.strides)
-        return part_of(view, part.held, part.box)
+        return view if part.box == part.held else part_of(view, part.held, part.box)
 
     def hold(self, parts: Iterable[PlacedPart | None]) -> None:
         """Have the memory of all these. RuntimeError as above."""
