@@ -3,12 +3,19 @@
     python benchmarks/shared.py                    2 ranks, a minute or two
     python benchmarks/shared.py --ranks 8 --goals
     python benchmarks/shared.py --sizes 1M 64M --only all_reduce all_gather --json shared.json
+    python benchmarks/shared.py --only "weight update" --weights 500M
     mpirun -n 2 python benchmarks/shared.py        with Open MPI too, where mpi4py is installed
 
 The size is that of the whole: of the tensor, or of the wide side. staged is unisono on ordinary
 tensors, shared the same call on tensors of `comm.empty`; the floor is the same copy, or the same
 add, on all ranks at once. All ways take turns in an order shuffled anew; a turn counts with the
 slowest rank's time; figures are medians in microseconds.
+
+weight update: from rank 0 to an engine, rank 1, in 400 tensors of --weights bytes in all (which
+takes five times that of memory); the floor is one copy by the engine. gradient step: forward and
+backward of 25 million parameters with GradientSync, and with DDP; the floor is the step without
+any communication.
+allocate: a shared tensor, made and dropped; the floor is torch.empty, filled for the first time.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest import mock
 
 from two_backends import TwoBackends
 
@@ -40,10 +48,13 @@ CALLS = (
     "reduce_scatter",
     "read a peer",
 )
+OTHERS = ("allocate", "gradient step", "weight update")
 SIZES = ("4K", "16K", "64K", "256K", "1M", "4M", "16M", "64M")
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 Way: TypeAlias = Callable[[], Any]
 Row: TypeAlias = dict[str, Any]
+WEIGHT_TENSORS = 400
+WIDTH, LAYERS = 1250, 16
 
 
 def bytes_of(text: str) -> int:
@@ -121,12 +132,118 @@ class Rank(TwoBackends):
             }[call]
         return found
 
+    def allocation_ways(self, size_bytes: int) -> dict[str, Way]:
+        """Making a tensor and having its pages."""
+        import torch
+
+        return {
+            "shared": lambda: self.comm.empty(size_bytes, torch.uint8),
+            "floor": lambda: torch.empty(size_bytes, dtype=torch.uint8).fill_(0),
+        }
+
+    def step_ways(self) -> dict[str, Way]:
+        """A step of training whose time is mostly communication."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        from unisono.training import GradientSync, share_ddp_buckets
+
+        inputs = torch.ones(1, WIDTH)
+
+        def model_of() -> Any:
+            torch.manual_seed(0)
+            return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+        def step_of(model: Any, finish: Way = lambda: None) -> Way:
+            def step() -> None:
+                model(inputs).sum().backward()
+                finish()
+                for parameter in model.parameters():
+                    parameter.grad = None
+
+            return step
+
+        models = [model_of() for _ in range(3)]
+        group: Any = self.groups["unisono"]
+        with mock.patch.object(
+            type(self.comm), "zeros", lambda comm, shape, dtype: torch.zeros(shape, dtype=dtype)
+        ):
+            ordinary = GradientSync(models[0], group)
+            staged = step_of(models[0], ordinary.finish)
+            staged()  # buckets are made as the first gradients come
+            staged()
+        found = {
+            "staged": staged,
+            "shared": step_of(models[1], GradientSync(models[1], group).finish),
+            "floor": step_of(models[2]),
+        }
+        for name in ("unisono", "shared", "gloo"):
+            wrapped = DistributedDataParallel(
+                model_of(), process_group=self.groups["gloo" if name == "gloo" else "unisono"]
+            )
+            if name == "shared":
+                share_ddp_buckets(wrapped)
+            found["gloo" if name == "gloo" else f"DDP, {name}"] = step_of(wrapped)
+        return found
+
+    def weight_ways(self, size_bytes: int) -> dict[str, Way]:
+        """Weights from rank 0 to rank 1; other ranks do nothing."""
+        import torch
+        import torch.distributed as dist
+
+        from unisono.training import WeightReceiver, WeightSender
+
+        gloo = dist.new_group([0, 1], backend="gloo")
+        pair = self.comm.split([0, 1], "pair") if self.rank < 2 else None
+        count = size_bytes // 4 // WEIGHT_TENSORS
+        names = [f"layer.{i}" for i in range(WEIGHT_TENSORS)]
+        ways = ("floor", "staged", "shared", "shared, checksums", "staged, checksums", "gloo")
+        if pair is None:
+            return dict.fromkeys(ways, lambda: None)
+        ordinary = {name: torch.full((count,), float(self.rank)) for name in names}
+        whole = pair.empty(count * WEIGHT_TENSORS if self.rank == 0 else 0, torch.float32)
+        if self.rank:
+            receivers = {name: WeightReceiver(pair, ordinary) for name in ways[1:-1]}
+            for receiver in receivers.values():  # one second copy for all of them
+                receiver._staging = receivers["staged"]._staging
+            copies = [torch.ones(count) for _ in names]
+        else:
+            shared = dict(zip(names, whole.fill_(0).split(count), strict=True))
+            senders = {
+                "staged": WeightSender(pair, ordinary, checksum=False),
+                "shared": WeightSender(pair, shared, checksum=False),
+                "shared, checksums": WeightSender(pair, shared),
+                "staged, checksums": WeightSender(pair, ordinary),
+            }
+
+        def copy() -> None:
+            if self.rank:
+                for to, tensor in zip(copies, ordinary.values(), strict=True):
+                    to.copy_(tensor)
+
+        def one_by_one() -> None:
+            for tensor in ordinary.values():
+                dist.broadcast(tensor, 0, group=gloo)
+
+        def update(name: str) -> Way:
+            return (receivers if self.rank else senders)[name].update
+
+        found: dict[str, Way] = {"floor": copy, "gloo": one_by_one}
+        return {name: found.get(name) or update(name) for name in ways}
+
     def measure(self, call: str, size: str, seconds: float) -> Row:
         """Each way's median; every rank returns the same figures."""
-        ways = self.ways(call, bytes_of(size))
+        if call == "gradient step":
+            ways = self.step_ways()
+        elif call == "weight update":
+            ways = self.weight_ways(bytes_of(size))
+        elif call == "allocate":
+            ways = self.allocation_ways(bytes_of(size))
+        else:
+            ways = self.ways(call, bytes_of(size))
         for way in ways.values():
-            way()
-            way()
+            for _ in range(3):  # DDP makes its buckets anew after the first step
+                way()
         times_us: dict[str, list[float]] = {name: [] for name in ways}
         order, shuffler = list(ways), random.Random(1)
         turns = max(5, min(200, int(self.slowest(seconds / self._turn_s(ways)))))
@@ -150,9 +267,17 @@ class Rank(TwoBackends):
         return time.perf_counter() - begin_s
 
 
-def be_a_rank(folder: str, calls: Sequence[str], sizes: Sequence[str], seconds: float) -> list[Row]:
+def be_a_rank(
+    folder: str, calls: Sequence[str], sizes: Sequence[str], weights: str, seconds: float
+) -> list[Row]:
     rank = Rank(folder)
-    return [rank.measure(call, size, seconds) for call in calls for size in sizes]
+    rows = []
+    for call in calls:
+        own = {"weight update": [weights], "gradient step": ["100M"], "allocate": ["64K", "64M"]}
+        for size in own.get(call, sizes):
+            rows.append(rank.measure(call, size, seconds))
+            gc.collect()
+    return rows
 
 
 def goals(rows: Sequence[Row]) -> Iterator[str]:
@@ -160,7 +285,7 @@ def goals(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         call, size = row["call"], bytes_of(row["size"])
         times = row["median_us"]
-        wanted = [("staged", 1.0)] if "staged" in times else []
+        wanted = [("staged", 1.0)] if "staged" in times and call in CALLS else []
         if call in ("broadcast", "all_gather", "all_to_all") and size >= 1 << 20:
             wanted.append(("floor", 1.1))
         if call == "all_gather in place" and size >= 1 << 20:
@@ -169,6 +294,10 @@ def goals(rows: Sequence[Row]) -> Iterator[str]:
             wanted.append(("floor", 0.9))
         if call == "read a peer":
             wanted.append(("own", 1.1))
+        if call == "weight update":
+            wanted.append(("floor", 1.1))
+        if call == "gradient step":
+            wanted.append(("staged", 1 / 1.15))
         for other, most in wanted:
             ratio = times["shared"] / times[other]
             met = "met   " if ratio <= most else "MISSED"
@@ -181,13 +310,16 @@ def main(arguments: Sequence[str]) -> int:
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=CALLS, default=CALLS)
+    parser.add_argument("--only", nargs="+", choices=CALLS + OTHERS, default=CALLS + OTHERS)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help="4K, 1M, ...")
+    parser.add_argument(
+        "--weights", default="2000M", metavar="SIZE", help="of a weight update (default 2000M)"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="for each call and size")
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
     options = parser.parse_args(arguments)
-    told = (options.only, options.sizes, options.seconds)
+    told = (options.only, options.sizes, options.weights, options.seconds)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
         rows = be_a_rank(_folder_of_job(), *told)

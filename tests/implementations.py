@@ -15,7 +15,7 @@ EVERY = [
     ("solo", 1),
     *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
     *(("torch", ranks) for ranks in (1, 2, 3, 4)),
-    *(("shared", ranks) for ranks in (2, 3, 8)),
+    *(("shared", ranks) for ranks in (2, 3, 4, 8)),
     *(("mixed", ranks) for ranks in (2, 3, 4)),
     ("hosts2x2", 4),
     ("hosts1x3", 4),

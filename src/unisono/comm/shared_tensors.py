@@ -51,13 +51,13 @@ class SharedTensors:
         """The memory in which an address lies, and how far into whose part."""
         return None
 
-    def _place_of(self, address: int) -> tuple[int, int] | None:
-        """Where in this rank's own part an address lies, as other ranks find it: the number of the
-        memory, and how far. None: not in memory that they have."""
-        return None
+    def _own_parts(self) -> list[tuple[int, int, int]]:
+        """The memories in which this rank has tensors: the number by which others find each, and
+        where this rank's part begins here and how many bytes it has."""
+        return []
 
     def _memory(self, number: int) -> Memory | None:
-        """The memory of a rank's `_place_of`, for as long as that rank has a tensor there."""
+        """The memory of this number, for as long as a rank has a tensor there."""
         return None
 
     @overload

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from unisono.comm.engine import create_block, memory_room
 from unisono.comm.rendezvous.handover import hand_out, receive_from
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
     from unisono.comm.tensors import Tensor
 
 _OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)
-_in_use: WeakSet[Block] = WeakSet()
+_ranges: dict[weakref.ref[Block], tuple[int, int]] = {}
+"""Where the blocks of this process lie. A plain one: whoever updates weights asks for each."""
 
 
 def is_in_a_block(address: int) -> bool:
     """Whether other processes may look at this memory: it lies in a block of some group."""
-    return any(0 <= address - block.address < memoryview(block).nbytes for block in list(_in_use))
+    return any(start <= address < end for start, end in tuple(_ranges.values()))
+
+
+def _forget(block: weakref.ref[Block]) -> None:
+    _ranges.pop(block, None)
 
 
 class BlockMemory(Memory):
@@ -106,13 +112,13 @@ class Allocator:
                 return memory, offset
         return None
 
-    def place_of(self, address: int) -> tuple[int, int] | None:
-        """The number of the memory in which an address of this rank's part lies, and how far."""
+    def own_parts(self) -> list[tuple[int, int, int]]:
+        """The number of each memory, and where this rank's part begins and how long it is."""
+        parts = []
         for number, block in list(self._blocks.items()):
             start, size = block.part(self._membership.rank)
-            if 0 <= address - block.address - start < size:
-                return number, address - block.address - start
-        return None
+            parts.append((number, block.address + start, size))
+        return parts
 
     def memory(self, number: int) -> Memory | None:
         """The memory of this number, if a rank still has tensors there."""
@@ -125,7 +131,8 @@ class Allocator:
 
     def _remember(self, number: int, block: Block) -> None:
         self._blocks[number] = block
-        _in_use.add(block)
+        end = block.address + memoryview(block).nbytes
+        _ranges[weakref.ref(block, _forget)] = block.address, end
 
     def allocate(
         self,

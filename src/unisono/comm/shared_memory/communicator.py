@@ -239,8 +239,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _find_memory(self, address: int) -> tuple[Memory, int] | None:
         return self._allocator.find(address)
 
-    def _place_of(self, address: int) -> tuple[int, int] | None:
-        return self._allocator.place_of(address)
+    def _own_parts(self) -> list[tuple[int, int, int]]:
+        return self._allocator.own_parts()
 
     def _memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -66,7 +66,7 @@ class Description:
                 held.whole,
                 held.box,
                 firsts[name],
-                place_of(held.tensor.detach()),
+                place_of(held.tensor),
             )
             for name, held in weights.items()
         }
@@ -80,7 +80,7 @@ class Description:
             lines = [
                 [
                     *(name, entry.dtype, entry.whole, entry.box.offset, entry.box.shape),
-                    *(entry.first, entry.place and astuple(entry.place)),
+                    *(entry.first, entry.place and entry.place.plain()),
                 ]
                 for name, entry in weights.items()
             ]

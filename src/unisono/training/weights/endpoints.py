@@ -200,7 +200,7 @@ class WeightSender(_Endpoint):
 
         def describe() -> Description:
             mine.update(held_tensors(self._weights))
-            place_of = partial(Place.of, protocol.comm)
+            place_of = partial(Place.of, protocol.comm._own_parts())
             return Description.of("sender", mine, place_of, options=self._options)
 
         with protocol.update(timeout_s):

@@ -3,14 +3,13 @@ serve them there (aliasing.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from unisono.comm.base import Communicator
-from unisono.comm.shared_tensors import Memory
 from unisono.training.weights.shards import Box, Lengths, part_of
 
 
@@ -22,13 +21,21 @@ class Place:
     offset: int
     strides: Lengths
 
+    def plain(self) -> list[Any]:
+        """As plain data."""
+        return [self.number, self.offset, self.strides]
+
     @classmethod
-    def of(cls, comm: Communicator, tensor: torch.Tensor) -> Place | None:
-        """The place of one of this rank's tensors; None: others do not have it mapped."""
-        if tensor.device.type != "cpu" or not tensor.numel():
+    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
+        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories;
+        None: others do not have it mapped."""
+        if not parts or tensor.device.type != "cpu" or not tensor.numel():
             return None
-        found = comm._place_of(tensor.data_ptr())
-        return None if found is None else cls(*found, tuple(tensor.stride()))
+        address = tensor.data_ptr()
+        for number, start, size in parts:
+            if start <= address < start + size:
+                return cls(number, address - start, tuple(tensor.stride()))
+        return None
 
 
 @dataclass(frozen=True)
@@ -48,26 +55,35 @@ class MappedWeights:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._memories: dict[int, Memory] = {}
+        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
 
     def find(self, part: PlacedPart) -> torch.Tensor:
         """A view of a part. RuntimeError: its owner has dropped it."""
-        number = part.place.number
-        memory = self._memories.get(number) or self._comm._memory(number)
-        if memory is None:
-            raise RuntimeError(f"rank {part.sender}'s weights are not in shared memory any more")
-        self._memories[number] = memory
-        whole: Any = memory.tensor(
-            part.sender, part.place.offset, part.held.shape, part.dtype, part.place.strides
-        )
-        return part_of(whole, part.held, part.box)
+        view = torch.empty(0, dtype=part.dtype)
+        offset = part.place.offset // part.dtype.itemsize
+        view.set_(self._storage_of(part), offset, part.held.shape, part.place.strides)
+        return view if part.box == part.held else part_of(view, part.held, part.box)
 
     def hold(self, parts: Iterable[PlacedPart | None]) -> None:
         """Have the memory of all these. RuntimeError as above."""
         for part in parts:
             if part is not None:
-                self.find(part)
+                self._storage_of(part)
 
     def let_go(self) -> None:
         """Keep nothing mapped on their account."""
-        self._memories.clear()
+        self._storages.clear()
+
+    def _storage_of(self, part: PlacedPart) -> torch.UntypedStorage:
+        """All that a sender has in a memory."""
+        key = part.place.number, part.sender
+        storage = self._storages.get(key)
+        if storage is None:
+            memory = self._comm._memory(part.place.number)
+            if memory is None:
+                raise RuntimeError(
+                    f"rank {part.sender}'s weights are not in shared memory any more"
+                )
+            first: Any = memory.tensor(part.sender, 0, (1,), torch.uint8)
+            storage = self._storages[key] = first.untyped_storage()
+        return storage
