@@ -77,7 +77,7 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-def _ask_again(tensors: Any, options: Any) -> int:
+def _ask_again(*_: Any) -> int:
     """In place of `all_reduce_given` where a Communicator has none."""
     return Status.ASK_AGAIN
 
@@ -95,8 +95,9 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
-        self.comm: Any = comm
+        self.comm = comm
         self._all_reduce_given = getattr(comm, "all_reduce_given", _ask_again)
+        self._fail_given = getattr(comm, "fail_given", _ask_again)
         self._store = store
         self._group_name = comm.name
         self._description = ""
@@ -164,7 +165,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             if not status:
                 return None
             if status != Status.ASK_AGAIN:
-                self.comm.fail_given(status, tensors, opts)
+                self._fail_given(status, tensors, opts)
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)

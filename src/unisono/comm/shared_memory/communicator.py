@@ -10,6 +10,7 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono import variables
+from unisono.comm.arguments import check_tensor
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     Communicator,
@@ -341,10 +342,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         """Every rank's dtype and shape, in rank order. Small tensors come along, once the group has
         seen how small they are: then there are rows for `take`."""
         shapes = self._exchange_shapes(tensor)
-        if type(shapes) is tuple:
+        if isinstance(shapes, tuple):
             return shapes
         if shapes is None:
-            self.all_gather([tensor] * self.size, tensor)  # which refuses it
+            self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
+            self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
         raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
 
     def take(self, outputs: list[Any], rows: bytearray) -> None:
