@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from unisono.comm.base import Work
 
-
 Shapes = tuple[list[tuple[int, tuple[int, ...]] | None], bytearray | None]
 """Every rank's dtype, by DLPack's number, and shape, with None for those that are this rank's own;
 and rows of bytes that begin with every rank's elements, with None where a tensor is not small."""

@@ -10,7 +10,6 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono import variables
-from unisono.comm.arguments import check_tensor
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
     Communicator,
@@ -345,6 +344,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if isinstance(shapes, tuple):
             return shapes
         if shapes is None:
+            from unisono.comm.arguments import check_tensor
+
             self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
             self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
         raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
