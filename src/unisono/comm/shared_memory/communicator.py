@@ -20,7 +20,6 @@ from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import (
     OnDevice,
     Operation,
-    Shapes,
     Status,
     abandon_group,
     end_abandoned_groups,
@@ -48,7 +47,7 @@ from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentEr
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine_types import Group, Shapes
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
