@@ -140,7 +140,7 @@ def _all_gather_specs(
     if isinstance(comm, SharedMemoryCommunicator):
         shapes, rows = comm.exchange_shapes(tensor)
         if shapes.count(None) == len(shapes):
-            return shapes, rows  # type: ignore[return-value]
+            return [None] * len(shapes), rows
         own = _dlpack_number(tensor.dtype)
         return [
             shape and (tensor.dtype if shape[0] == own else _dlpack_dtype(shape[0]), shape[1])

@@ -77,7 +77,7 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-def _ask_again(tensors: Any, options: Any) -> int:
+def _ask_again(*_: Any) -> int:
     """In place of `all_reduce_given` where a Communicator has none."""
     return Status.ASK_AGAIN
 

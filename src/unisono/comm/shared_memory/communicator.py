@@ -343,8 +343,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if isinstance(shapes, tuple):
             return shapes
         if shapes is None:
-            self.all_gather([tensor] * self.size, tensor)  # which refuses it
-        assert shapes is not None
+            from unisono.comm.arguments import check_tensor
+
+            self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
+            self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
         raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
 
     def take(self, outputs: list[Any], rows: bytearray) -> None:
