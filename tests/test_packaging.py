@@ -181,5 +181,5 @@ def test_steps_of_workflows_are_targets_of_the_makefile() -> None:
 
 def test_the_tools_find_the_programs_of_the_readme() -> None:
     ten_lines, torch_line = tool("try_wheel").programs()
-    assert "unisono.launch(work, ranks=4)" in ten_lines
-    assert 'dist.init_process_group("unisono")' in torch_line
+    assert "unisono.launch(work, ranks=4)" in ten_lines.text
+    assert 'dist.init_process_group("unisono")' in torch_line.text

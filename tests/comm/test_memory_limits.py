@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import time
@@ -85,7 +86,10 @@ def leave_room(folder: str, version: int, size_bytes: int) -> None:
 
 
 def warm_up(comm: Communicator) -> None:
-    """Do once what will be done without room: a process takes pages of its own for it, too."""
+    """Do once what will be done without room: a process takes pages of its own for it, too, and so
+    do the modules that word a group's first failure."""
+    for words in ("error_texts", "failures"):
+        importlib.import_module(f"unisono.comm.shared_memory.{words}")
     group = subgroup(comm, range(comm.size))
     group.all_reduce(tensor := torch.ones(300_000))
     assert tensor.sum() == 300_000 * comm.size
