@@ -28,11 +28,11 @@ help: ## list the targets
 demo: .venv/.stamp ## show what unisono does on this machine
 	.venv/bin/unisono demo
 
-# Two tests run side by side; most of its time a test waits for one process. What Python has compiled
-# is kept, whatever the environment says: a dozen ranks load the same files.
+# Three workers for two cores: tests wait for a third of their time. What Python has compiled is
+# kept, whatever the environment says: a dozen ranks load the same files.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.stamp ## run the tests, without the slow ones
-	.venv/bin/python -m pytest -n 2 --dist worksteal
+	.venv/bin/python -m pytest -n 3 --dist worksteal
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
