@@ -387,9 +387,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = self._choose(algorithm, "reduce", tensor, async_op)
-        if algorithm is not None:
-            return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
+        chosen = algorithm and self._choose(algorithm, "reduce", tensor, async_op)
+        if chosen is not None:
+            return self._run_by(chosen, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_REDUCE, root)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
@@ -403,9 +403,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = self._choose(algorithm, "broadcast", tensor, async_op)
-        if algorithm is not None:
-            return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
+        chosen = algorithm and self._choose(algorithm, "broadcast", tensor, async_op)
+        if chosen is not None:
+            return self._run_by(chosen, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_BROADCAST, root)
         return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
@@ -418,9 +418,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = self._choose(algorithm, "all_gather", output, async_op)
-        if algorithm is not None:
-            return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
+        chosen = algorithm and self._choose(algorithm, "all_gather", output, async_op)
+        if chosen is not None:
+            return self._run_by(chosen, "all_gather", output, input, async_op=async_op)
         if type(input) in LISTS:
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
@@ -434,9 +434,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = self._choose(algorithm, "reduce_scatter", input, async_op)
-        if algorithm is not None:
-            return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
+        chosen = algorithm and self._choose(algorithm, "reduce_scatter", input, async_op)
+        if chosen is not None:
+            return self._run_by(chosen, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
         call = (_REDUCE_SCATTER, 0, reduction, factor, None)
         if type(output) in LISTS:
@@ -473,9 +473,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
-        algorithm = self._choose(algorithm, "all_to_all", input, async_op)
-        if algorithm is not None:
-            return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
+        chosen = algorithm and self._choose(algorithm, "all_to_all", input, async_op)
+        if chosen is not None:
+            return self._run_by(chosen, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
 
 
