@@ -12,8 +12,10 @@ import errno
 import os
 import weakref
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -30,17 +32,41 @@ if TYPE_CHECKING:
     from unisono.comm.tensors import Tensor
 
 _OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)
-_ranges: dict[weakref.ref[Block], tuple[int, int]] = {}
-"""Where the blocks of this process lie. A plain one: whoever updates weights asks for each."""
+
+
+class _Ranges:
+    """Where the blocks of this process lie. Whoever updates weights asks for each tensor."""
+
+    def __init__(self) -> None:
+        self._of_blocks: dict[weakref.ref[Block], tuple[int, int]] = {}
+        self._changes = 0
+        self._in_order: tuple[int, list[tuple[int, int]]] = (0, [])
+        """As they were after so many changes."""
+
+    def add(self, block: Block, start: int, end: int) -> None:
+        self._of_blocks[weakref.ref(block, self._forget)] = start, end
+        self._changes += 1
+
+    def _forget(self, block: weakref.ref[Block]) -> None:
+        self._of_blocks.pop(block, None)
+        self._changes += 1
+
+    def have(self, address: int) -> bool:
+        changes, ranges = self._in_order
+        if changes != self._changes:
+            changes = self._changes
+            ranges = sorted(self._of_blocks.values())
+            self._in_order = changes, ranges
+        index = bisect_right(ranges, address, key=itemgetter(0)) - 1
+        return index >= 0 and address < ranges[index][1]
+
+
+_ranges = _Ranges()
 
 
 def is_in_a_block(address: int) -> bool:
     """Whether other processes may look at this memory: it lies in a block of some group."""
-    return any(start <= address < end for start, end in tuple(_ranges.values()))
-
-
-def _forget(block: weakref.ref[Block]) -> None:
-    _ranges.pop(block, None)
+    return _ranges.have(address)
 
 
 class BlockMemory(Memory):
@@ -113,12 +139,14 @@ class Allocator:
         return None
 
     def own_parts(self) -> list[tuple[int, int, int]]:
-        """The number of each memory, and where this rank's part begins and how long it is."""
+        """The number of each memory, and where this rank's part begins and how long it is; in the
+        order of their addresses."""
         parts = []
         for number, block in list(self._blocks.items()):
             start, size = block.part(self._membership.rank)
-            parts.append((number, block.address + start, size))
-        return parts
+            if size:
+                parts.append((number, block.address + start, size))
+        return sorted(parts, key=itemgetter(1))
 
     def memory(self, number: int) -> Memory | None:
         """The memory of this number, if a rank still has tensors there."""
@@ -131,8 +159,7 @@ class Allocator:
 
     def _remember(self, number: int, block: Block) -> None:
         self._blocks[number] = block
-        end = block.address + memoryview(block).nbytes
-        _ranges[weakref.ref(block, _forget)] = block.address, end
+        _ranges.add(block, block.address, block.address + memoryview(block).nbytes)
 
     def allocate(
         self,

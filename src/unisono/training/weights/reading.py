@@ -3,8 +3,10 @@ serve them there (aliasing.py)."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,15 +29,16 @@ class Place:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
-        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories;
-        None: others do not have it mapped."""
+        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories,
+        in the order of their addresses; None: others do not have it mapped."""
         if not parts or tensor.device.type != "cpu" or not tensor.numel():
             return None
         address = tensor.data_ptr()
-        for number, start, size in parts:
-            if start <= address < start + size:
-                return cls(number, address - start, tuple(tensor.stride()))
-        return None
+        before = bisect_right(parts, address, key=itemgetter(1))
+        number, start, size = parts[before - 1] if before else (0, address, 0)
+        if address - start >= size:
+            return None
+        return cls(number, address - start, tuple(tensor.stride()))
 
 
 @dataclass(frozen=True)
