@@ -48,6 +48,12 @@ def meeting_files(name: str) -> list[Path]:
     return [file for folder in folders for file in folder.glob(f"*{file_of(name)}*")]
 
 
+def is_announced(name: str) -> bool:
+    """Whether rank 0 has written down where it is, and nobody has a draft of it."""
+    files = meeting_files(name)
+    return bool(files) and not any(file.name.startswith(".") for file in files)
+
+
 def waits_at_a_meeting(pid: int) -> bool:
     """Whether a process holds its two sockets, its name and its lobby: it has begun to wait."""
     links = []

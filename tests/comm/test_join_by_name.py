@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import in_a_fork
-from resources import meeting_files, waits_at_a_meeting
+from resources import is_announced, meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.rendezvous import by_name, discovery, waiting
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
@@ -137,6 +137,7 @@ def test_whoever_dies_while_it_waits_may_come_back(joiner: Program, name: str, d
     stays = joiner.start("meet", name, str(1 - dies), "3")
     with joiner.start("meet", name, str(dies), "3") as waits:
         assert eventually(lambda: waits_at_a_meeting(waits.pid) and waits_at_a_meeting(stays.pid))
+        assert eventually(lambda: is_announced(name))
         waits.send_signal(signal.SIGKILL)
     ends_well(
         stays, joiner.start("meet", name, str(dies), "3"), joiner.start("meet", name, "2", "3")
