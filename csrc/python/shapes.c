@@ -32,7 +32,6 @@ bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
     return true;
 }
 
-
 /* -- types and shapes ------------------------------------------------------------------------ */
 
 enum { DTYPE, DIMS, LENGTHS }; /* a tensor in integers: type, number of dimensions, their lengths */
@@ -198,19 +197,17 @@ typedef struct gift {
 } gift;
 
 /* Give the tensor, if it fits into its room, and the gift behind it. */
-static int give(Group *self, const un_view *elements, gift *mine, char *rows) {
+static int give(Group *self, size_t room, const un_view *elements, gift *mine, char *rows) {
     static const char padding[MOST_ALONG];
     un_view views[3];
     un_stream stream = {.views = views};
-    size_t bytes = mine->bytes >= 0 && (size_t)mine->bytes <= self->room ? elements->bytes : 0;
+    size_t bytes = mine->bytes >= 0 && (size_t)mine->bytes <= room ? elements->bytes : 0;
     if (bytes) views[stream.count++] = *elements;
-    if (bytes < self->room)
-        views[stream.count++] = (un_view){.data = (char *)(uintptr_t)padding,
-                                          .bytes = self->room - bytes,
-                                          .start = bytes};
-    views[stream.count++] =
-        (un_view){.data = (char *)mine, .bytes = sizeof *mine, .start = self->room};
-    stream.bytes = self->room + sizeof *mine;
+    if (bytes < room)
+        views[stream.count++] = (un_view){
+            .data = (char *)(uintptr_t)padding, .bytes = room - bytes, .start = bytes};
+    views[stream.count++] = (un_view){.data = (char *)mine, .bytes = sizeof *mine, .start = room};
+    stream.bytes = room + sizeof *mine;
     return gather_rows(self, &stream, rows);
 }
 
@@ -261,8 +258,9 @@ static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
 }
 
 /* What the gifts say: the shapes, and the rows, or None where not all tensors have come along. */
-static PyObject *open_gifts(Group *self, const gift *mine, PyObject *given, PyObject *rows) {
-    size_t room = self->room, apart = room + sizeof *mine, most = 0;
+static PyObject *open_gifts(Group *self, size_t room, const gift *mine, PyObject *given,
+                            PyObject *rows) {
+    size_t apart = room + sizeof *mine, most = 0;
     bool all_came = true, all_short = true;
     const char *first = PyByteArray_AsString(rows) + room;
     for (size_t rank = 0; rank < (size_t)self->ranks; rank++) {
@@ -292,10 +290,11 @@ PyObject *group_exchange_shapes(PyObject *object, PyObject *given) {
     gift mine = {.bytes = read_one(&t, &elements, given, false) ? -1 : (int64_t)t.bytes};
     PyErr_Clear(); /* whoever moves the tensor will tell what is wrong with it */
     describe(mine.shape, &d, SHORT_DIMS);
-    Py_ssize_t bytes = self->ranks * (Py_ssize_t)(self->room + sizeof mine);
+    size_t room = self->room; /* other threads may change it while this one waits */
+    Py_ssize_t bytes = self->ranks * (Py_ssize_t)(room + sizeof mine);
     PyObject *rows = PyByteArray_FromStringAndSize(NULL, bytes), *result = NULL;
-    int status = rows ? give(self, &elements, &mine, PyByteArray_AsString(rows)) : -1;
-    if (!status) result = open_gifts(self, &mine, given, rows);
+    int status = rows ? give(self, room, &elements, &mine, PyByteArray_AsString(rows)) : -1;
+    if (!status) result = open_gifts(self, room, &mine, given, rows);
     if (status > 0) result = PyLong_FromLong(status);
     free_tensor(&t);
     Py_XDECREF(rows);
