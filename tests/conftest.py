@@ -156,12 +156,13 @@ def _only_our_algorithms() -> Iterator[None]:
 
 
 def _open_groups() -> set[tuple[int, int]]:
-    from unisono.comm.shared_memory.records import segment_key, segments_of
+    from unisono.comm.shared_memory.records import map_segment, segment_key, segments_of
 
     found = set()
     for path in segments_of(os.getpid()):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            found.add(segment_key(file.fileno()))
+            if map_segment(file.fileno()) is not None:  # CUDA has unnamed files, too
+                found.add(segment_key(file.fileno()))
     return found
 
 

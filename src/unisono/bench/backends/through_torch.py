@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,11 @@ class ThroughTorch(Backend):
         # torch 2.13 renamed these two and warns about the old names.
         self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
+        if case.collective.pairwise and self.device != "cpu" and self.name == "gloo":
+            raise Unsupported("gloo's messages are of CPU tensors; one on a GPU ends the process")
+        return super().calls(case, buffers)
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
         output, input, group = buffers.output, buffers.input, self.group
