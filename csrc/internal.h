@@ -274,6 +274,7 @@ struct un_group {
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */
         bool is_watched;
+        struct flag *flags; /* of a GPU that waits for ranks; NULL: none */
         un_group *next;
     } watching;
 };

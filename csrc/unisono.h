@@ -308,6 +308,13 @@ void un_processor_model(char text[UN_MODEL_BYTES]);
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
+/* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
+ * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without
+ * having closed the group, its flag is raised by UN_FLAG_RELEASED. NULL: there are none any more.
+ * Not for groups without un_group_watch. */
+#define UN_FLAG_RELEASED (UINT32_C(1) << 30)
+void un_group_set_flags(un_group *group, void *flags);
+
 /* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
 void un_group_close(un_group *group);
 

@@ -61,11 +61,36 @@ static int64_t ending_of(int pidfd) {
     return 0;
 }
 
+/* -- flags that a GPU waits for ------------------------------------------------------------------ */
+
+typedef struct flag {
+    _Alignas(LINE_BYTES) _Atomic uint32_t value;
+    _Atomic bool is_released; /* the survivors share it, and one of them raises it */
+} flag;
+
+static void release_flag(const un_group *g, int rank) {
+    flag *f = g->watching.flags ? &g->watching.flags[rank] : NULL;
+    if (f && !atomic_exchange(&f->is_released, true)) atomic_fetch_add(&f->value, UN_FLAG_RELEASED);
+}
+
+void un_group_set_flags(un_group *g, void *flags) {
+    if (group_is_inherited(g)) return;
+    pthread_mutex_lock(&watch.lock);
+    g->watching.flags = flags;
+    for (int rank = 0; rank < g->ranks; rank++) {
+        const peer *p = g->watching.peers[rank];
+        if (p && p->dead && !atomic_load(&control_of(g, rank)->closed)) release_flag(g, rank);
+    }
+    pthread_mutex_unlock(&watch.lock);
+}
+
 static void abort_groups_of(const peer *lost) {
     for (un_group *g = watch.groups; g; g = g->watching.next)
         for (int rank = 0; rank < g->ranks; rank++)
-            if (g->watching.peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed))
+            if (g->watching.peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed)) {
                 abort_group(g, UN_PEER_LOST, rank, 0);
+                release_flag(g, rank);
+            }
 }
 
 /* -- telling a peer where we are: the program may be busy, so that a thread of its own waits --- */

@@ -2,8 +2,8 @@
 
 A GPU's memory is shared memory of this machine, so that processes really open each other's: an
 allocation is a file in /dev/shm, its handle that file's name. A stream has done what it was given
-when the call returns. An event is a file, too: it holds how often it was recorded, and who waits
-for one that nobody has recorded fails at once. The one kernel is carried out by NumPy.
+when the call returns; where one would wait for a number in memory, the call fails at once. The one
+kernel is carried out by NumPy.
 
 `install()` puts it in the place of cuda-bindings; `allocate` and `free` are what torch would do.
 """
@@ -14,7 +14,6 @@ import ctypes
 import itertools
 import mmap
 import os
-import struct
 import sys
 import tempfile
 import types
@@ -59,6 +58,8 @@ _own: dict[int, _Memory] = {}
 _opened: dict[int, _Memory] = {}
 refuses_export = False
 """As expandable segments do."""
+refuses_host_memory = False
+"""As a limit on locked memory does."""
 log: list[str] = []
 """What this process has opened and closed, in order."""
 
@@ -134,41 +135,26 @@ def cuIpcCloseMemHandle(base: int) -> tuple[Any]:
     return (OK,)
 
 
-class _Event:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+def cuMemHostRegister(address: int, size: int, flags: int) -> tuple[Any]:
+    return (CUresult.CUDA_ERROR_INVALID_VALUE if refuses_host_memory else OK,)
 
 
-def cuEventCreate(flags: int) -> tuple[Any, ...]:
-    descriptor, name = tempfile.mkstemp(dir=os.environ["REPLACED_DRIVER_FOLDER"])
-    os.write(descriptor, struct.pack("<q", 0))
-    os.close(descriptor)
-    return OK, _Event(Path(name))
+def cuMemHostGetDevicePointer(address: int, flags: int) -> tuple[Any, ...]:
+    return OK, address
 
 
-def cuEventDestroy(event: _Event) -> tuple[Any]:
+def cuMemHostUnregister(address: int) -> tuple[Any]:
     return (OK,)
 
 
-def cuIpcGetEventHandle(event: _Event) -> tuple[Any, ...]:
-    handle = _Handle()
-    handle.reserved = str(event.path).encode().ljust(64, b"\0")
-    return OK, handle
-
-
-def cuIpcOpenEventHandle(handle: _Handle) -> tuple[Any, ...]:
-    return OK, _Event(Path(handle.reserved.rstrip(b"\0").decode()))
-
-
-def cuEventRecord(event: _Event, stream: int) -> tuple[Any]:
-    (times,) = struct.unpack("<q", event.path.read_bytes())
-    event.path.write_bytes(struct.pack("<q", times + 1))
+def cuStreamWriteValue32(stream: int, address: int, value: int, flags: int) -> tuple[Any]:
+    ctypes.c_uint32.from_address(address).value = value
     return (OK,)
 
 
-def cuStreamWaitEvent(stream: int, event: _Event, flags: int) -> tuple[Any]:
-    (times,) = struct.unpack("<q", event.path.read_bytes())
-    return (OK if times else CUresult.CUDA_ERROR_NOT_READY,)
+def cuStreamWaitValue32(stream: int, address: int, value: int, flags: int) -> tuple[Any]:
+    ahead = ctypes.c_int32(ctypes.c_uint32.from_address(address).value - value).value
+    return (OK if ahead >= 0 else CUresult.CUDA_ERROR_NOT_READY,)
 
 
 def cuMemcpyDtoDAsync(to: int, source: int, size: int, stream: int) -> tuple[Any]:
@@ -226,13 +212,12 @@ def install() -> Any:
         "CUpointer_attribute": constants(CU_POINTER_ATTRIBUTE_BUFFER_ID=7),
         "CUmemorytype": constants(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2),
         "CUipcMem_flags": constants(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1),
-        "CUevent_flags": constants(CU_EVENT_DISABLE_TIMING=2, CU_EVENT_INTERPROCESS=4),
+        "CU_MEMHOSTREGISTER_DEVICEMAP": 2,
         "CUdevice_attribute": constants(
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
         ),
         "CUipcMemHandle": _Handle,
-        "CUipcEventHandle": _Handle,
     }
     for name, value in values.items():
         setattr(driver, name, value)

@@ -48,6 +48,15 @@ static PyObject *group_watch(PyObject *object, PyObject *arguments) {
     return PyBool_FromLong(watched);
 }
 
+/* set_flags(address): 0: there are none */
+static PyObject *group_set_flags(PyObject *object, PyObject *address) {
+    Group *self = (Group *)object;
+    void *flags = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    if (self->group) un_group_set_flags(self->group, flags);
+    Py_RETURN_NONE;
+}
+
 static PyObject *group_failure(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
@@ -285,6 +294,7 @@ static PyMethodDef group_methods[] = {
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"become_part", group_become_part, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
+    {"set_flags", group_set_flags, METH_O, NULL},
     {"open_block", group_open_block, METH_VARARGS, NULL},
     {"reopen_block", group_reopen_block, METH_O, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ from unisono.comm.cuda.routing import (
     describe_no_way,
     why_no_mapping,
 )
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveMismatch
 
 FLOATS = 5000
 
 
 def gpu(host: str, uuid: str, refusal: str = "") -> RankGpu:
-    return RankGpu(host, uuid, "NVIDIA H200", f"{host}{uuid}", refusal, False, ("00ff",))
+    return RankGpu(host, uuid, "NVIDIA H200", f"{host}{uuid}", refusal, False)
 
 
 # -- ways ------------------------------------------------------------------------------------------
@@ -143,14 +147,18 @@ class Rank:
         from unisono.collectives.objects import all_gather_object
         from unisono.comm.cuda.conducting import Orchestra
         from unisono.comm.cuda.driver import load_driver
+        from unisono.comm.cuda.flags import Flags, flags_bytes
         from unisono.comm.cuda.regions import ExportedMemory
 
         self.comm, self.folder = comm, folder
         self.exported = ExportedMemory(load_driver())
-        self.orchestra = Orchestra(load_driver(), comm.rank)
         self._gather = all_gather_object
-        met = all_gather_object((f"process {os.getpid()}", self.orchestra.export_events()), comm)
-        self.orchestra.meet([owner for owner, _ in met], [events for _, events in met])
+        owners = all_gather_object(f"process {os.getpid()}", comm)
+        memory = comm._allocate(flags_bytes(comm.size))
+        assert memory is not None
+        group = comm._group  # type: ignore[attr-defined]
+        self.flags = Flags(load_driver(), group, comm.rank, comm.size, memory)
+        self.orchestra = Orchestra(load_driver(), comm.rank, owners, self.flags)
 
     def allocate(self, *values: float) -> int:
         """Memory with these values at its beginning."""
@@ -292,3 +300,70 @@ def refuse_export(comm: Communicator, folder: str) -> None:
     assert not memory.can_map
     assert "cuIpcGetMemHandle" in str(rank.exported.refusal)
     assert isinstance(attempt(rank.exported._driver.number_of, 5), RuntimeError)
+
+
+# -- flags of streams ------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_the_stream_of_a_killed_rank(
+    fresh_pool: RankPool, memory_folder: str
+) -> None:
+    outcomes = fresh_pool.outcomes(lose_a_rank, 3, memory_folder, connected=False)
+    assert [outcomes[rank].error for rank in (0, 1)] == [None, None]
+
+
+def lose_a_rank(rank: int, size: int, path: str, folder: str) -> None:
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    member = Rank(comm, folder)
+    base = member.allocate(1.0)
+    assert member.call([(base, 4)], all_reduce(size, 1)) == ""
+    comm.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="cuStreamWaitValue32"):  # not in vain: it has not come
+        member.flags.wait(0, rank, 2)
+    end_s = time.monotonic() + 10
+    while attempt(member.flags.wait, 0, 2, 1000) is not None:
+        assert time.monotonic() < end_s, "the flag of the dead rank is as it was"
+        time.sleep(0.001)
+    found = [int(line[0]) for line in member.flags._shared]
+    assert found == [1, 1, 1 + (1 << 30)]  # and once, though two ranks have seen it
+    member.orchestra.close()
+    comm.close()
+
+
+def test_flags_come_in_order_from_several_streams(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(use_two_streams, 1, memory_folder) == [None]
+
+
+def use_two_streams(comm: Communicator, folder: str) -> None:
+    rank = Rank(comm, folder)
+    mine = rank.flags._shared[0]
+    rank.flags.write(1, 7)
+    mine[0] = 6  # as if the first stream had not come so far
+    error = attempt(rank.flags.write, 2, 8)
+    assert "cuStreamWaitValue32" in str(error)
+    assert mine[0] == 6
+    rank.flags.write(1, (1 << 32) - 1)
+    rank.flags.write(2, 0)  # the next number, where 32 bits end
+    assert mine[0] == 0
+    rank.flags.release()
+    assert mine[0] == 1 << 30
+    rank.orchestra.close()
+
+
+def test_a_gpu_that_cannot_have_the_flags_says_so(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(refuse_host_memory, 1, memory_folder) == [None]
+
+
+def refuse_host_memory(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.flags import Flags
+
+    rank = Rank(comm, folder)
+    rank.driver.refuses_host_memory = True
+    memory = comm._allocate(64)
+    assert memory is not None
+    error = attempt(Flags, rank.flags._driver, rank.flags._group, 0, 1, memory)
+    rank.driver.refuses_host_memory = False
+    assert "cuMemHostRegister" in str(error)
+    rank.orchestra.close()

@@ -157,6 +157,8 @@ class GpuCalls(GpuMessages):
         except (DriverError, RuntimeError) as error:  # torch's OutOfMemoryError is one
             reason = str(error).strip().partition("\n")[0]
             self._comm.abort(f"rank {self.rank} could not carry out {what} on its GPU: {reason}")
+            if self._shared and self._shared.orchestra and _has_failed(self._device):
+                self._shared.orchestra.release()
             raise
 
     def _carry_out(
@@ -293,6 +295,15 @@ class GpuCalls(GpuMessages):
         nccl, self._nccl = self._nccl, None
         if nccl is not None:
             nccl.close()
+
+
+def _has_failed(device: Any) -> bool:
+    """Whether a GPU does nothing any more for this process."""
+    try:
+        torch.cuda.current_stream(device).query()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _first_device(given: Any) -> torch.device:

@@ -1,22 +1,19 @@
 """Large calls: one rank, the conductor, carries them out in everybody's memory.
 
-Every process that computes on a shared GPU waits for its turn, so only one does. Each rank records
-an event behind what its stream has to do so far, and tells where its rows lie. The conductor has
-its stream wait for those events, gives it the work, and records an event that the others' streams
-wait for. Processes wait for each other's calls only, never for the GPU. An event whose process has
-died is over for those who wait for it.
+Every process that computes on a shared GPU waits for its turn, so only one does. Each rank's stream
+raises a flag behind what it has to do so far, and the rank tells where its rows lie. The conductor
+has its stream wait for those flags, gives it the work, and has it raise the flag that the others'
+streams wait for. Processes wait for each other's calls only, never for the GPU.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from unisono.comm.cuda.driver import Driver, DriverError, load_driver
+from unisono.comm.cuda.driver import Driver, load_driver
+from unisono.comm.cuda.flags import Flags
 from unisono.comm.cuda.kernels import Kernels
 from unisono.comm.cuda.mappings import Mappings
 from unisono.comm.cuda.regions import RankMemory
@@ -24,8 +21,8 @@ from unisono.comm.cuda.regions import RankMemory
 CONDUCTOR = 0
 """Its rank."""
 
-EVENTS = 2
-"""Of each rank, used in turn."""
+_NUMBERS = 1 << 32
+"""Of calls, which then begin anew."""
 
 
 @dataclass(frozen=True)
@@ -64,44 +61,34 @@ def _kernels() -> Kernels:
 
 
 class Orchestra:
-    """One rank's part in the large calls of a group: its own events, and on the conductor the
-    others' events and memory; on the others the conductor's events."""
+    """One rank's part in the large calls of a group: `flags` of all ranks, and on the conductor the
+    others' memory. `owners` are the processes of the ranks."""
 
-    def __init__(self, driver: Driver, rank: int) -> None:
+    def __init__(self, driver: Driver, rank: int, owners: Sequence[str], flags: Flags) -> None:
         self._driver = driver
         self._rank = rank
-        self._turn = 0
-        self._own = [driver.new_event() for _ in range(EVENTS)]
-        self._theirs: dict[int, list[Any]] = {}
-        self._owners: list[str] = []
+        self._owners = owners
+        self._flags = flags
+        self._number = 0
         self._mappings: Mappings | None = None
+        if self.is_conductor:
+            self._mappings = mappings_of_this_process()
+            for owner in self._others():
+                self._mappings.enter(owner)
+
+    def _others(self) -> list[str]:
+        return [owner for rank, owner in enumerate(self._owners) if rank != self._rank]
 
     @property
     def is_conductor(self) -> bool:
         """Whether this rank does the work of all."""
         return self._rank == CONDUCTOR
 
-    def export_events(self) -> list[bytes]:
-        """By what the others open this rank's events."""
-        return [self._driver.export_event(event) for event in self._own]
-
-    def meet(self, owners: Sequence[str], events: Sequence[Sequence[bytes]]) -> None:
-        """Open what the others have exported, by rank. Raises DriverError where that fails."""
-        for rank, handles in enumerate(events):
-            if rank != self._rank and (self.is_conductor or rank == CONDUCTOR):
-                self._theirs[rank] = [self._driver.open_event(handle) for handle in handles]
-        if self.is_conductor:
-            self._mappings = mappings_of_this_process()
-            self._owners = list(owners)
-            for rank, owner in enumerate(owners):
-                if rank != self._rank:
-                    self._mappings.enter(owner)
-
     def arrive(self, stream: int) -> None:
         """What the stream has to do so far comes before this call."""
-        self._turn = (self._turn + 1) % EVENTS
+        self._number = (self._number + 1) % _NUMBERS
         if not self.is_conductor:
-            self._driver.record(self._own[self._turn], stream)
+            self._flags.write(stream, self._number)
 
     def locate(
         self, memory: Sequence[RankMemory], tasks: Sequence[Task]
@@ -121,10 +108,11 @@ class Orchestra:
 
     def conduct(self, located: Sequence[tuple[Task, list[int]]], stream: int) -> None:
         """On the conductor: give the stream the tasks of a call, between everybody's arrival and
-        the event that the others wait for."""
+        the flag that the others wait for."""
         driver = self._driver
-        for events in self._theirs.values():
-            driver.await_event(stream, events[self._turn])
+        for rank in range(len(self._owners)):
+            if rank != self._rank:
+                self._flags.wait(stream, rank, self._number)
         for task, addresses in located:
             if isinstance(task, Reduce):
                 count = len(task.sources)
@@ -133,7 +121,7 @@ class Orchestra:
                 _kernels().reduce(*how, *rows, task.size, stream)
             elif addresses[0] != addresses[1]:
                 driver.copy_within(addresses[1], addresses[0], task.size, stream)
-        driver.record(self._own[self._turn], stream)
+        self._flags.write(stream, self._number)
 
     def _address(self, memory: Sequence[RankMemory], rank: int, index: int) -> int:
         region = memory[rank].regions[index]
@@ -146,18 +134,18 @@ class Orchestra:
         """On the others, once the conductor has done its part: what the stream is given next comes
         after the call."""
         if not self.is_conductor:
-            self._driver.await_event(stream, self._theirs[CONDUCTOR][self._turn])
+            self._flags.wait(stream, CONDUCTOR, self._number)
+
+    def release(self) -> None:
+        """This rank's GPU has failed: nobody shall wait for its stream."""
+        self._flags.release()
 
     def close(self) -> None:
-        """Give events and mappings back."""
-        for event in itertools.chain(self._own, *self._theirs.values()):
-            with contextlib.suppress(DriverError):  # the GPU may have failed
-                self._driver.destroy_event(event)
-        self._own, self._theirs = [], {}
+        """Give flags and mappings back."""
+        self._flags.close()
         if self._mappings is not None:
-            for rank, owner in enumerate(self._owners):
-                if rank != self._rank:
-                    self._mappings.leave(owner)
+            for owner in self._others():
+                self._mappings.leave(owner)
             self._mappings = None
 
 

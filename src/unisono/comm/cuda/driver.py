@@ -57,6 +57,8 @@ class Driver:
         self._synchronize = cu.cuStreamSynchronize
         self._to_host = cu.cuMemcpyDtoHAsync
         self._to_device = cu.cuMemcpyHtoDAsync
+        self._write = cu.cuStreamWriteValue32
+        self._await = cu.cuStreamWaitValue32
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """What a function of the driver returns beside its status."""
@@ -100,7 +102,17 @@ class Driver:
         """Let go of another process's allocation."""
         self._call("cuIpcCloseMemHandle", base)
 
-    # -- streams and events ----------------------------------------------------------------------
+    def open_host_memory(self, address: int, size: int) -> int:
+        """Where whole pages of this process's memory lie for the GPU, until `close_host_memory`."""
+        flags = int(self._cu.CU_MEMHOSTREGISTER_DEVICEMAP)
+        self._call("cuMemHostRegister", address, size, flags)
+        return int(self._call("cuMemHostGetDevicePointer", address, 0))
+
+    def close_host_memory(self, address: int) -> None:
+        """The GPU does not need it any more."""
+        self._call("cuMemHostUnregister", address)
+
+    # -- streams ---------------------------------------------------------------------------------
 
     def synchronize(self, stream: int) -> None:
         """Return once a stream has done all that it was given."""
@@ -108,33 +120,19 @@ class Driver:
         if status != self._success:
             raise DriverError("cuStreamSynchronize", status.name)
 
-    def new_event(self) -> Any:
-        """An event that other processes can wait for."""
-        flags = self._cu.CUevent_flags
-        both = int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_INTERPROCESS)
-        return self._call("cuEventCreate", both)
+    def write_flag(self, stream: int, flag: int, value: int) -> None:
+        """Write a number of 32 bits once the stream has done all that it was given so far, and
+        everybody sees what it has written."""
+        (status,) = self._write(stream, flag, value, 0)
+        if status != self._success:
+            raise DriverError("cuStreamWriteValue32", status.name)
 
-    def export_event(self, event: Any) -> bytes:
-        """By what another process can open an event."""
-        return bytes(self._call("cuIpcGetEventHandle", event).reserved)
-
-    def open_event(self, handle: bytes) -> Any:
-        """Another process's event."""
-        given = self._cu.CUipcEventHandle()
-        given.reserved = handle
-        return self._call("cuIpcOpenEventHandle", given)
-
-    def destroy_event(self, event: Any) -> None:
-        """Give an event back, one's own or another process's."""
-        self._call("cuEventDestroy", event)
-
-    def record(self, event: Any, stream: int) -> None:
-        """Let the event come when the stream has done all that it was given so far."""
-        self._call("cuEventRecord", event, stream)
-
-    def await_event(self, stream: int, event: Any) -> None:
-        """Let the stream go on after the event as it was recorded last."""
-        self._call("cuStreamWaitEvent", stream, event, 0)
+    def await_flag(self, stream: int, flag: int, value: int) -> None:
+        """Let the stream go on once a number has come to `value`; where 32 bits end, it goes on
+        from 0."""
+        (status,) = self._await(stream, flag, value, 0)
+        if status != self._success:
+            raise DriverError("cuStreamWaitValue32", status.name)
 
     # -- copies ----------------------------------------------------------------------------------
 

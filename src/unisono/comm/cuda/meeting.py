@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import socket
 import tempfile
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from unisono.comm.base import Communicator
 from unisono.comm.cuda.conducting import Orchestra
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
+from unisono.comm.cuda.flags import Flags, flags_bytes
 from unisono.comm.cuda.kernels import MOST_ROWS
 from unisono.comm.cuda.routing import (
     SHARED,
@@ -27,6 +27,7 @@ from unisono.comm.cuda.routing import (
 )
 from unisono.comm.cuda.shared_gpu import SharedGpu
 from unisono.comm.engine import GPU_MARK, Operation
+from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -43,7 +44,7 @@ def meet_on_gpus(
     """What carries out the calls of this group on CUDA tensors. All ranks call with their first
     one. Raises ValueError, on all of them, where their GPUs allow no way."""
     with _cuda.device(device):
-        driver, orchestra, refusal = _prepare(comm)
+        driver, refusal = _prepare(comm)
         properties = _cuda.get_device_properties(device)
         mine = RankGpu(
             socket.gethostname(),
@@ -52,49 +53,46 @@ def meet_on_gpus(
             _token(),
             refusal,
             driver is not None and driver.has_mps(device.index),
-            () if orchestra is None else tuple(map(bytes.hex, orchestra.export_events())),
         )
         gpus = _exchange(comm, mine, operation)
         way = choose_way(gpus)
         if way is None:
             comm._refuse(operation, describe_no_way(gpus))
         if way != SHARED:
-            if orchestra is not None:
-                orchestra.close()
             return _connect_nccl(comm)
         why = why_no_mapping(gpus)
-        if orchestra is not None and not why:
-            with _as_sentence(gpus):
-                orchestra.meet(
-                    [gpu.token for gpu in gpus],
-                    [[bytes.fromhex(handle) for handle in gpu.events] for gpu in gpus],
-                )
-        elif orchestra is not None:
-            orchestra.close()
-            orchestra = None
+        orchestra = None
+        if driver is not None and not why:
+            flags, refusal = _share_flags(comm, driver)
+            why = why_no_mapping(_exchange(comm, replace(mine, refusal=refusal), operation))
+            if flags is not None and not why:
+                orchestra = Orchestra(driver, comm.rank, [gpu.token for gpu in gpus], flags)
+            elif flags is not None:
+                flags.close()
     shared = SharedGpu(driver, orchestra, all(gpu.has_mps for gpu in gpus))
     if why:
         shared.warn_of_staging(comm.rank, why)
     return shared
 
 
-def _prepare(
-    comm: SharedMemoryCommunicator,
-) -> tuple[Driver | None, Orchestra | None, str]:
-    """The driver and this rank's events; or why there are none."""
+def _prepare(comm: SharedMemoryCommunicator) -> tuple[Driver | None, str]:
+    """The driver, and why the ranks' memory cannot be worked in by one of them; "": it can."""
     _cuda.current_stream().query()  # so that this thread has a context
     try:
         driver = load_driver()
     except DriverMissing as error:
-        return None, None, f"there is no cuda-bindings: {error}"
-    if comm.size > MOST_ROWS:
-        return driver, None, f"{comm.size} ranks are more than {MOST_ROWS}"
+        return None, f"there is no cuda-bindings: {error}"
+    return driver, f"{comm.size} ranks are more than {MOST_ROWS}" if comm.size > MOST_ROWS else ""
+
+
+def _share_flags(comm: SharedMemoryCommunicator, driver: Driver) -> tuple[Flags | None, str]:
+    """Flags of all ranks, in memory that rank 0 provides; or why this rank has none. All call."""
     try:
-        orchestra = Orchestra(driver, comm.rank)
-        orchestra.export_events()
-    except DriverError as error:
-        return driver, None, str(error)
-    return driver, orchestra, ""
+        memory = comm._allocate(0 if comm.rank else flags_bytes(comm.size))
+        assert memory is not None
+        return Flags(driver, comm._group, comm.rank, comm.size, memory), ""
+    except (SegmentError, DriverError) as error:
+        return None, str(error)
 
 
 def _exchange(comm: SharedMemoryCommunicator, mine: RankGpu, operation: Operation) -> list[RankGpu]:
@@ -106,17 +104,6 @@ def _exchange(comm: SharedMemoryCommunicator, mine: RankGpu, operation: Operatio
     if status:
         raise comm._exceptions.call_error(status, operation)
     return [decode_gpu(bytes(row.tolist()).rstrip()) for row in everyone]
-
-
-@contextlib.contextmanager
-def _as_sentence(gpus: Sequence[RankGpu]) -> Any:
-    try:
-        yield
-    except DriverError as error:
-        raise RuntimeError(
-            f"the GPU {gpus[0].name} is shared, but events of other processes cannot be opened: "
-            f"{error}"
-        ) from error
 
 
 def _connect_nccl(comm: SharedMemoryCommunicator) -> Communicator:

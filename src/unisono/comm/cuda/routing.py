@@ -26,7 +26,7 @@ NCCL: Way = "nccl"
 class RankGpu:
     """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
     its memory cannot be opened by others, "" where it can; `has_mps`, whether processes compute
-    side by side on it; `events` are handles of its events."""
+    side by side on it."""
 
     host: str
     gpu: str
@@ -34,7 +34,6 @@ class RankGpu:
     token: str
     refusal: str
     has_mps: bool
-    events: tuple[str, ...]
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -42,8 +41,7 @@ class RankGpu:
 
 def decode_gpu(data: bytes) -> RankGpu:
     """The reverse of `RankGpu.encode`."""
-    fields = json.loads(data)
-    return RankGpu(**{**fields, "events": tuple(fields["events"])})
+    return RankGpu(**json.loads(data))
 
 
 def choose_way(gpus: Sequence[RankGpu]) -> Way | None:
