@@ -22,6 +22,14 @@ from unisono.training import WeightReceiver, WeightSender
 
 SIZES = (4, 4096, 65_536, 262_144, 524_288, 1 << 20, 4 << 20, 16 << 20, 256 << 20)
 GLOO_UP_TO = 256 << 20
+WAYS_OF_WEIGHTS = (
+    # transactional, checksum, alias
+    ("into place", False, False, False),
+    ("into place, with checksums", False, True, False),
+    ("a second copy", True, False, False),
+    ("a second copy, with checksums", True, True, False),
+    ("the trainer's memory (alias)", True, False, True),
+)
 
 
 def time_calls(call: Callable[[], object], repeats: int, rows: int = 5) -> float:
@@ -92,7 +100,9 @@ def measure_ddp(group_backend: str) -> float:
     return time_calls(step, 3 if group_backend == "gloo" else 10, rows=3) / 1e3
 
 
-def measure_weights(gigabytes: float, transactional: bool, checksum: bool) -> tuple[float, float]:
+def measure_weights(
+    gigabytes: float, transactional: bool, checksum: bool, alias: bool
+) -> tuple[float, float]:
     """Milliseconds of the first update and of later ones, trainer to engine."""
     comm = unisono.init("unisono", with_torch=True)
     count = max(1, round(gigabytes * 1e9 / (64 << 20)))
@@ -103,10 +113,10 @@ def measure_weights(gigabytes: float, transactional: bool, checksum: bool) -> tu
     if comm.rank == 0:
         end = WeightSender(comm, weights, transactional=transactional, checksum=checksum)
     else:
-        end = WeightReceiver(comm, weights)
+        end = WeightReceiver(comm, weights, alias=alias)
     torch.cuda.synchronize()
     found = []
-    for _ in range(8):
+    for _ in range(20 if alias else 8):
         comm.barrier()
         begin = time.perf_counter()
         end.update()
@@ -125,13 +135,9 @@ def show_all_reduce(ranks: int, quick: bool) -> None:
 
 def show_weights(gigabytes: float) -> None:
     print(f"\n{gigabytes:g} GB of weights, trainer to engine, ms: the first time, later")
-    for transactional in (False, True):
-        for checksum in (False, True):
-            given = [gigabytes, transactional, checksum]
-            first, later = unisono.launch(measure_weights, 2, given)[1]
-            how = "a second copy" if transactional else "into place"
-            how += ", with checksums" if checksum else ""
-            print(f"{how:>32} {first:>10.1f} {later:>10.1f}", flush=True)
+    for how, *options in WAYS_OF_WEIGHTS:
+        first, later = unisono.launch(measure_weights, 2, [gigabytes, *options])[1]
+        print(f"{how:>32} {first:>10.1f} {later:>10.1f}", flush=True)
 
 
 def show_ddp() -> None:

@@ -82,6 +82,12 @@ def free(base: int) -> None:
     _own.pop(base).path.unlink()
 
 
+def is_known(address: int) -> bool:
+    """Whether memory of the GPU lies there, this process's own or another's."""
+    memories = itertools.chain(_own.values(), _opened.values())
+    return any(memory.base <= address < memory.base + memory.size for memory in memories)
+
+
 def view(address: int, count: int, dtype: Any) -> Any:
     """Memory as an array."""
     size = numpy.dtype(dtype).itemsize * count

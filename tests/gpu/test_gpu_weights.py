@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from ranks import RankPool
+from ranks import RankPool, raised
 from unisono.comm.base import Communicator
+from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import WeightUpdateError
@@ -69,6 +73,157 @@ def test_500_updates_do_not_grow(comm: Communicator) -> None:
         comm.barrier()
         assert free - torch.cuda.mem_get_info()[0] < 64 << 20
     assert mine["large"].eq(0).all()
+
+
+@pytest.mark.ranks(3)
+def test_engines_serve_the_trainers_memory(comm: Communicator) -> None:
+    mine = lone_weights(comm.rank + 1)
+    if comm.rank == 0:
+        with WeightSender(comm, mine) as sender:
+            for step in (10, 20, 30):
+                torch.cuda._sleep(50_000_000)  # the step's work is still under way
+                for tensor in mine.values():
+                    tensor.fill_(step)
+                sender.update()
+                comm.barrier()  # the engines have looked
+            mine["large"][3, 4] = -1
+            torch.cuda.synchronize()
+            comm.barrier()
+            comm.barrier()
+        return
+    handed: dict[str, torch.Tensor] = {}
+    receiver = WeightReceiver(comm, mine, alias=True)
+    if comm.rank == 2:
+        receiver = WeightReceiver(comm, alias=True, commit=handed.update)
+        mine = handed
+    for step in (10, 20, 30):
+        update = receiver.update()
+        assert (update.version, update.bytes) == (step // 10, 0)
+        assert all(tensor.eq(step).all() for tensor in mine.values())
+        comm.barrier()
+    comm.barrier()
+    assert mine["large"][3, 4].item() == mine["tied"][3, 4].item() == -1
+    assert mine["large"].data_ptr() == mine["tied"].data_ptr()
+    assert mine["turned"].stride() == (1, 512)
+    receiver.close()
+    assert count_open() >= 1
+    assert mine["half"].eq(30).all()
+    mine.clear()
+    assert count_open() == 0
+    comm.barrier()
+
+
+def lone_weights(value: float) -> dict[str, torch.Tensor]:
+    """Of whose memory nobody has another view."""
+    made = {
+        "large": torch.full((2048, 2048), value, device="cuda"),
+        "half": torch.full((1000, 333), value, device="cuda", dtype=torch.bfloat16),
+        "odd": torch.full((7,), int(value), device="cuda", dtype=torch.uint8),
+        "turned": torch.empty_strided((512, 512), (1, 512), device="cuda").fill_(value),
+    }
+    made["tied"] = made["large"]
+    return made
+
+
+def count_open() -> int:
+    gc.collect()
+    return len(mappings_of_this_process())
+
+
+def test_500_updates_of_served_memory_do_not_grow(comm: Communicator) -> None:
+    mine = lone_weights(comm.rank)
+    end: Any = WeightReceiver(comm, mine, alias=True) if comm.rank else WeightSender(comm, mine)
+    with end:
+        for _ in range(20):
+            end.update()
+        torch.cuda.synchronize()
+        comm.barrier()
+        free, _ = torch.cuda.mem_get_info()
+        opened = count_open()
+        for _ in range(480):
+            end.update()
+        torch.cuda.synchronize()
+        comm.barrier()
+        assert free - torch.cuda.mem_get_info()[0] < 16 << 20
+        assert count_open() == opened
+    assert mine["large"].eq(0).all()
+    comm.barrier()
+
+
+def test_a_trainer_whose_memory_is_elsewhere_now(comm: Communicator) -> None:
+    mine = {"w": torch.zeros(32 << 20, device="cuda")}
+    end: Any = WeightReceiver(comm, mine, alias=True) if comm.rank else WeightSender(comm, mine)
+    comm.barrier()
+    free, _ = torch.cuda.mem_get_info()
+    with end:
+        for step in range(1, 13):
+            if comm.rank == 0:
+                mine["w"] = torch.full((32 << 20,), float(step), device="cuda")
+            end.update()
+            assert mine["w"].eq(step).all()
+            assert comm.rank == 0 or count_open() == 1
+            torch.cuda.empty_cache()  # so that memory goes back, and comes back as another
+            comm.barrier()
+        torch.cuda.empty_cache()
+        comm.barrier()
+        assert free - torch.cuda.mem_get_info()[0] < 300 << 20
+    mine.clear()
+    assert comm.rank == 0 or count_open() == 0
+    comm.barrier()
+
+
+def test_expandable_segments_cannot_be_served(fresh_pool: RankPool) -> None:
+    for text in fresh_pool.run(serve_expandable_segments, 2, connected=False):
+        assert "engines cannot open the trainer's memory" in text
+        assert "xpandable segments" in text
+
+
+def serve_expandable_segments(rank: int, size: int, path: str) -> str:
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    with SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size) as comm:
+        mine = {"w": torch.full((32 << 20,), float(rank), device="cuda")}
+        update = partial(weight_update, mine, comm, **{"alias": True} if rank else {})
+        text = str(raised(WeightUpdateError, update))
+        assert mine["w"].eq(rank).all()
+        weight_update(mine, comm)  # a copy can be had all the same
+        assert mine["w"].eq(0).all()
+        return text
+
+
+def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(die_while_an_engine_serves, 2, connected=False)
+    assert outcomes[0].exit_code == -signal.SIGKILL
+    assert outcomes[1].error is None, outcomes[1].error
+    assert outcomes[1].value == "served"
+
+
+def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    mine = {"w": torch.full((256 << 20,), float(rank), device="cuda")}  # 1 GiB
+    if rank == 0:
+        mine["w"].fill_(5)
+        WeightSender(comm, mine).update()
+        os.kill(os.getpid(), signal.SIGKILL)
+    receiver = WeightReceiver(comm, mine, alias=True)
+    receiver.update()
+    error = raised(WeightUpdateError, receiver.update)
+    assert error.group_ended
+    assert error.failed.keys() == {0}
+    receiver.close()
+    comm.close()
+    torch.cuda.empty_cache()
+    others = torch.full((1 << 30,), -1.0, device="cuda")  # memory of the dead is not given out
+    torch.cuda.synchronize()
+    assert mine["w"].eq(5).all()
+    mine["w"].add_(1)  # it is this engine's alone now
+    assert mine["w"].eq(6).all()
+    del error, others  # an error holds frames, and those the weights
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    mine.clear()
+    assert count_open() == 0
+    assert torch.cuda.mem_get_info()[0] - free > 1 << 29
+    return "served"
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("cuda", "cpu"), ("cpu", "cuda")])

@@ -16,9 +16,6 @@ from ranks import RankPool, connect, raised
 from unisono import Communicator, WeightMismatch, WeightUpdateError
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
-from unisono.training.weights.description import DescribedTensor, Description, UpdateOptions
-from unisono.training.weights.plan import make_plan
-from unisono.training.weights.shards import Box
 
 
 def model(seed: int) -> torch.nn.Module:
@@ -208,14 +205,21 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     assert weights["w"].tolist() == [comm.rank] * 3
 
 
-def test_weights_on_a_gpu_cannot_be_served() -> None:
-    box = Box((0,), (3,))
-    weights = {"w": DescribedTensor("float32", (3,), box, "w")}
-    options = UpdateOptions(transactional=True, checksum=True, convert=False, bucket_bytes=1024)
-    trainer = Description("sender", weights, options, gpu="GPU-1")
-    engine = Description("receiver", weights, gpu="GPU-1", alias=True)
-    with pytest.raises(WeightMismatch, match="alias=True, but it lies on a GPU"):
-        make_plan([trainer, engine])
+@pytest.mark.ranks(2)
+def test_a_trainer_whose_memory_is_elsewhere_now(comm: Communicator) -> None:
+    mine = model(5)
+    if comm.rank:
+        receiver = WeightReceiver(comm, mine, alias=True)
+    for step in range(3):
+        if comm.rank == 0:
+            trained = unisono.share_module(model(step), comm)
+            WeightSender(comm, trained).update()
+            comm.barrier()
+        else:
+            comm.empty(0)
+            receiver.update()
+            assert_equal(mine.state_dict(), model(step).state_dict())
+            comm.barrier()
 
 
 def test_the_trainers_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:

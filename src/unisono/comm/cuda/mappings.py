@@ -1,4 +1,5 @@
-"""Memory of other processes in this one: opened once, closed when its owner or its group has gone.
+"""Memory of other processes in this one: opened once, closed when its owner or its group has gone,
+and nobody holds it.
 
 A handle may be open once in a process, whatever the number of groups that use it: so the mappings
 of all groups are in one place. An allocation is known by its owner and its number, which the driver
@@ -22,7 +23,9 @@ class Mappings:
         self._driver = driver
         self._bases: dict[tuple[str, int], int] = {}
         self._groups: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._held: Counter[tuple[str, int]] = Counter()
+        self._gone: set[tuple[str, int]] = set()  # which groups do not need, but somebody holds
+        self._lock = threading.RLock()  # whoever lets go may be found by the garbage collector
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -47,18 +50,51 @@ class Mappings:
         not open it."""
         key = owner, region.number
         with self._lock:
+            self._gone.discard(key)
             base = self._bases.get(key)
             if base is None:
                 base = self._bases[key] = self._driver.open_memory(region.handle)
         return base + region.address - region.base
 
+    def find(self, owner: str, region: Region) -> int | None:
+        """Where a region lies here; None: it is not open."""
+        base = self._bases.get((owner, region.number))
+        return None if base is None else base + region.address - region.base
+
+    def hold(self, owner: str, region: Region) -> int:
+        """The same, of memory that stays open until it is let go as often as it was held, whatever
+        becomes of its owner."""
+        key = owner, region.number
+        with self._lock:
+            self._held[key] += 1
+            try:
+                return self.address_of(owner, region)
+            except DriverError:
+                del self._held[key]  # what is not open, nobody else holds
+                raise
+
+    def let_go(self, owner: str, number: int) -> None:
+        """Hold an allocation once less; the last one closes it, unless a group may use it."""
+        key = owner, number
+        with self._lock:
+            self._held[key] -= 1
+            if self._held[key] > 0:
+                return
+            del self._held[key]
+            if key in self._gone or not self._groups[owner]:
+                self._close(key)
+
     def forget(self, owner: str, number: int) -> None:
-        """An allocation has gone: close it."""
+        """An allocation has gone: close it, unless it is held."""
         with self._lock:
             if (owner, number) in self._bases:
                 self._close((owner, number))
 
     def _close(self, key: tuple[str, int]) -> None:
+        if self._held[key]:
+            self._gone.add(key)
+            return
+        self._gone.discard(key)
         base = self._bases.pop(key)
         with contextlib.suppress(DriverError):  # the GPU may have failed, or this process ends
             self._driver.close_memory(base)

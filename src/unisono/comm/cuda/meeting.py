@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import tempfile
 from dataclasses import replace
@@ -22,7 +21,7 @@ from unisono.comm.cuda.routing import (
     choose_way,
     decode_gpu,
     describe_no_way,
-    new_token,
+    process_token,
     why_no_mapping,
 )
 from unisono.comm.cuda.shared_gpu import SharedGpu
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 _DESCRIPTION_BYTES = 1024
 _cuda: Any = torch.cuda  # torch has no types for it
 _dist: Any = dist
-_token = functools.cache(new_token)
 
 
 def meet_on_gpus(
@@ -50,7 +48,7 @@ def meet_on_gpus(
             socket.gethostname(),
             str(properties.uuid),
             properties.name,
-            _token(),
+            process_token(),
             refusal,
             driver is not None and driver.has_mps(device.index),
         )

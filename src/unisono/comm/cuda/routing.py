@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ def why_no_mapping(gpus: Sequence[RankGpu]) -> str:
     return next((f"rank {rank}: {why}" for why, rank in refused.items()), "")
 
 
-def new_token() -> str:
+@functools.cache
+def process_token() -> str:
     """A name for this process that no other has."""
     return os.urandom(16).hex()

@@ -25,10 +25,14 @@ def serve_there(
     do_all_or_none([*steps, then], returns)
 
 
-def check_can_alias(mine: Mapping[str, HeldTensor], views: Mapping[str, torch.Tensor]) -> None:
-    """ValueError for tensors whose memory cannot be exchanged."""
+def check_can_alias(
+    mine: Mapping[str, HeldTensor], views: Mapping[str, torch.Tensor], served: Mapping[str, int]
+) -> None:
+    """ValueError for tensors whose memory cannot be exchanged. `served` are the addresses of those
+    that are a trainer's already, by name: all of its shared tensors are one storage."""
     for name, own in _to_be_moved(mine, views):
-        if own.is_inference() or shares_storage(own):
+        was_put_there = own.device.type == "cpu" and served.get(name) == own.data_ptr()
+        if own.is_inference() or (shares_storage(own) and not was_put_there):
             why = "made in inference mode" if own.is_inference() else "seen by other tensors, too"
             raise ValueError(
                 f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, for it "

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from unisono.comm.base import dtype_name
+from unisono.training.weights import gpus
 from unisono.training.weights.reading import Place
 from unisono.training.weights.shards import Box, HeldTensor, Lengths, tied_names
 
@@ -58,7 +59,7 @@ class Description:
         """The description of what a rank holds."""
         if weights is None:
             return cls(role, None, **more)
-        more["gpu"] = _gpu_of(weights)
+        more["gpu"] = gpus.gpu_of(held.tensor for held in weights.values())
         firsts = tied_names(weights)
         entries = {
             name: DescribedTensor(
@@ -104,11 +105,3 @@ class Description:
             }
         options = None if data["options"] is None else UpdateOptions(**data["options"])
         return cls(**(data | {"weights": weights, "options": options}))
-
-
-def _gpu_of(weights: Mapping[str, HeldTensor]) -> str:
-    """The GPU on which all of these lie; "" where there is none."""
-    devices = {held.tensor.device for held in weights.values()}
-    if len(devices) != 1 or next(iter(devices)).type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(devices.pop()).uuid)

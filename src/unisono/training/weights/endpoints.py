@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -18,6 +18,12 @@ import torch
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.aliasing import check_can_alias, serve_there
 from unisono.training.weights.description import Description, UpdateOptions
+from unisono.training.weights.gpu_memory import (
+    ExportedWeights,
+    GpuPart,
+    ToldMemory,
+    open_part,
+)
 from unisono.training.weights.plan import Unit, WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.reading import Place
@@ -173,6 +179,7 @@ class WeightSender(_Endpoint):
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
         self._weights = weights
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
+        self._exported = ExportedWeights()
         self.version = 0
         """The last version that was sent."""
 
@@ -206,14 +213,26 @@ class WeightSender(_Endpoint):
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
+            names = plan.exports.get(protocol.comm.rank, ())
+            served = {name: mine[name].tensor for name in names}
+            protocol.exchange_memory(plan, partial(self._exported.describe, served))
             protocol.begin(plan)
             device = protocol.groups.device_for(plan, mine)
             protocol.groups.move(
                 plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
             )
-            protocol.decide(lambda: None)
+            protocol.decide(partial(self._exported.keep, served))
         self.version = plan.version
         return self._summary(plan, begin_s, agreed_s)
+
+    def close(self) -> None:
+        """Give back what the updates needed. The group is not closed. Engines that serve this
+        trainer's memory on a GPU must not do so any longer.
+
+        >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
+        """
+        super().close()
+        self._exported.close()
 
 
 class WeightReceiver(_Endpoint):
@@ -230,8 +249,9 @@ class WeightReceiver(_Endpoint):
       others hold views of it, overwritten: all of it or none, whatever interrupts.
     - `partial`: this engine takes only the names that it has
     - `alias`: from the first update on this engine's tensors are the trainer's memory, shared
-      tensors of the group (`unisono.share_module`): there is no second copy, and no way back to an
-      older version. The engine must not serve while the trainer changes its weights.
+      tensors of the group (`unisono.share_module`) or tensors of the same GPU: there is no second
+      copy, and no way back to an older version. The engine must not serve while the trainer changes
+      its weights.
     - `version`: what the engine serves at the beginning
     - `progress`: called with the bytes received and the bytes in all, after every bucket
 
@@ -265,6 +285,7 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
+        self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
         self.version = version
         """The version that the engine serves."""
 
@@ -298,35 +319,58 @@ class WeightReceiver(_Endpoint):
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
+            told = protocol.exchange_memory(plan)
             device = protocol.groups.device_for(plan, mine)
-            with protocol.keep_failure():
-                self._allocate(plan, mine, device)
-            protocol.begin(plan)
-            part = self._receiving_part(plan, mine)
-            damaged = protocol.groups.move(plan, part, device, self._progress)
-            with protocol.keep_failure():
-                if damaged:
-                    raise RuntimeError("; ".join(damaged))
-                if self._prepare is not None:
-                    self._prepare(dict(self._staging.tensors))
-            protocol.decide(lambda: self._change_over(plan, mine))
-            if self._alias:
-                self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
+            try:
+                with protocol.keep_failure():
+                    if self._alias:
+                        self._find_views(plan, mine, told)
+                    else:
+                        self._allocate(plan, mine, device)
+                protocol.begin(plan)
+                part = self._receiving_part(plan, mine)
+                damaged = protocol.groups.move(plan, part, device, self._progress)
+                with protocol.keep_failure():
+                    if damaged:
+                        raise RuntimeError("; ".join(damaged))
+                    if self._prepare is not None:
+                        self._prepare(dict(self._staging.tensors))
+                protocol.decide(lambda: self._change_over(plan, mine))
+            finally:
+                if self._alias:
+                    self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
         return self._summary(plan, begin_s, agreed_s)
+
+    def close(self) -> None:
+        """Give back what the updates needed, the second copy included. The group is not closed.
+        What the engine serves stays as it is, the trainer's memory, too.
+
+        >>> unisono.training.WeightReceiver(comm, {"w": torch.ones(2)}).close()
+        """
+        super().close()
+        self._staging.hand_over()
+
+    def _find_views(
+        self, plan: WeightPlan, mine: dict[str, HeldTensor], told: Mapping[int, ToldMemory]
+    ) -> None:
+        """Have the trainer's memory where the engine will serve it."""
+        mapped = self._protocol.groups.mapped
+        views = {}
+        for name, part in plan.aliases[self._protocol.comm.rank].items():
+            if isinstance(part, GpuPart):
+                own = mine[name].tensor if name in mine else None
+                views[name] = open_part(part, name, told[part.sender], own)
+            else:
+                views[name] = mapped.find(part)
+        self._staging.alias(plan, None if self._weights is None else mine, views)
+        if self._commit is None:
+            check_can_alias(mine, self._staging.tensors, self._served)
 
     def _allocate(
         self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
     ) -> None:
         """Have memory for what will come."""
         mapped = self._protocol.groups.mapped
-        if self._alias:
-            parts = plan.aliases[self._protocol.comm.rank]
-            known = None if self._weights is None else mine
-            views = {name: mapped.find(part) for name, part in parts.items()}
-            self._staging.alias(plan, known, views)
-            if self._commit is None:
-                check_can_alias(mine, self._staging.tensors)
-            return
         steps = plan.steps(self._protocol.comm.rank)
         mapped.hold(unit.source for step, i in steps for unit in step.buckets[i].units)
         if plan.options.transactional:
@@ -356,6 +400,8 @@ class WeightReceiver(_Endpoint):
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
         elif self._alias:
             serve_there(mine, self._staging.tensors, now_served)
+            views = self._staging.tensors.items()
+            self._served = {name: view.data_ptr() for name, view in views}
         elif plan.options.transactional:
             self._staging.swap(mine, now_served)
         else:

@@ -15,6 +15,7 @@ import torch
 from unisono.collectives.encoding import torch_dtype
 from unisono.errors import WeightMismatch
 from unisono.training.weights.description import DescribedTensor, Description, UpdateOptions
+from unisono.training.weights.gpu_memory import GpuPart
 from unisono.training.weights.reading import PlacedPart
 from unisono.training.weights.shards import Box, Lengths
 from unisono.wording import name_number
@@ -100,8 +101,10 @@ class WeightPlan:
     is_on_gpus: bool = False
     """Whether all ranks hold their weights on one GPU, or each on its own: then they need not pass
     through the CPU's memory."""
-    aliases: dict[int, dict[str, PlacedPart]] = field(default_factory=dict)
+    aliases: dict[int, dict[str, PlacedPart | GpuPart]] = field(default_factory=dict)
     """For each engine that serves the trainer's memory: what it serves, by name."""
+    exports: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """For each sender with memory of a GPU that engines serve: the names of what lies there."""
 
     def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
         """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
@@ -170,7 +173,14 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
         bucket_bytes = max(bucket_bytes, GPU_BUCKET_BYTES)
     transfers = _plan_transfers(everyone, trainer, tensors, wanted, bucket_bytes, senders)
     return WeightPlan(
-        options, senders, receivers, tensors, transfers, is_on_gpus=is_on_gpus, aliases=aliases
+        options,
+        senders,
+        receivers,
+        tensors,
+        transfers,
+        is_on_gpus=is_on_gpus,
+        aliases=aliases,
+        exports=_plan_exports(aliases),
     )
 
 
@@ -314,29 +324,34 @@ def _plan_aliases(
     trainer: Mapping[str, _TrainerTensor],
     wanted: Mapping[str, Box],
     differences: list[tuple[str, str, str]],
-) -> dict[str, PlacedPart]:
+) -> dict[str, PlacedPart | GpuPart]:
     """What an engine serves in the trainer's memory, and what it cannot."""
-    found: dict[str, PlacedPart] = {}
+    found: dict[str, PlacedPart | GpuPart] = {}
+    engine = everyone[rank]
     for name, box in wanted.items():
         if name not in trainer or not box.count:
             continue
         ours = trainer[name]
-        entry = (everyone[rank].weights or {}).get(name)
+        entry = (engine.weights or {}).get(name)
         holders = [
             holder
             for piece, ranks in ours.boxes.items()
             if piece.intersection(box) == box
             for holder in ranks
         ]
+        dtype = torch_dtype(ours.dtype)
         parts = [
-            _placed_part(everyone, holder, name, box, torch_dtype(ours.dtype)) for holder in holders
+            _placed_part(everyone, holder, name, box, dtype)
+            or _gpu_part(everyone, holder, name, box, dtype, engine)
+            for holder in holders
         ]
         part = next((part for part in parts if part is not None), None)
         why = ""
         if not holders:
             why = "it lies on several ranks"
-        elif part is None and all(everyone[holder].gpu for holder in holders):
-            why = "it lies on a GPU, and memory of the CPU alone can be served by others"
+        elif part is None and any(everyone[holder].gpu for holder in holders):
+            theirs = f"on GPU {engine.gpu}" if engine.gpu else "not on one GPU"
+            why = f"it lies on GPU {everyone[holders[0]].gpu}, and the engine's weights {theirs}"
         elif part is None:
             why = "it is no shared tensor of this group: see unisono.share_module"
         elif entry is not None and entry.dtype != ours.dtype:
@@ -347,6 +362,32 @@ def _plan_aliases(
             text = tensor_text(ours.dtype, ours.whole)
             differences.append((name, text, f"rank {rank}: alias=True, but {why}"))
     return found
+
+
+def _gpu_part(
+    everyone: Sequence[Description],
+    rank: int,
+    name: str,
+    box: Box,
+    dtype: torch.dtype,
+    engine: Description,
+) -> GpuPart | None:
+    """A box of what `rank` holds on a GPU, for an engine on the same one; None: it is not."""
+    gpu = everyone[rank].gpu
+    if not gpu or (engine.weights is not None and engine.gpu != gpu):
+        return None
+    return GpuPart(rank, gpu, (everyone[rank].weights or {})[name].box, box, dtype)
+
+
+def _plan_exports(
+    aliases: Mapping[int, Mapping[str, PlacedPart | GpuPart]],
+) -> dict[int, tuple[str, ...]]:
+    names: dict[int, dict[str, None]] = {}
+    for parts in aliases.values():
+        for name, part in parts.items():
+            if isinstance(part, GpuPart):
+                names.setdefault(part.sender, {})[name] = None
+    return {rank: tuple(found) for rank, found in names.items()}
 
 
 def _plan_transfers(

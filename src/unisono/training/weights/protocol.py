@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -24,6 +25,7 @@ from unisono.errors import (
     WeightUpdateError,
 )
 from unisono.training.weights.description import Description
+from unisono.training.weights.gpu_memory import ToldMemory
 from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
 
@@ -97,6 +99,21 @@ class UpdateProtocol:
         number = asked_for.pop() if asked_for else max(versions) + 1
         self._plan = dataclasses.replace(self._next, version=number)
         return self._plan
+
+    def exchange_memory(
+        self, plan: WeightPlan, describe: Callable[[], ToldMemory] | None = None
+    ) -> dict[int, ToldMemory]:
+        """What senders tell of their memory on a GPU that engines serve, by rank; nothing where no
+        engine does. Senders `describe` theirs."""
+        if not plan.exports:
+            return {}
+        told: list[Any] = []
+        if describe is not None and self.comm.rank in plan.exports:
+            with self.keep_failure():
+                told = describe().plain()
+        everyone = all_gather_object((self.failure, told), self.comm)
+        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
+        return {rank: ToldMemory.from_plain(everyone[rank][1]) for rank in plan.exports}
 
     def begin(self, plan: WeightPlan) -> None:
         """Make the groups; go on where every rank is ready."""

@@ -61,8 +61,11 @@ class Staging:
             firsts = {name: tensor.first for name, tensor in plan.tensors.items()}
         else:
             firsts = {name: first for name, first in tied_names(mine).items() if first in views}
+        device = next((view.device for view in views.values()), None)
         empty = {
-            name: torch.empty(plan.tensors[name].whole, dtype=plan.tensors[name].dtype)
+            name: torch.empty(
+                plan.tensors[name].whole, dtype=plan.tensors[name].dtype, device=device
+            )
             for name in firsts
             if firsts[name] == name and name not in views
         }

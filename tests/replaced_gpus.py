@@ -1,0 +1,65 @@
+"""A GPU for machines without one, as weights need it: memory of the replaced driver in tensors of
+the CPU. `install()` puts it in the place of what torch says of GPUs, and of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+import replaced_driver
+from unisono.training.weights import gpus
+
+name = "GPU-one"
+"""Of the GPU on which all memory of the replaced driver lies."""
+waits: list[torch.device] = []
+"""The devices whose streams were waited for."""
+
+
+def install(folder: str) -> Any:
+    """The replaced driver, for a GPU whose memory lies in a folder."""
+    global name
+    os.environ["REPLACED_DRIVER_FOLDER"] = folder
+    driver = replaced_driver.install()
+    driver.log.clear()
+    driver.refuses_export = False
+    name = "GPU-one"
+    waits.clear()
+    gpus.gpu_of = _gpu_of  # type: ignore[assignment]
+    gpus.find_gpu = lambda name: torch.device("cpu")
+    gpus.on_gpu = lambda device: contextlib.nullcontext()  # type: ignore[assignment]
+    gpus.await_stream = waits.append
+    gpus.bytes_at = _bytes_at  # type: ignore[assignment]
+    return driver
+
+
+def tensor_of(values: torch.Tensor, freed: Callable[[], None] | None = None) -> torch.Tensor:
+    """These values in new memory of the GPU, which torch gives back, and says so, when no tensor
+    lies there any more."""
+    base = replaced_driver.allocate(max(values.nbytes, 1), os.environ["REPLACED_DRIVER_FOLDER"])
+
+    def free() -> None:
+        replaced_driver.free(base)
+        if freed is not None:
+            freed()
+
+    storage = _bytes_at(base, values.nbytes, values.device, free)
+    made = torch.empty(0, dtype=values.dtype)
+    made.set_(storage, 0, values.shape, values.stride())  # type: ignore[call-overload]
+    return made.copy_(values)
+
+
+def _gpu_of(tensors: Iterable[torch.Tensor]) -> str:
+    lies_there = [replaced_driver.is_known(tensor.data_ptr()) for tensor in tensors]
+    return name if lies_there and all(lies_there) else ""
+
+
+def _bytes_at(address: int, size: int, device: Any, let_go: Callable[[], None]) -> Any:
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, let_go).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
