@@ -7,7 +7,7 @@ plan.py        from what all ranks hold to what travels, or a table of differenc
 transfers.py   how it travels
 reading.py     weights that are shared tensors, read where they lie
 aliasing.py    engines whose tensors are the trainer's memory
-gpu_memory.py  such memory on a GPU: exported by the trainer, opened by engines; gpus.py: torch's part
+gpu_memory.py  such memory on a GPU: exported by trainers, opened by engines; gpus.py: for torch
 checksum.py    whether it arrived as it was sent
 protocol.py    the rounds of an update, and the decision of all ranks
 update_group.py   parameter by parameter, as vLLM and OpenRLHF do; meeting.py: how they meet
