@@ -25,34 +25,38 @@ class GpuMessages(RowCollectives):
     _comm: SharedMemoryCommunicator
 
     def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
-        self._comm.send(self._fetch("send", tensor), dst, tag)
+        self._comm.send(fetch(f"send on group {self.name}", tensor), dst, tag)
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work:
-        return self._comm.isend(self._fetch("send", tensor), dst, tag)
+        return self._comm.isend(fetch(f"send on group {self.name}", tensor), dst, tag)
 
     def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
-        host = self._room("recv", tensor)
+        host = make_room(f"recv on group {self.name}", tensor)
         source = self._comm.recv(host, src, tag)
         deliver(tensor, host)
         return source
 
     def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Work:
-        host = self._room("recv", tensor)
+        host = make_room(f"recv on group {self.name}", tensor)
         return ArrivingWork(self._comm.irecv(host, src, tag), tensor, host)
 
-    def _fetch(self, what: str, tensor: Any) -> torch.Tensor:
-        """A tensor in pinned memory, once the GPU has it there."""
-        host = self._room(what, tensor, False)
-        with torch.inference_mode():
-            host.copy_(row_of(tensor))
-        return host
 
-    def _room(self, what: str, tensor: Any, writable: bool = True) -> torch.Tensor:
-        try:
-            check_tensor(tensor, writable, ("cuda",))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{what} on group {self.name}: {error}") from None
-        return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+def fetch(doing: str, tensor: Any) -> torch.Tensor:
+    """A tensor in pinned memory, once the GPU has it there. Raises TypeError or ValueError, as
+    `doing`, for what cannot be sent."""
+    host = make_room(doing, tensor, False)
+    with torch.inference_mode():
+        host.copy_(row_of(tensor))
+    return host
+
+
+def make_room(doing: str, tensor: Any, writable: bool = True) -> torch.Tensor:
+    """Pinned memory for what is in a tensor, or will be. Raises as `fetch` does."""
+    try:
+        check_tensor(tensor, writable, ("cuda",))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{doing}: {error}") from None
+    return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
 
 
 def deliver(tensor: Any, host: torch.Tensor) -> None:

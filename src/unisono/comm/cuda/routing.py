@@ -63,10 +63,12 @@ def describe_no_way(gpus: Sequence[RankGpu]) -> str:
         f"{name_ranks(ranks)} on {names[place]} {place[1]} of host {place[0]}"
         for place, ranks in sharing.items()
     )
+    what = "some ranks of this group share a GPU and others do not"
+    if len({host for host, _ in sharing}) > 1:
+        what = "ranks that share a GPU are in a group of several hosts"
     return (
-        f"some ranks of this group share a GPU and others do not ({said}): give every rank a GPU "
-        "of its own, which takes NCCL, or let all of them share one of one host, or pass CPU "
-        "tensors"
+        f"{what} ({said}): give every rank a GPU of its own, which takes NCCL, or let all of them "
+        "share one of one host, or pass CPU tensors"
     )
 
 

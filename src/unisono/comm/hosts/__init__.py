@@ -9,6 +9,7 @@ lanes.py              what large calls are made of
 large_moves.py        all_gather, broadcast, all_to_all and their like
 large_reductions.py   all_reduce, reduce, reduce_scatter; reductions.py: their arithmetic
 messages.py           point to point; post_office.py: messages and receives that wait
+gpus.py               CUDA tensors: NCCL's, or refused
 any_source.py         receives from anybody, on this host or another
 network.py            the interface by which hosts talk, and gloo on it
 links.py              all connections of a process; link.py: one of them, by gloo

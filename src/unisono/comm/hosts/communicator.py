@@ -16,6 +16,7 @@ import torch
 from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import Communicator, Op
+from unisono.comm.hosts.gpus import GpuHostsMessages, meet_on_gpus, with_cuda_tensors
 from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
 from unisono.comm.hosts.large_reductions import (
     reduce_in_order,
@@ -23,19 +24,42 @@ from unisono.comm.hosts.large_reductions import (
     reduce_scatter_in_order,
     reduce_scatter_large,
 )
-from unisono.comm.hosts.messages import HostsMessages
 from unisono.comm.hosts.reductions import Reduction
+from unisono.comm.row_collectives import RowCollectives
 from unisono.comm.row_group import Rows
 from unisono.comm.rows import bytes_of
 
 
-class HostsCommunicator(HostsMessages):
+class HostsCommunicator(GpuHostsMessages):
     """Ranks of several hosts. Made by `connect` and `split`, not by hand."""
 
     def __init__(self, *args: Any) -> None:
         self._is_strict = bool(variables.STRICT_ORDER.read())
         self._rounds = bool(variables.ROUND_HALVES.read())
+        self._gpus: Communicator | None = None
         super().__init__(*args)
+
+    all_reduce = with_cuda_tensors(RowCollectives.all_reduce)
+    reduce = with_cuda_tensors(RowCollectives.reduce)
+    broadcast = with_cuda_tensors(RowCollectives.broadcast)
+    all_gather = with_cuda_tensors(RowCollectives.all_gather)
+    reduce_scatter = with_cuda_tensors(RowCollectives.reduce_scatter)
+    gather = with_cuda_tensors(RowCollectives.gather)
+    scatter = with_cuda_tensors(RowCollectives.scatter)
+    all_to_all = with_cuda_tensors(RowCollectives.all_to_all)
+
+    def _gpu_group(self, what: str, device: torch.device) -> Communicator:
+        """What carries out collectives on CUDA tensors, from the first one on."""
+        self._raise_if_ended()
+        if self._gpus is None:
+            self._gpus = meet_on_gpus(self, what, device)
+        return self._gpus
+
+    def close(self) -> None:
+        gpus, self._gpus = self._gpus, None
+        if gpus is not None:
+            gpus.close()
+        super().close()
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         from unisono.comm.hosts.making import split_group

@@ -189,10 +189,14 @@ class Links:
         else:
             self._draw_line(peer, summons=True)
 
+    def open_store(self) -> Any:
+        """A connection of one's own to the store in which the ranks have met."""
+        return self._store.clone()
+
     def decide(self, key: bytes, text: str) -> str:
         """What the first rank of a group that called this has said; "" where the store is gone."""
         with contextlib.suppress(RuntimeError):
-            store = self._store.clone()
+            store = self.open_store()
             return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
         return ""
 

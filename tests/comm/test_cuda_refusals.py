@@ -1,0 +1,153 @@
+"""CUDA tensors of ranks whose GPUs allow no way, or that differ in their devices: refused on every
+rank, by name. There is no GPU: tensors say that they lie on one, and ranks which one they have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_hosts import world
+
+from ranks import RankPool, attempt, raised
+from unisono import CollectiveMismatch
+from unisono.comm.base import Communicator
+from unisono.comm.cuda.routing import RankGpu
+from unisono.comm.hosts import gpus
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+
+def cuda_tensor() -> torch.Tensor:
+    return torch.ones(4).as_subclass(CudaTensor)
+
+
+def say_that_this_rank_has(gpu: str) -> None:
+    gpus.describe_gpu = lambda host, device: RankGpu(  # type: ignore[assignment]
+        host=host, gpu=gpu, name="NVIDIA H200", token="", refusal="", has_mps=False, events=()
+    )
+
+
+# -- over hosts ------------------------------------------------------------------------------------
+
+
+def test_a_shared_gpu_in_a_group_over_hosts(pool: RankPool) -> None:
+    for text in pool.run(share_over_hosts, 3, connected=False):
+        assert text.startswith(
+            "all_reduce on group world: ranks that share a GPU are in a group of"
+        )
+        assert "ranks 0 and 1 on NVIDIA H200 x of host " in text
+        assert "rank 2 on NVIDIA H200 y of host " in text
+        assert "give every rank a GPU of its own" in text
+
+
+def share_over_hosts(rank: int, size: int, path: str) -> str:
+    say_that_this_rank_has("xxy"[rank])
+    with world(rank, path, "AAB") as comm:
+        text = str(raised(ValueError, lambda: comm.all_reduce(cuda_tensor())))
+        for call in (
+            lambda: comm.all_gather(torch.ones(size, 4), cuda_tensor()),
+            lambda: comm.broadcast([cuda_tensor()], root=1, async_op=True),
+            lambda: comm.scatter(output=cuda_tensor(), input=None if rank else [cuda_tensor()] * 3),
+        ):
+            raised(ValueError, call)
+        comm.all_reduce(there := torch.ones(2))  # the group goes on
+        assert there.tolist() == [3, 3]
+        return text
+
+
+def test_a_gpu_for_each_rank_of_several_hosts_takes_nccl(pool: RankPool) -> None:
+    for text in pool.run(own_a_gpu_each, 2, connected=False):
+        assert "nccl needs a torch with CUDA" in text  # which is all that is missing here
+
+
+def own_a_gpu_each(rank: int, size: int, path: str) -> str:
+    say_that_this_rank_has("xy"[rank])
+    with world(rank, path, "AB") as comm:
+        return str(attempt(comm.all_reduce, cuda_tensor()))
+
+
+def test_a_cpu_tensor_among_cuda_tensors_over_hosts(pool: RankPool) -> None:
+    for text in pool.run(mix_devices, 3, connected=False):
+        assert "all_reduce on a GPU" in text
+        assert "all_reduce sum of float32[4]" in text
+
+
+def mix_devices(rank: int, size: int, path: str) -> str:
+    say_that_this_rank_has("xyz"[rank])
+    with world(rank, path, "AAB") as comm:
+        tensor = cuda_tensor() if rank == 1 else torch.ones(4)
+        error = raised(CollectiveMismatch, lambda: comm.all_reduce(tensor))
+        return str(error)
+
+
+# -- on one host -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cuda_pool() -> Iterator[RankPool]:
+    """Ranks that keep the replaced driver from test to test."""
+    with RankPool(3) as own:
+        yield own
+
+
+def meet(comm: Communicator, folder: str, gpu: str) -> Any:
+    """Begin a group's first call on CUDA tensors, of ranks that say which GPU they have."""
+    import replaced_driver
+
+    os.environ["REPLACED_DRIVER_FOLDER"] = folder
+    replaced_driver.install()
+    from unisono.comm.cuda import meeting
+    from unisono.comm.engine import Operation
+
+    meeting._cuda = SimpleNamespace(
+        device=lambda device: contextlib.nullcontext(),
+        current_stream=lambda: SimpleNamespace(query=lambda: True, cuda_stream=0),
+        get_device_properties=lambda device: SimpleNamespace(uuid=gpu, name="NVIDIA H200"),
+    )
+    comm_of_engine: Any = comm
+    return meeting.meet_on_gpus(comm_of_engine, torch.device("cuda", 0), Operation.ALL_REDUCE)
+
+
+def test_some_ranks_share_a_gpu_and_others_do_not(cuda_pool: RankPool, memory_folder: str) -> None:
+    for text in cuda_pool.run(share_partly, 3, memory_folder):
+        assert "some ranks of this group share a GPU and others do not" in text
+        assert "ranks 0 and 2 on NVIDIA H200 GPU-x of host " in text
+        assert "rank 1 on NVIDIA H200 GPU-y of host " in text
+
+
+def share_partly(comm: Communicator, folder: str) -> str:
+    error = raised(ValueError, lambda: meet(comm, folder, "GPU-" + "xyx"[comm.rank]))
+    comm.all_reduce(there := torch.ones(2))  # the group goes on
+    assert there.tolist() == [3, 3]
+    return str(error)
+
+
+def test_a_cpu_tensor_among_cuda_tensors(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(mix_devices_on_one_host, 3, memory_folder) == [None] * 3
+
+
+def mix_devices_on_one_host(comm: Communicator, folder: str) -> None:
+    with comm.split(range(comm.size), label="mixed") as group:
+        if comm.rank == 1:
+            raised(CollectiveMismatch, lambda: meet(group, folder, "GPU-x"))
+        else:
+            tensor = torch.ones(4)
+            raised(CollectiveMismatch, lambda: group.all_reduce(tensor))
+            assert tensor.tolist() == [1] * 4
