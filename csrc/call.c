@@ -228,7 +228,7 @@ static uint64_t bytes_of(const un_group *g, const un_call *call) {
 
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state) {
-    if (g->is_part) return 0;
+    if (g->is_part || g->is_covered) return 0;
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 

@@ -191,6 +191,7 @@ struct un_group {
     bool crowded;     /* more ranks than cores: waiting must give the core away */
     bool roomy;       /* a core for every rank's worker too */
     bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
+    bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
     unsigned process; /* which process opened it, see group.c */
 
     struct { /* segment.c */

@@ -100,6 +100,8 @@ uint64_t un_record_open(un_group *g, const un_call *call, uint64_t bytes, uint64
     return open_record(g, signature, bytes, number, call->site, ARRIVED);
 }
 
+void un_record_cover(un_group *g, bool covered) { g->is_covered = covered; }
+
 void un_record_end(un_group *g, uint64_t number, un_status status) {
     if (number && !group_is_inherited(g)) record_end(g, number, status);
 }

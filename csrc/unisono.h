@@ -408,6 +408,10 @@ bool un_schedule_read(un_compiled_schedule *schedule, const int64_t *integers, s
 uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
 void un_record_end(un_group *group, uint64_t record, un_status status);
 
+/* While a call that has such a record is `covered`, the calls of the engine of which it consists leave
+ * none. */
+void un_record_cover(un_group *group, bool covered);
+
 /* Compare such a call with the peers' before it begins: all ranks meet here. */
 un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_t record);
 

@@ -299,6 +299,7 @@ static PyMethodDef group_methods[] = {
     {"reopen_block", group_reopen_block, METH_O, NULL},
     {"record_open", (PyCFunction)(void (*)(void))group_record_open, METH_FASTCALL, NULL},
     {"record_given", (PyCFunction)(void (*)(void))group_record_given, METH_FASTCALL, NULL},
+    {"record_cover", group_record_cover, METH_O, NULL},
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"release_works", group_release_works, METH_NOARGS, NULL},

@@ -114,6 +114,7 @@ int prepare_blocks(void);
 /* recorded_calls.c */
 PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+PyObject *group_record_cover(PyObject *object, PyObject *whether);
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 

@@ -69,6 +69,13 @@ PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ss
     return PyLong_FromUnsignedLongLong(record);
 }
 
+/* record_cover(whether): whether calls leave no records, being part of one that has its own */
+PyObject *group_record_cover(PyObject *object, PyObject *whether) {
+    Group *self = (Group *)object;
+    if (self->group) un_record_cover(self->group, whether == Py_True);
+    Py_RETURN_NONE;
+}
+
 /* record_end(record, status) */
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;

@@ -13,6 +13,7 @@ import torch
 
 from ranks import attempt, in_a_fork
 from unisono.comm.base import Communicator
+from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.records import GroupRecords, Record, read_process
 from unisono.errors import UnisonoError
 
@@ -161,3 +162,21 @@ def test_another_user_cannot_read() -> None:
         return str(attempt(read_process, me))
 
     assert "belongs to somebody else" in in_a_fork(read_as_nobody)
+
+
+@pytest.mark.ranks(2)
+def test_a_call_that_is_recorded_as_a_whole_leaves_one_record(comm: Communicator) -> None:
+    group = comm._group  # type: ignore[attr-defined]
+    comm.barrier()
+    record = group.record_open(Operation.REDUCE_SCATTER, 0, -1, 0x12002, 4096, group.calls + 1)
+    group.record_cover(True)
+    comm.all_gather(torch.empty(2, 3), torch.ones(3))  # parts of it
+    comm.broadcast(torch.ones(7), 0)
+    group.record_cover(False)
+    group.record_end(record, 0)
+    comm.all_reduce(torch.ones(5))
+    (known,) = read_process(os.getpid())
+    newest = list(known.ranks[comm.rank].records)[-3:]
+    assert [made.operation for made in newest] == ["barrier", "reduce_scatter", "all_reduce"]
+    assert (newest[1].dtype, newest[1].count, newest[1].state) == ("float32", 1024, "finished")
+    comm.barrier()

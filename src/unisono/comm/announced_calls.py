@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy
 import torch
 
+from unisono.comm.base import count
 from unisono.comm.mismatches import PairwiseSizes, find_minority
 from unisono.errors import CollectiveMismatch
 from unisono.wording import name_ranks
@@ -39,6 +40,22 @@ class AnnouncedCall:
     @property
     def operation(self) -> str:
         return self.text.split(" ", 1)[0]
+
+
+def bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
+    """What this rank gives, or takes where it gives nothing. (Parts of different sizes count as if
+    they were equal.)"""
+    if len(tensors) == 1 and not call.sends:
+        return int(tensors[0].nbytes)
+    total = sum(int(tensor.nbytes) for tensor in tensors)
+    if call.sends:
+        width = int(tensors[0].nbytes) // max(1, count(tensors[0])) if tensors else 0
+        return (sum(call.sends) or sum(call.takes)) * width
+    if call.operation == "all_gather":
+        return total // (size + 1)
+    if call.operation == "reduce_scatter":
+        return total - total // (size + 1)
+    return total
 
 
 def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from unisono.comm.cuda.calls import GpuCalls, is_capturing
 from unisono.comm.cuda.conducting import CONDUCTOR, Reduce
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import SharedGpu
-from unisono.comm.engine import GPU_MARK, Operation
+from unisono.comm.engine import GPU_MARK, Operation, Status
 from unisono.comm.rows import row_of, write_back
 from unisono.comm.shared_memory.engine_calls import REDUCTION_NUMBERS
 
@@ -77,7 +77,8 @@ class GpuAllReduce(GpuCalls):
             shared.staging.exchange(row, self._stream(), self._combiner(op))
             write_back(tensor, row)
 
-        return self._run(AnnouncedCall("all_reduce"), job, [tensor], async_op)
+        call = AnnouncedCall("all_reduce")
+        return self._run(call, job, [tensor], async_op, leaves_record=True)
 
     def _combiner(self, op: Op) -> Callable[[torch.Tensor], None]:
         """An all_reduce in pinned memory."""
@@ -124,14 +125,20 @@ class GpuAllReduce(GpuCalls):
             status = group.check(*described, record)
             if status:
                 self._comm._fail(status, _ALL_REDUCE, number, tensor)
-            memory = self._tell_regions(call, shared, row)
-            if not self._conducted(call, shared, lambda: [task], memory, stream):
-                shared.staging.start(stream)
-                self._reduce_row_staged(shared, row, None, call, op)
-            group.record_end(record, 0)
+            status = Status.ABORTED
+            group.record_cover(True)  # what follows are parts of this call
+            try:
+                memory = self._tell_regions(call, shared, row)
+                if not self._conducted(call, shared, lambda: [task], memory, stream):
+                    shared.staging.start(stream)
+                    self._reduce_row_staged(shared, row, None, call, op)
+                status = Status.OK
+            finally:
+                group.record_cover(False)
+                group.record_end(record, status)
             write_back(tensor, row)
 
-        return self._run(call, job, [tensor], async_op)
+        return self._run(call, job, [tensor], async_op, leaves_record=True)
 
     def _tell_regions(
         self, call: AnnouncedCall, shared: SharedGpu, row: torch.Tensor

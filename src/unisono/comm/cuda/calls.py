@@ -7,6 +7,7 @@ differs between ranks, a CPU tensor on one of them too, raises on all before any
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +21,7 @@ from unisono.comm.announced_calls import (
     AnnouncedCall,
     PeerCall,
     are_alike,
+    bytes_given,
     decode_call,
     encode_call,
     find_mismatch,
@@ -29,15 +31,17 @@ from unisono.comm.base import (
     Communicator,
     Op,
     Work,
+    dtype_name,
 )
 from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.messages import GpuMessages
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import SharedGpu
-from unisono.comm.engine import GPU_MARK, Operation, site_of
+from unisono.comm.engine import GPU_MARK, Operation, Status, site_of
 from unisono.comm.over_torch.executors import StreamExecutor
 from unisono.comm.row_group import Rows
+from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.errors import CollectiveMismatch, GroupError
 from unisono.wording import name_ranks
 
@@ -120,9 +124,17 @@ class GpuCalls(GpuMessages):
         return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def _run(
-        self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
+        self,
+        call: AnnouncedCall,
+        job: Callable[[], None],
+        tensors: list[Any],
+        async_op: bool,
+        *,
+        leaves_record: bool = False,
     ) -> Work | None:
         self._check_devices(call.operation, tensors)
+        if not leaves_record:
+            job = functools.partial(self._record, call, job, tensors)
         assert self._device is not None
         with self._lock, torch.cuda.device(self._device), self._told_of_failure(call.operation):
             if async_op:
@@ -130,6 +142,24 @@ class GpuCalls(GpuMessages):
             with torch.inference_mode():
                 job()
         return None
+
+    def _record(
+        self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]
+    ) -> None:
+        """Carry out a call that leaves one record: not those of the engine's calls in its course."""
+        group = self._comm._group
+        dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
+        size_bytes = bytes_given(call, tensors, self.size)
+        operation = Operation[call.operation.upper()]
+        record = group.record_open(operation, 0, -1, dtype, size_bytes, group.calls + 1)
+        group.record_cover(True)
+        status = Status.ABORTED
+        try:
+            job()
+            status = Status.OK
+        finally:
+            group.record_cover(False)
+            group.record_end(record, status)
 
     def _check_devices(self, what: str, tensors: list[Any]) -> None:
         others = {str(tensor.device) for tensor in tensors if tensor.device != self._device}

@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator, count, dtype_name
+from unisono.comm.announced_calls import AnnouncedCall, bytes_given
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator, dtype_name
 from unisono.comm.engine import Operation, Status, create_segment, open_group
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.error_texts import dtype_code
@@ -47,7 +47,7 @@ class CallRecords:
         self._calls += 1
         operation = _OPERATIONS.get(call.operation, _BARRIER)
         dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
-        size_bytes = _bytes_given(call, tensors, self._size)
+        size_bytes = bytes_given(call, tensors, self._size)
         return self._open(operation, 0, -1, dtype, size_bytes, self._calls)
 
     def begin_message(self, sends: bool, peer: int | None, tag: int, tensor: Any) -> int:
@@ -74,19 +74,3 @@ def _make_memory() -> Group:
         return open_group(descriptor, 0, 1, nonce, DEFAULT_TIMEOUT_S)
     finally:
         os.close(descriptor)
-
-
-def _bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
-    """What this rank gives, or takes where it gives nothing. (Parts of different sizes count as if
-    they were equal.)"""
-    if len(tensors) == 1 and not call.sends:
-        return int(tensors[0].nbytes)
-    total = sum(int(tensor.nbytes) for tensor in tensors)
-    if call.sends:
-        width = int(tensors[0].nbytes) // max(1, count(tensors[0])) if tensors else 0
-        return (sum(call.sends) or sum(call.takes)) * width
-    if call.operation == "all_gather":
-        return total // (size + 1)
-    if call.operation == "reduce_scatter":
-        return total - total // (size + 1)
-    return total
