@@ -3,6 +3,8 @@ out."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,3 +15,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests have measured."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    measured = [
+        (report.nodeid, report.user_properties) for report in reports if report.user_properties
+    ]
+    if measured:
+        terminalreporter.section("measured")
+    for name, properties in measured:
+        listed = ", ".join(f"{what} {value}" for what, value in properties)
+        terminalreporter.write_line(f"{name.rpartition('/')[2]}: {listed}")

@@ -5,72 +5,138 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from ranks import RankPool, attempt
+from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
+from user_programs import eventually
 
 LARGE = 64 << 20
 LONG = 40_000_000_000  # cycles of a GPU: about 20 s
 
 
+TOLD_S = 0.2
+"""How soon a rank is to hear of another's death."""
+
+
 @pytest.mark.parametrize("victim", [0, 2], ids=["the conductor", "another rank"])
 @pytest.mark.parametrize("count", [16, LARGE], ids=["small", "large"])
-def test_a_killed_rank(fresh_pool: RankPool, victim: int, count: int) -> None:
-    outcomes = fresh_pool.outcomes(lose_one, 3, victim, count, connected=False)
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle GPU", "busy GPU"])
+def test_a_killed_rank(
+    fresh_pool: RankPool,
+    record_property: Callable[[str, object], None],
+    victim: int,
+    count: int,
+    is_busy: bool,
+) -> None:
+    """It dies while the others wait for it, and with work on its GPU that it has given it for an
+    earlier call, if that `is_busy`. The others hear of it, and their GPU waits for nothing."""
+    outcomes = fresh_pool.outcomes(lose_one, 3, victim, count, is_busy, connected=False)
+    told = {}
     for rank in {0, 1, 2} - {victim}:
         assert outcomes[rank].error is None, outcomes[rank].error
-        text, seconds = outcomes[rank].value
+        text, told[rank], done, still_mapped = outcomes[rank].value
         assert f"rank {victim} " in text
-        assert seconds < 2.0
+        assert still_mapped == 0
+        record_property(f"rank {rank}: PeerLost after", f"{1e3 * told[rank]:.0f} ms")
+        record_property(f"rank {rank}: its GPU was done after", f"{1e3 * done:.0f} ms")
+        assert done < 2.0
+    assert max(told.values()) < TOLD_S, told
 
 
-def lose_one(rank: int, size: int, path: str, victim: int, count: int) -> tuple[str, float]:
+def lose_one(
+    rank: int, size: int, path: str, victim: int, count: int, is_busy: bool
+) -> tuple[str, float, float, int]:
     comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     tensor = torch.ones(count, device="cuda")
     for _ in range(3):
         comm.all_reduce(tensor, "max")
-    died = Path(f"{path}-died")
+    torch.cuda.synchronize()
+    comm.barrier()
+    died, waiting = Path(f"{path}-died"), Path(f"{path}-waiting-{rank}")
     if rank == victim:
-        if count == LARGE:
+        if is_busy:  # and behind that a call to which its GPU will not come
             torch.cuda._sleep(LONG)
-            comm.all_reduce(tensor, "max", async_op=True)  # to which its GPU will not come
+            if count == LARGE:
+                comm.all_reduce(tensor, "max", async_op=True)
+        others = [Path(f"{path}-waiting-{other}") for other in range(size) if other != victim]
+        assert eventually(lambda: all(other.exists() for other in others))
+        time.sleep(0.05)  # the file is written just before they wait
         died.write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
+    if is_busy and count == LARGE:
+        comm.all_reduce(tensor, "max")  # returns once all have called
+    waiting.touch()
     error = attempt(comm.all_reduce, tensor, "max")
-    error = error or attempt(comm.all_reduce, tensor, "max")
-    raised_s = time.monotonic() - float(died.read_text())
+    told = time.monotonic()
     assert isinstance(error, PeerLost), repr(error)
-    torch.cuda.synchronize()  # nobody's stream is awaited in vain
-    assert tensor.eq(1).all()
-    over_s = time.monotonic() - float(died.read_text())
+    torch.cuda.synchronize()  # what nobody will do is not awaited
+    done = time.monotonic()
     comm.close()
-    print(f"rank {rank}: PeerLost after {raised_s:.3f} s, the GPU was idle after {over_s:.3f} s")
-    return str(error), over_s
+    still_mapped = len(mappings_of_this_process())
+    torch.ones(4, device="cuda").sum().item()  # the GPU is as good as ever
+    died_at = float(died.read_text())
+    return str(error), told - died_at, done - died_at, still_mapped
+
+
+def test_survivors_give_the_memory_of_the_dead_back(fresh_pool: RankPool) -> None:
+    """The conductor has mapped it: what was the dead rank's is free once the group is closed."""
+    outcomes = fresh_pool.outcomes(lose_memory, 2, connected=False)
+    assert outcomes[0].error is None, outcomes[0].error
+    before, dead, closed = outcomes[0].value
+    assert closed - before > 1 << 30, (before, dead, closed)
+
+
+def lose_memory(rank: int, size: int, path: str) -> tuple[int, int, int]:
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    tensor = torch.ones(512 << 20, device="cuda")  # 2 GiB
+    comm.all_reduce(tensor, "max")
+    torch.cuda.synchronize()
+    comm.barrier()
+    before, _ = torch.cuda.mem_get_info()
+    comm.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = attempt(comm.all_reduce, tensor, "max")
+    assert isinstance(error, PeerLost), repr(error)
+    dead, _ = torch.cuda.mem_get_info()
+    del error
+    comm.close()
+    eventually(lambda: torch.cuda.mem_get_info()[0] - before > 1 << 30)
+    return before, dead, torch.cuda.mem_get_info()[0]
 
 
 def test_a_stopped_rank(fresh_pool: RankPool) -> None:
-    pids = fresh_pool.pids(2)
-    outcomes = fresh_pool.outcomes(stop_one, 2, pids[0], connected=False)
+    outcomes = fresh_pool.outcomes(stop_one, 2, connected=False)
     assert outcomes[0].error is None, outcomes[0].error
     assert "rank 1" in outcomes[0].value
 
 
-def stop_one(rank: int, size: int, path: str, first_pid: int) -> str:
+def stop_one(rank: int, size: int, path: str) -> str:
     comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=20)
     tensor = torch.ones(LARGE, device="cuda")
     comm.all_reduce(tensor)
+    torch.cuda.synchronize()
+    pid = torch.zeros(1, dtype=torch.int64)
     if rank == 1:
-        attempt(comm.recv, torch.empty(1), 0)  # until the other has given up
+        pid.fill_(os.getpid())
+        comm.send(pid, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
         return ""
+    comm.recv(pid, 1)
     comm.timeout_s = 1
     error = attempt(comm.all_reduce, tensor)
+    os.kill(int(pid.item()), signal.SIGCONT)
     assert isinstance(error, CollectiveTimeout), repr(error)
+    assert error.missing == (1,)
+    torch.cuda.synchronize()
     return str(error)
 
 
