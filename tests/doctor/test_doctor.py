@@ -19,8 +19,9 @@ from click.testing import CliRunner
 from ranks import RankPool
 from unisono import requirements
 from unisono.cli import main
+from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.doctor import machine, ranks, software, variables
+from unisono.doctor import gpus, machine, ranks, software, variables
 from unisono.doctor.findings import Finding, Level
 from unisono.doctor.selftest.results import SelfTest
 from user_programs import plain_environment
@@ -290,3 +291,34 @@ def test_more_gpus_than_there_are_is_one_sentence() -> None:
     tested = ranks.try_backend("nccl", 64)
     assert not tested.ok
     assert tested.problem.startswith(("torch has no backend nccl", "nccl wants a GPU for each"))
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def find_sharing(comm: Communicator, folder: str, refuses: bool) -> Finding:
+    import replaced_driver
+
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"  # where nvidia-smi is
+    replaced_driver.install()
+    replaced_driver.refuses_export = refuses
+    return gpus.find_sharing(replaced_driver.allocate(4096, folder))
+
+
+def test_who_shares_a_gpu_and_what_to_do(fresh_pool: RankPool, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\n"
+        "echo 'GPU-1, 17, 512 MiB, /usr/bin/python3'\n"
+        "echo 'GPU-1, 18, 1024 MiB, /usr/bin/vllm'\n"
+    )
+    tool.chmod(0o755)
+    (found,) = fresh_pool.run(find_sharing, 1, str(tmp_path), False)
+    assert found.level is Level.OK
+    assert "open each other's memory (CUDA IPC); they take turns, for there is no MPS" in found.text
+    assert "now pid 17 python3 (512 MiB), pid 18 vllm (1024 MiB) on GPU GPU-1" in found.text
+    assert "nvidia-cuda-mps-control -d" in found.text
+    (found,) = fresh_pool.run(find_sharing, 1, str(tmp_path), True)
+    assert found.level is Level.WARN
+    assert "the driver exports no memory (cuIpcGetMemHandle" in found.text
+    assert "expandable segments" in found.advice

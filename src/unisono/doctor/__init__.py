@@ -2,7 +2,8 @@
 
 command.py         the command; diagnosis.py: what is looked at and printed
 findings.py        how a thing stands, and what to do about it
-software.py        what is installed; machine.py: kernel, memory, limits, cores, network
+software.py        what is installed; gpus.py: GPUs, and who shares one
+machine.py         kernel, memory, limits, cores, network
 variables.py       the environment variables: what they mean, how they stand
 ranks.py           the self-test on new ranks, one backend after the other
 selftest/          unisono.debug_communication: every primitive on the group at hand

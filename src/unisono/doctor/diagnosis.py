@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unisono.doctor import machine, software, variables
+from unisono.doctor import gpus, machine, software, variables
 from unisono.doctor.findings import Finding, Level
 from unisono.doctor.ranks import BackendTest, try_backend
 
@@ -99,7 +99,7 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("name", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("meaning", ratio=1)
-    for variable, value in variables.relevant(os.environ, every, every or software.has_gpu()):
+    for variable, value in variables.relevant(os.environ, every, every or gpus.has_gpu()):
         text = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
         table.add_row(variable.name, text, escape(variable.meaning))
     console.print(table)
@@ -109,7 +109,7 @@ def _look(ranks: int) -> chain[Finding]:
     return chain(
         software.findings(),
         machine.findings(ranks),
-        variables.findings(os.environ, software.has_gpu()),
+        variables.findings(os.environ, gpus.has_gpu()),
     )
 
 

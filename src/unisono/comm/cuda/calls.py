@@ -143,10 +143,8 @@ class GpuCalls(GpuMessages):
                 job()
         return None
 
-    def _record(
-        self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]
-    ) -> None:
-        """Carry out a call that leaves one record: not those of the engine's calls in its course."""
+    def _record(self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]) -> None:
+        """Carry out a call that leaves one record, the engine's calls in its course none."""
         group = self._comm._group
         dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
         size_bytes = bytes_given(call, tensors, self.size)
