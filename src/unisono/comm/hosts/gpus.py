@@ -81,7 +81,6 @@ def describe_gpu(host: str, device: torch.device) -> Any:
         token="",
         refusal="",
         has_mps=False,
-        events=(),
     )
 
 
