@@ -269,6 +269,42 @@ def use_two_groups(comm: Communicator, folder: str) -> None:
     assert len(mappings_of_this_process()) == 0
 
 
+def test_memory_that_is_held_stays_open(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(hold_memory, 2, memory_folder) == [None] * 2
+
+
+def hold_memory(comm: Communicator, folder: str) -> None:
+    """As engines hold a trainer's weights, while a group uses them as well."""
+    from unisono.collectives.objects import all_gather_object
+    from unisono.comm.cuda.conducting import mappings_of_this_process
+    from unisono.comm.cuda.regions import decode_memory, encode_memory
+
+    rank = Rank(comm, folder)
+    base = rank.allocate(3.0)
+    told = all_gather_object(encode_memory(rank.exported.describe([(base, 4)]), 1), comm)
+    (region,) = decode_memory(told[1], 1).regions
+    owner = f"process {all_gather_object(os.getpid(), comm)[1]}"
+    mappings = mappings_of_this_process()
+    assert rank.call([(base, 4)], all_reduce(2, 1)) == ""
+    if comm.rank == 0:
+        address = mappings.hold(owner, region)
+        assert address == mappings.find(owner, region) == mappings.hold(owner, region)
+    comm.barrier()
+    rank.driver.free(base)
+    base = rank.allocate(1.0)
+    for _ in range(3):  # the owner says that it has gone
+        assert rank.call([(base, 4)], all_reduce(2, 1)) == ""
+    if comm.rank == 0:
+        assert len(mappings) == 2
+        assert rank.driver.view(address, 1, numpy.float32).tolist() == [6]
+        mappings.let_go(owner, region.number)
+        assert len(mappings) == 2
+        mappings.let_go(owner, region.number)
+        assert len(mappings) == 1
+    rank.orchestra.close()
+    assert len(mappings) == 0
+
+
 def test_memory_that_cannot_be_opened_is_told_before_anything_changes(
     cuda_pool: RankPool, memory_folder: str
 ) -> None:

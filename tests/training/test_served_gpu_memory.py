@@ -211,6 +211,36 @@ def refuse(comm: Communicator, folder: str) -> None:
     assert "it lies on GPU GPU-one, and the engine's weights not on one GPU" in error
 
 
+def test_where_one_engine_cannot_no_engine_serves(gpu_pool: RankPool, memory_folder: str) -> None:
+    assert gpu_pool.run(vote_against, 3, memory_folder) == [None] * 3
+
+
+def vote_against(comm: Communicator, folder: str) -> None:
+    replaced_gpus.install(folder)
+    mine = weights(comm.rank)
+    where = {name: tensor.data_ptr() for name, tensor in mine.items()}
+    asked = []
+
+    def prepare(new: dict[str, torch.Tensor]) -> None:
+        asked.append(all(tensor.eq(0).all() for tensor in new.values()))
+        if comm.rank == 2 and len(asked) == 1:
+            raise OSError("this engine has no room")
+
+    if comm.rank == 0:
+        end: Any = WeightSender(comm, mine)
+    else:
+        end = WeightReceiver(comm, mine, alias=True, prepare=prepare)
+    error = str(raised(WeightUpdateError, end.update))
+    assert "rank 2: OSError: this engine has no room" in error
+    assert where == {name: tensor.data_ptr() for name, tensor in mine.items()}
+    assert all(tensor.eq(comm.rank).all() for tensor in mine.values())
+    assert count_open() == 0
+    assert end.update().version == 1
+    assert all(tensor.eq(0).all() for tensor in mine.values())
+    assert asked == ([True, True] if comm.rank else [])
+    comm.barrier()
+
+
 def test_the_trainers_memory_outlives_the_trainer(fresh_pool: RankPool, memory_folder: str) -> None:
     job = partial(die_while_an_engine_serves, memory_folder)
     outcomes = fresh_pool.outcomes(job, 2, connected=False)
