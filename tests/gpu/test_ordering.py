@@ -139,3 +139,26 @@ def test_a_cpu_tensor_among_cuda_tensors(comm: Communicator, count: int) -> None
         with pytest.raises(CollectiveMismatch):
             group.all_reduce(tensor)
         assert tensor.eq(1).all()
+
+
+def test_calls_of_a_backward_pass_meet_in_the_order_of_the_program(comm: Communicator) -> None:
+    large, small = torch.ones(LARGE, device="cuda"), torch.ones(4, device="cuda")
+    other = torch.full((LARGE,), 2.0, device="cuda")
+    works = []
+
+    def reduce_some(_: torch.Tensor) -> None:
+        large.mul_(comm.rank + 1)  # before the call, in the order of the stream
+        works.append(comm.all_reduce(large, async_op=True))
+        works.append(comm.all_reduce(other, async_op=True))
+        comm.all_reduce(small)
+        works.append(comm.all_reduce(small, async_op=True))
+
+    value = torch.ones(4, device="cuda", requires_grad=True)
+    doubled = value * 2
+    doubled.register_hook(reduce_some)
+    doubled.sum().backward()
+    for work in works:
+        work.wait()
+    assert large.eq(3).all()
+    assert other.eq(4).all()
+    assert small.eq(4).all()

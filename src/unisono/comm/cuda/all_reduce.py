@@ -57,6 +57,7 @@ class GpuAllReduce(GpuCalls):
             or tensor.is_neg()
             or tensor.is_conj()
             or is_capturing()
+            or self._of_backward
         ):
             return self._all_reduce_small_anyhow(tensor, op, async_op)
         shared = self._shared

@@ -33,6 +33,7 @@ from unisono.comm.base import (
     Work,
     dtype_name,
 )
+from unisono.comm.cuda.backward import WorksOfBackward, in_backward
 from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.messages import GpuMessages
@@ -70,6 +71,7 @@ class GpuCalls(GpuMessages):
         self._shared: SharedGpu | None = None
         self._nccl: Communicator | None = None
         self._device: torch.device | None = None
+        self._of_backward = WorksOfBackward()
         self._combiners: dict[Op, Callable[[torch.Tensor], None]] = {}
 
     @property
@@ -135,13 +137,29 @@ class GpuCalls(GpuMessages):
         self._check_devices(call.operation, tensors)
         if not leaves_record:
             job = functools.partial(self._record, call, job, tensors)
-        assert self._device is not None
-        with self._lock, torch.cuda.device(self._device), self._told_of_failure(call.operation):
-            if async_op:
-                return self._streams.begin(job, call.operation, self._device, tensors)
-            with torch.inference_mode():
-                job()
+        if async_op and in_backward():
+            so_far = torch.cuda.current_stream(self._device).record_event()
+            begin = functools.partial(self._begin, call.operation, job, tensors, so_far)
+            return self._of_backward.add(begin)
+        self._of_backward.begin_all()
+        if async_op:
+            return self._begin(call.operation, job, tensors)
+        with self._ours(call.operation), torch.inference_mode():
+            job()
         return None
+
+    def _begin(
+        self, operation: str, job: Callable[[], None], tensors: list[Any], after: Any = None
+    ) -> Work:
+        assert self._device is not None
+        with self._ours(operation):
+            return self._streams.begin(job, operation, self._device, tensors, after)
+
+    @contextlib.contextmanager
+    def _ours(self, operation: str) -> Iterator[None]:
+        """One call at a time, on this group's GPU; the others hear of its failure."""
+        with self._lock, torch.cuda.device(self._device), self._told_of_failure(operation):
+            yield
 
     def _record(self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]) -> None:
         """Carry out a call that leaves one record, the engine's calls in its course none."""

@@ -55,12 +55,18 @@ class StreamExecutor:
     def __init__(self) -> None:
         self._of: dict[torch.device, Any] = {}
 
-    def begin(self, job: Job, doing: str, device: torch.device, kept: Any) -> StreamWork:
-        """Queue what `job` asks for behind what the caller's stream has to do so far."""
+    def begin(
+        self, job: Job, doing: str, device: torch.device, kept: Any, after: Any = None
+    ) -> StreamWork:
+        """Queue what `job` asks for behind what the caller's stream has to do so far, or behind the
+        event `after`."""
         beside = self._of.get(device)
         if beside is None:
             beside = self._of[device] = _cuda.Stream(device)
-        beside.wait_stream(torch.cuda.current_stream(device))
+        if after is None:
+            beside.wait_stream(torch.cuda.current_stream(device))
+        else:
+            beside.wait_event(after)
         with torch.cuda.stream(beside), torch.inference_mode():
             job()
             for tensor in kept:
