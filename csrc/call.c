@@ -29,6 +29,7 @@ static uint64_t refusal_of(const un_call *call, un_status reason) {
 }
 
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
+    if (group_is_inherited(g)) return (un_posted){0};
     const post *p = post_of(g, rank, call);
     uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
     uint64_t signature = read_word(&p->signature);

@@ -47,6 +47,7 @@ static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
 }
 
 un_waiting un_group_waiting(const un_group *g, int rank) {
+    if (group_is_inherited(g)) return (un_waiting){0};
     return read_waiting(g, rank, atomic_load(&control_of(g, rank)->waiting));
 }
 
@@ -58,6 +59,7 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
 }
 
 uint64_t un_group_stuck(const un_group *g, int rank, int *peer) {
+    if (group_is_inherited(g)) return 0;
     uint64_t word = atomic_load(&control_of(g, rank)->waiting);
     un_waiting w = read_waiting(g, rank, word);
     bool stuck = still_blocked(g, rank, &w);

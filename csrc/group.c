@@ -158,6 +158,7 @@ void un_group_abort(un_group *g, const char *reason) {
 
 /* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
 un_failure un_group_failure(un_group *g) {
+    if (group_is_inherited(g)) return (un_failure){.status = UN_FORKED, .rank = -1};
     uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
     if (!word) return (un_failure){0};
     un_status status = fail_from_abort(g);

@@ -166,6 +166,7 @@ un_moment un_now(void) {
 }
 
 void un_group_introduce(un_group *g, const char *name, int global_rank) {
+    if (group_is_inherited(g)) return;
     identity *me = &control_of(g, g->rank)->identity;
     me->opened = un_now();
     me->global_rank = global_rank;

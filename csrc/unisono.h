@@ -418,6 +418,7 @@ un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_
 /* This thread begins its next step, which its records bear from now on. */
 void un_count_step(void);
 
+/* How the group ended: UN_FORKED in a forked child, which has no part in it. */
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
 un_posted un_group_posted(const un_group *group, int rank, uint64_t call);

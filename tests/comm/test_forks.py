@@ -82,7 +82,7 @@ def test_a_multiprocessing_child_that_ends_closes_nothing(comm: Communicator) ->
         child = context.Process(target=child_of_a_rank, args=(comm, theirs, close))
         child.start()
         theirs.close()
-        assert ours.recv() == ["GroupClosed"] * 4
+        assert ours.recv() == ["GroupClosed"] * 5
         child.join()
         assert child.exitcode == 0
         child.close()
@@ -101,6 +101,8 @@ def child_of_a_rank(comm: Communicator, report: Connection, close: bool) -> None
         attempt(comm.irecv, tensor, 0),
         attempt(comm.all_reduce, tensor, async_op=True),
     ]
+    assert comm.errored is not None
+    uses.append(comm.errored)
     if close:
         comm.close()
     report.send([type(error).__name__ for error in uses])

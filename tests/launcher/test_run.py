@@ -276,9 +276,29 @@ def test_what_cannot_be_run_is_one_sentence(tmp_path: Path, program: WriteProgra
     assert done.returncode == 2
     assert done.stderr == f"Error: {missing.path} does not exist\n"
     script = program("print('here')")
+    nowhere = tmp_path / "missing" / "trace.json"
+    done = run(script, 2, options=("--trace", str(nowhere)))
+    assert done.returncode == 2
+    assert done.stderr == f"Error: the folder of {nowhere} does not exist\n"
     nested = script.run(before=(*RUN, "-n", "2"), environment={"UNISONO_RANK": "0"})
     assert nested.returncode == 1
     assert "ranks cannot launch ranks" in nested.stderr
+
+
+def test_a_trace_that_cannot_be_written_does_not_hide_how_the_ranks_ended(
+    tmp_path: Path, program: WriteProgram
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = program(f"""
+        import os, sys
+        os.rmdir({str(folder)!r})
+        sys.exit(7)
+    """)
+    done = run(script, 1, options=("--trace", str(folder / "trace.json")))
+    assert done.returncode == 7
+    assert f"the trace {folder}/trace.json could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_timeout_shows_where_each_rank_was(program: WriteProgram) -> None:

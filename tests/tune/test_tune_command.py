@@ -18,7 +18,7 @@ from unisono.cli import main
 from unisono.comm import engine
 from unisono.comm.tuning import FORMAT, read_tuning, table_path
 from unisono.launcher.share import core_count
-from unisono.tune.document import figures_path
+from unisono.tune.document import figures_path, merge
 from user_programs import plain_environment
 
 DEADLINE_S = 170
@@ -144,8 +144,41 @@ def test_a_table_that_is_switched_off_or_damaged_is_said(
     code, _, err = invoke("--show")
     assert code == 2
     assert "UNISONO_TUNING is off" in err
-    for document in ("{", table(2, False, SMALL) | {"groups": [{"ranks": 2}]}):
+    whole = table(2, False, SMALL)
+    strange = [whole["groups"][0], whole["groups"][0] | {"ranks": "two"}]
+    for groups in (None, 3, [3], [{"ranks": 2}], strange):
+        document = "{" if groups is None else whole | {"groups": groups}
         monkeypatch.setenv("UNISONO_TUNING", write_table(tmp_path, document))
-        code, _, err = invoke("--show")
-        assert code == 2
+        code, out, err = invoke("--show")
+        assert code == 2, (document, out, err)
         assert "damaged" in err
+
+
+@pytest.mark.parametrize("figures", ['{"of": []}', '{"of": {"2": [1]}}', "[" * 100_000])
+def test_a_table_with_damaged_figures_is_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, figures: str
+) -> None:
+    path = write_table(tmp_path, table(2, False, SMALL))
+    Path(figures_path(path)).write_text(figures)
+    monkeypatch.setenv("UNISONO_TUNING", path)
+    code, out, _ = invoke("--show")
+    assert code == 0
+    assert "all_reduce" in out
+
+
+def test_a_damaged_table_is_replaced(tmp_path: Path) -> None:
+    good = table(2, False, SMALL)["groups"][0]
+    damaged = table(7, False, SMALL) | {"groups": [good, good | {"ranks": "seven"}]}
+    merged = merge(write_table(tmp_path, damaged), [good])
+    assert [group["ranks"] for group in merged["groups"]] == [2]
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("UNISONO_TUNING", str(tmp_path / "file" / "tuning" / "table.json"))
+    code, _, err = invoke("--ranks", "2", "--budget", "60")
+    assert code == 1
+    assert "cannot be written: Not a directory" in err
+    assert "starting" not in err, "it was found out before anything was measured"

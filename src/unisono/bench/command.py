@@ -11,7 +11,7 @@ import click
 
 from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, DEVICES, SWEEP_FACTOR
 from unisono.errors import UnisonoError
-from unisono.misuse import Misuse
+from unisono.misuse import Misuse, check_writable
 
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo
@@ -258,7 +258,7 @@ def compare_command(old: Path, new: Path, threshold: float, html_path: Path | No
     if not comparison.changes:
         raise Misuse(f"{old} and {new} have no row in common")
     if html_path is not None:
-        _check_writable(html_path)
+        check_writable(html_path)
     for line in lines(comparison):
         click.echo(line)
     if html_path is not None:
@@ -290,24 +290,8 @@ def _outputs(
     ]
     found = [(path, save) for path, save in wanted if path is not None]
     for path, _ in found:
-        _check_writable(path)
+        check_writable(path)
     return found
-
-
-def _check_writable(path: Path) -> None:
-    folder = path.resolve().parent
-    if path.is_dir():
-        raise Misuse(f"{path} is a folder, and a file was to be written there")
-    if not folder.is_dir():
-        raise Misuse(f"the folder of {path} does not exist")
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-    except OSError as error:
-        raise Misuse(f"{path} cannot be written: {error.strerror}") from error
-    if not existed:
-        path.unlink()
 
 
 def _save(outputs: Sequence[tuple[Path, Callable[[Any, Path], object]]], run: Any) -> None:

@@ -81,7 +81,7 @@ def read_tuning(ranks: int, rank: int = 0) -> Tuning | None:
     try:
         document = read_document(path)
         group = find_group(document, ranks)
-        return None if group is None else _tuning_of(group)
+        return None if group is None else tuning_of(group)
     except (FileNotFoundError, NotADirectoryError) as error:
         if variables.TUNING.read() is None:
             return None
@@ -138,7 +138,9 @@ def find_group(document: dict[str, Any], ranks: int) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def _tuning_of(group: dict[str, Any]) -> Tuning:
+def tuning_of(group: dict[str, Any]) -> Tuning:
+    """What a table's entry for a number of ranks says. Raises ValueError, LookupError, TypeError or
+    AttributeError where it is not one."""
     crowded = group["crowded"]
     if type(crowded) is not bool:
         raise ValueError(f"crowded is {crowded!r}, and must be true or false")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from unisono.errors import TorchMissing, UnisonoError
-from unisono.misuse import Misuse
+from unisono.misuse import Misuse, check_writable
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -111,6 +111,8 @@ def run(
     if not module and not Path(program).is_file():
         there = "is not a file" if Path(program).exists() else "does not exist"
         raise Misuse(f"{program} {there}")
+    if trace is not None:
+        check_writable(trace)
     settings = RunSettings(
         ranks=_count_ranks(ranks),
         backend=None if backend is None else _known_backend(backend),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -63,8 +64,7 @@ class RecordKeeper:
         self._stop.set()
         self._thread.join()
         self._receive()
-        if self._trace is not None:
-            self._trace.write()
+        self._write_trace()
         for descriptor in self._kept.values():
             os.close(descriptor)
         self._kept.clear()
@@ -99,6 +99,15 @@ class RecordKeeper:
             if wait.missing():
                 return hang(groups, wait, whereabouts)
         return None
+
+    def _write_trace(self) -> None:
+        if self._trace is None:
+            return
+        try:
+            self._trace.write()
+        except OSError as error:  # how the ranks ended counts for more
+            problem = f"the trace {self._trace.path} could not be written: {error.strerror}"
+            print(f"unisono: {problem}", file=sys.stderr)
 
     def _run(self) -> None:
         period_s = _PERIOD_S if self._trace is None else _TRACE_PERIOD_S

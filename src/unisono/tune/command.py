@@ -107,6 +107,7 @@ def _rank_counts(ranks: str | None, shows: bool) -> list[int]:
 
 
 def _measure(path: str, counts: list[int], budget_s: float) -> dict[str, Any]:
+    from unisono.cache import check_writable
     from unisono.launcher.functions import launch
     from unisono.launcher.share import check_memory
     from unisono.tune import document, rank
@@ -114,6 +115,7 @@ def _measure(path: str, counts: list[int], budget_s: float) -> dict[str, Any]:
     groups = []
     try:
         check_memory(counts[-1])
+        check_writable(path)  # before a minute is spent
         with _progress() as say:
             for number, ranks in enumerate(counts, 1):
                 of_all = f"{ranks} ranks" + (f" ({number} of {len(counts)})" * (len(counts) > 1))

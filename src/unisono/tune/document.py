@@ -11,15 +11,22 @@ import unisono
 from unisono.bench import machine
 from unisono.cache import write_whole
 from unisono.comm import engine
-from unisono.comm.tuning import FORMAT, read_document
+from unisono.comm.tuning import FORMAT, read_document, tuning_of
 
 _FIGURES = ("tried", "measured", "disturbed")
 """Of a group, what only people want to know: every process that makes a group reads the rest."""
 
 
 def read(path: str) -> dict[str, Any]:
-    """The table with its figures. Raises as `read_document`."""
+    """The table with its figures, every group of it checked. Raises as `read_document`."""
     document = read_document(path)
+    try:
+        for group in document["groups"]:
+            if type(group["ranks"]) is not int:
+                raise ValueError(f"ranks is {group['ranks']!r}, and must be a number")
+            tuning_of(group)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is damaged ({error!r})") from None
     try:
         with open(figures_path(path), "rb") as file:
             figures = json.load(file)
@@ -27,7 +34,7 @@ def read(path: str) -> dict[str, Any]:
             of_group = figures["of"].get(str(group["ranks"]), {})
             if of_group.get("measured_on") == group.get("measured_on"):
                 group |= of_group
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass  # a table without figures is a table
     return document
 
@@ -38,10 +45,11 @@ def figures_path(path: str) -> str:
 
 
 def merge(path: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """A table with these groups, and with those of other sizes that the present one has."""
+    """A table with these groups, and with those of other sizes that the present one has, if that
+    can be used."""
     try:
         kept = {group["ranks"]: group for group in read(path)["groups"]}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError):
         kept = {}
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     for group in groups:

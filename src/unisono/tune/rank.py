@@ -80,6 +80,7 @@ def measure(budget_s: float) -> dict[str, Any] | None:
     import unisono
 
     os.environ.pop("UNISONO_ALGO", None)  # it is the engine's own way that is tuned
+    os.environ["UNISONO_TUNING"] = "off"  # from its defaults, whatever table there is
     unisono.init(backend="unisono")
     world = unisono.get_world()
     assert isinstance(world, SharedMemoryCommunicator)

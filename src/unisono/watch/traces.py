@@ -29,7 +29,7 @@ class Trace:
     count, unless `from_the_start`."""
 
     def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
-        self._path = Path(path).absolute()
+        self.path = Path(path).absolute()
         self._from_the_start = from_the_start
         self._begin_s = time.monotonic()
         self._records: dict[Key, Record] = {}
@@ -39,7 +39,7 @@ class Trace:
         self._followers: dict[tuple[int, int], RecordFollower] = {}
         self._clocks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        if not self._path.parent.is_dir():
+        if not self.path.parent.is_dir():
             raise UnisonoError(f"the folder of {path} does not exist")
 
     def follow(self, descriptor: int, is_new: bool = False) -> None:
@@ -174,12 +174,12 @@ class Trace:
             group = self._groups[segment]
             other[f"dropped of rank {rank} of group {group.name}"] = count
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
-        self._path.write_text(text, encoding="utf-8")
+        self.path.write_text(text, encoding="utf-8")
         if lost:
             _logger.warning(
                 "unisono: %s lacks %d calls: more were made between two looks than a ring of a "
                 "thousand records holds",
-                self._path.name,
+                self.path.name,
                 lost,
             )
         self.close()

@@ -262,7 +262,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         """How the group ended, or None; `doing` is what this rank was about."""
         if self._lobby is None:
             return self._exceptions.closed()
-        return self._exceptions.failure(doing) if self._group.failure()[0] else None
+        status = self._group.failure()[0]
+        if status == Status.FORKED:
+            return self._exceptions.forked()
+        return self._exceptions.failure(doing) if status else None
 
     def failure(self) -> tuple[int, int, int, int]:
         """How the group ended, in the engine's words: status, culprit, call and detail."""

@@ -110,11 +110,7 @@ class GroupExceptions:
         if status == Status.NOT_YET:
             return self._under_way(what)
         if status == Status.FORKED:
-            return self._of_group(
-                GroupClosed,
-                f"group {self._name} belongs to the parent process (pid {os.getppid()}): a forked "
-                "child cannot use it",
-            )
+            return self.forked()
         if status == Status.REENTERED:
             return RuntimeError(
                 f"{what} on group {self._name}: this thread is in a call of the "
@@ -142,6 +138,13 @@ class GroupExceptions:
         if diagnose is not None and self.cause.report is None and not self.is_part:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
+
+    def forked(self) -> GroupClosed:
+        return self._of_group(
+            GroupClosed,
+            f"group {self._name} belongs to the parent process (pid {os.getppid()}): a forked "
+            "child cannot use it",
+        )
 
     def closed(self) -> GroupClosed:
         return self._of_group(GroupClosed, f"group {self._name} is closed")
