@@ -130,6 +130,8 @@ PREMUL_KERNEL(64)
  * processor may be told once, instead of each step, that it is to be the quiet one. */
 enum { MANY = 256 }; /* elements from which on telling it pays off */
 
+#define EACH_STEP _Pragma("GCC unroll 4") for (int k = 0; k < STEPS; k++)
+
 typedef void rounding(uint16_t *to, wide value);
 
 #define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND, QUIET)                             \
@@ -145,30 +147,27 @@ typedef void rounding(uint16_t *to, wide value);
         (void)scale, (void)ranks;                                                                 \
         return (wide){FINISH(sum.low), FINISH(sum.high)};                                         \
     }                                                                                             \
-    /* Two steps at once, as far as they go; for how many elements that was. */                   \
+    /* STEPS steps at once, as far as they go; for how many elements that was. */                 \
     static inline __attribute__((always_inline)) size_t NAME##_steps(                             \
         uint16_t *out, const void *const *from, int sources, size_t count, float scale,           \
         rounding *round) {                                                                        \
         const float ranks = (float)sources;                                                       \
         const uint16_t *x = from[0], *y = from[sources - 1];                                      \
+        wide sums[STEPS];                                                                         \
         size_t i = 0;                                                                             \
         if (sources == 2)                                                                         \
-            for (; i + 2 * STEP <= count; i += 2 * STEP) {                                        \
-                wide sum = NAME##_load(x + i, scale), next = NAME##_load(x + i + STEP, scale);    \
-                sum = NAME##_combine(sum, NAME##_load(y + i, scale));                             \
-                next = NAME##_combine(next, NAME##_load(y + i + STEP, scale));                    \
-                round(out + i, NAME##_finish(sum, scale, ranks));                                 \
-                round(out + i + STEP, NAME##_finish(next, scale, ranks));                         \
+            for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                \
+                EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                         \
+                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(y + i + k * STEP, scale));\
+                EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale, ranks));        \
             }                                                                                     \
-        for (; i + 2 * STEP <= count; i += 2 * STEP) {                                            \
-            wide sum = NAME##_load(x + i, scale), next = NAME##_load(x + i + STEP, scale);        \
+        for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                    \
+            EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                             \
             for (int s = 1; s < sources; s++) {                                                   \
                 const uint16_t *z = (const uint16_t *)from[s] + i;                                \
-                sum = NAME##_combine(sum, NAME##_load(z, scale));                                 \
-                next = NAME##_combine(next, NAME##_load(z + STEP, scale));                        \
+                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(z + k * STEP, scale));    \
             }                                                                                     \
-            round(out + i, NAME##_finish(sum, scale, ranks));                                     \
-            round(out + i + STEP, NAME##_finish(next, scale, ranks));                             \
+            EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale, ranks));            \
         }                                                                                         \
         return i;                                                                                 \
     }                                                                                             \

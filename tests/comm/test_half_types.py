@@ -1,7 +1,7 @@
-"""bfloat16 is combined in float32 and rounded once: to nearest, ties to even.
+"""Half types are combined in float32 and rounded once: to nearest, ties to even.
 
-Every NaN becomes the quiet one. The expectation is made of integers, from the bits of a float32 sum
-that NumPy computed.
+Every NaN of bfloat16 becomes the quiet one. The expectation is made of integers, from the bits of a
+float32 sum that NumPy computed; for float16 NumPy, which rounds in integers too, makes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unisono.comm.base import Communicator
+from unisono.comm.base import REDUCTION_NAMES, Communicator
+from unisono.comm.engine import combine
 
 Bits = NDArray[numpy.uint16]
 
@@ -60,3 +61,53 @@ def test_bfloat16_is_rounded_once(comm: Communicator, op: str) -> None:
     # The processor treats NaNs as before: arithmetic keeps what else is in them.
     nan = numpy.array([0x7FC01234], dtype=numpy.uint32)
     assert (nan.view(numpy.float32) + numpy.float32(1)).view(numpy.uint32) == nan
+
+
+def beside_everything(kind: str) -> list[Bits]:
+    """What every number of the type is combined with: partners that are special, and near ties."""
+    every = numpy.arange(1 << 16, dtype=numpy.uint16)
+    fraction = 7 if kind == "bfloat16" else 10
+    infinity = 0x7F80 if kind == "bfloat16" else 0x7C00
+    one = (infinity >> fraction >> 1) << fraction
+    unsigned = [0, 1, 2, (1 << fraction) - 1, 1 << fraction, (1 << fraction) + 1]
+    unsigned += [one, one + 1, one + 0x55, infinity - 1, infinity, infinity + 1]
+    unsigned += [infinity | 1 << (fraction - 1), 0x7FFF]
+    constants = [numpy.full_like(every, sign | bits) for bits in unsigned for sign in (0, 0x8000)]
+    # Half of the last place of each number, and a little more or less; of small ones it is 0.
+    last_place = numpy.clip((every & infinity).astype(int) - (fraction + 1 << fraction), 0, None)
+    near_ties = [
+        ((every & 0x8000 ^ sign) | numpy.clip(last_place + more, 0, None)).astype(numpy.uint16)
+        for more in (-1, 0, 1)
+        for sign in (0, 0x8000)
+    ]
+    return constants + near_ties + [numpy.roll(every, shift) for shift in (1, 0x7F81, 12345)]
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "product"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_every_half_number_beside_every_kind_of_partner(kind: str, op: str) -> None:
+    def wide(bits: Bits) -> NDArray[numpy.float32]:
+        return widen(bits) if kind == "bfloat16" else bits.view(numpy.float16).astype("float32")
+
+    def tensor(bits: Bits) -> torch.Tensor:
+        return torch.from_numpy(bits).view(getattr(torch, kind))
+
+    partners = beside_everything(kind)
+    for sources in (2, 3, 4, 8):
+        for first in range(0, len(partners), 1 if sources == 2 else 5):
+            others = [partners[(first + n * n) % len(partners)] for n in range(sources - 1)]
+            rows = [numpy.arange(1 << 16, dtype=numpy.uint16), *others]
+            with numpy.errstate(all="ignore"):
+                total = wide(rows[0])
+                for row in others:
+                    total = total * wide(row) if op == "product" else total + wide(row)
+                total = total / numpy.float32(sources) if op == "avg" else total
+                half = total.astype(numpy.float16).view(numpy.uint16)
+            expected = round_once(total) if kind == "bfloat16" else half
+            got = numpy.empty_like(expected)
+            combine(tensor(got), [tensor(row) for row in rows], REDUCTION_NAMES.index(op))
+            if kind == "float16":  # of which a NaN may be any
+                both_nan = numpy.isnan(wide(got)) & numpy.isnan(total)
+                got = numpy.where(both_nan, expected, got)
+            wrong = numpy.flatnonzero(got != expected)[:3]
+            assert not wrong.size, (sources, first, wrong, got[wrong], expected[wrong])
