@@ -220,7 +220,7 @@ struct un_group {
         pthread_mutex_t queue_lock;
         un_work *first, *last;
         struct execution *begun; /* of the first one, if that has begun; with the call lock */
-        _Atomic uint32_t may_rest; /* there is no other, and its peers lack nothing */
+        _Atomic uint32_t may_rest; /* there is no other, and who waits for it carries it out */
         _Atomic uint32_t finished; /* works so far */
         _Atomic bool has_thread;
         pthread_t thread;
