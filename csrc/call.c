@@ -217,8 +217,7 @@ static un_status run(execution *x) {
     return meet_and_move(x);
 }
 
-/* The bytes that this rank gives, or takes where it gives nothing. */
-static uint64_t bytes_of(const un_group *g, const un_call *call) {
+uint64_t bytes_of(const un_group *g, const un_call *call) {
     const un_stream *side = call->input ? call->input : call->output;
     bool wide = call->operation == UN_REDUCE_SCATTER || call->operation == UN_ALL_TO_ALL ||
                 (call->operation == UN_SCATTER && call->root == g->rank);

@@ -42,6 +42,8 @@ un_status run_work(un_group *g, un_work *work, const un_call *hooks);
 bool begin_work(un_group *g, un_work *work);
 bool need_not_wait(const un_group *g);
 
+/* The bytes that this rank gives, or takes where it gives nothing. */
+uint64_t bytes_of(const un_group *g, const un_call *call);
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state);
 

@@ -7,7 +7,8 @@
  * A short call that need not wait for others in the queue is posted by whoever submits it, and
  * carried out if all peers have come. If not, it may rest: its peers lack nothing, most programs soon
  * wait for it, and would only be disturbed by a thread that wakes up to do the same. The group's
- * thread looks at it after a nap or two.
+ * thread looks at it after a nap or two. Where that thread has no core of its own, this goes for
+ * longer calls as well, up to those that take about as long as waking it up.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -24,6 +25,7 @@ enum {
     WAIT_SPIN_NS = 50 * 1000,
     NAP_NS_LEAST = 100 * 1000,
     LONGER_NAPS = 3, /* each twice as long as the one before */
+    RESTING_BYTES = 256 * 1024,
 };
 
 enum { AWAKE, NAPS, SLEEPS }; /* the group's thread; from a nap it wakes up by itself */
@@ -180,6 +182,10 @@ static bool start_worker(un_group *g) {
     return g->worker.has_thread;
 }
 
+static bool is_resting_size(const un_group *g, const un_work *work) {
+    return !g->roomy && bytes_of(g, &work->call) <= RESTING_BYTES;
+}
+
 /* One that has begun comes before all others. */
 static void enqueue_work(un_group *g, un_work *work) {
     pthread_mutex_lock(&g->worker.queue_lock);
@@ -191,14 +197,23 @@ static void enqueue_work(un_group *g, un_work *work) {
         *(is_alone ? &g->worker.first : &g->worker.last->next) = work;
     }
     if (is_alone || !work->begun) g->worker.last = work;
-    atomic_store(&g->worker.may_rest, work->begun && is_alone);
+    atomic_store(&g->worker.may_rest, is_alone && (work->begun || is_resting_size(g, work)));
     atomic_fetch_add(&g->worker.queued, 1);
     pthread_mutex_unlock(&g->worker.queue_lock);
 }
 
+/* With the call lock: whether what rests has begun. */
+static bool has_begun(un_group *g) {
+    pthread_mutex_lock(&g->worker.queue_lock);
+    bool begun = g->worker.first && g->worker.first->begun;
+    pthread_mutex_unlock(&g->worker.queue_lock);
+    return begun;
+}
+
 /* With the call lock: finish what rests, if nobody keeps us waiting. */
 static void run_resting(un_group *g) {
-    if (atomic_load(&g->worker.may_rest) && need_not_wait(g)) run_queue(g, NULL, &no_hooks);
+    if (atomic_load(&g->worker.may_rest) && has_begun(g) && need_not_wait(g))
+        run_queue(g, NULL, &no_hooks);
 }
 
 /* Post a short call, and carry it out, likewise. True: it is done. */

@@ -23,7 +23,8 @@ static int lines_known;
 /* Calls under way point here: a site is written over only by the one that comes so much later. */
 static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
-static PyObject *own_paths; /* a tuple of str */
+static PyObject *own_paths;     /* a tuple of str, */
+static PyObject *program_paths; /* and one of folders in there that are like a user's program */
 static PyObject *back_name;
 static PyObject *locating; /* called to say where the program is */
 bool all_sites_are_kept;
@@ -66,13 +67,18 @@ static code_line *find_or_make_room(PyObject *code, int line) {
     return find_line(code, line);
 }
 
+static bool starts_with(PyObject *file, PyObject *paths) {
+    PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", paths) : NULL;
+    bool does = starts && PyObject_IsTrue(starts) > 0;
+    Py_XDECREF(starts);
+    return does;
+}
+
 static bool code_is_own(PyObject *code) {
     code_line *l = find_line(code, WHOLE_CODE);
     if (l->code) return l->own;
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
-    PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", own_paths) : NULL;
-    bool own = starts && PyObject_IsTrue(starts) > 0;
-    Py_XDECREF(starts);
+    bool own = starts_with(file, own_paths) && !starts_with(file, program_paths);
     Py_XDECREF(file);
     l = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have brought others */
     if (!l->code) remember_line(l, code, WHOLE_CODE);
@@ -156,18 +162,24 @@ static void locate(char text[UN_TEXT_BYTES]) {
     PyGILState_Release(state);
 }
 
-/* prepare_sites(own_paths, locating): the folders whose files are not the caller's, and a
- * function that says where the program is; None when nobody may be asked any more. */
+/* prepare_sites(own_paths, program_paths, locating): the folders whose files are not the caller's,
+ * those in there whose files are all the same, and a function that says where the program is; None
+ * when nobody may be asked any more. */
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *paths, *function;
-    if (!PyArg_ParseTuple(arguments, "O!O", &PyTuple_Type, &paths, &function)) return NULL;
+    PyObject *paths, *programs, *function;
+    if (!PyArg_ParseTuple(arguments, "O!O!O", &PyTuple_Type, &paths, &PyTuple_Type, &programs,
+                          &function))
+        return NULL;
     if (!back_name) back_name = PyUnicode_InternFromString("f_back");
     if (!back_name) return NULL;
     forget_lines(); /* which code is ours may be another matter now */
     Py_INCREF(paths);
     Py_XDECREF(own_paths);
     own_paths = paths;
+    Py_INCREF(programs);
+    Py_XDECREF(program_paths);
+    program_paths = programs;
     Py_XDECREF(locating);
     locating = function == Py_None ? NULL : function;
     Py_XINCREF(locating);

@@ -126,9 +126,12 @@ static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_
     bool conjugable = code == UN_COMPLEX;
     bool negatable =
         is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
+    static PyObject *questions[2]; /* interned: a new string for each call takes as long again */
     for (int i = 0; i < 2; i++) {
         if (!(conjugable || (i && negatable))) continue;
-        PyObject *lazy = PyObject_CallMethod(object, i ? "is_neg" : "is_conj", NULL);
+        if (!questions[i]) questions[i] = PyUnicode_InternFromString(i ? "is_neg" : "is_conj");
+        PyObject *lazy =
+            questions[i] ? PyObject_CallMethodObjArgs(object, questions[i], NULL) : NULL;
         if (!lazy) PyErr_Clear(); /* not a torch tensor: nothing is lazy there */
         bool refused = lazy == Py_True;
         Py_XDECREF(lazy);

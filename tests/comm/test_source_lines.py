@@ -240,3 +240,22 @@ def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.undo()
         engine._prepare_sites(engine.where_is_program)
     assert str(here).rpartition("/")[2].startswith("test_source_lines.py:")
+
+
+def test_files_that_are_shown_are_a_program_in_a_hidden_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What measures the engine calls it as a program does."""
+    monkeypatch.setattr(engine, "_hidden", [*engine._hidden, "/notebook"])
+    monkeypatch.setattr(engine, "_shown", [])
+    cell = code_of_its_own(1)
+    try:
+        engine.show_files("/notebook/other")
+        hidden = cell(lambda: site_of(sys._getframe(1)))
+        engine.show_files("/notebook")
+        shown = cell(lambda: site_of(sys._getframe(1)))
+    finally:
+        monkeypatch.undo()
+        engine._prepare_sites(engine.where_is_program)
+    assert str(hidden).rpartition("/")[2].startswith("test_source_lines.py:")
+    assert str(shown).startswith("/notebook/cell-1.py:2")

@@ -19,6 +19,7 @@ from unisono.bench.measurer import Measurer
 from unisono.bench.meeting import FolderMeeting, Meeting
 from unisono.bench.results import Row, Run, Skipped, model_from_json, row_from_json, row_to_json
 from unisono.bench.settings import BenchSettings
+from unisono.comm.engine import show_files
 from unisono.launcher import share
 
 Event: TypeAlias = "dict[str, Any]"
@@ -43,6 +44,7 @@ def run_rank(
             listener({"event": kind, **values})
 
     begin_s = time.perf_counter()
+    show_files(str(Path(__file__).parent))
     connected = connect(meeting, settings)
     limit = connected.link_limit
     facts = machine.machine() | describe_gpu(connected.device)

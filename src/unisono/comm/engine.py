@@ -283,6 +283,7 @@ def where_is_program() -> str:
 
 
 _hidden = [os.path.dirname(os.path.dirname(__file__))]
+_shown: list[str] = []
 
 
 def hide_files(folder: str) -> None:
@@ -291,9 +292,20 @@ def hide_files(folder: str) -> None:
     _prepare_sites(where_is_program)
 
 
+def show_files(folder: str) -> None:
+    """Let sites lie in files of this folder of ours, as in a user's program.
+
+    It calls us as a program does, and finding a line of its callers would take longer than in any
+    program."""
+    if folder not in _shown:
+        _shown.append(folder)
+        _prepare_sites(where_is_program)
+
+
 def _prepare_sites(where: Callable[[], str] | None) -> None:
     if _native is not None:
-        _native.prepare_sites(tuple(folder + os.sep for folder in _hidden), where)
+        hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
+        _native.prepare_sites(hidden, shown, where)
 
 
 _prepare_sites(where_is_program)
