@@ -9,6 +9,7 @@
 
 #include "halves.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level cache */
@@ -28,8 +29,7 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
     static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
         const A scale = (A)(factor);                                                              \
-        const A ranks = (A)(sources);                                                             \
-        (void)scale, (void)ranks;                                                                 \
+        (void)scale;                                                                              \
         A partial[BLOCK];                                                                         \
         for (size_t start = 0; start < count; start += BLOCK) {                                   \
             size_t n = count - start < BLOCK ? count - start : BLOCK;                             \
@@ -52,7 +52,6 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 
 #define SAME(x) (x)
 #define SCALED(x) ((x) * scale)
-#define DIVIDED(x) ((x) / ranks)
 #define QUOTIENT(x) ((x) / scale)
 #define ADD(a, b) ((a) + (b))
 #define MULTIPLY(a, b) (1u * (a) * (b)) /* 1u: small integers must not overflow a signed int */
@@ -70,6 +69,7 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
  * The divisor may not fit that type. */
 #define OVER_RANKS_U8(x) ((uint8_t)(x) / sources)
 #define OVER_RANKS_U16(x) ((uint16_t)(x) / sources)
+#define OVER_RANKS_U(x) ((x) / (unsigned)sources)
 #define OVER_RANKS_I8(x) ((int8_t)(x) / sources)
 #define OVER_RANKS_I16(x) ((int16_t)(x) / sources)
 #define OVER_RANKS_I32(x) ((int32_t)(x) / sources)
@@ -104,8 +104,8 @@ INTEGER_KERNELS(64)
     KERNEL(divide_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED_QUOTIENT)
 AVERAGE_KERNELS(8, OVER_RANKS_U8, OVER_RANKS_I8, OVER_FACTOR_U8, OVER_FACTOR_I8)
 AVERAGE_KERNELS(16, OVER_RANKS_U16, OVER_RANKS_I16, OVER_FACTOR_U16, OVER_FACTOR_I16)
-AVERAGE_KERNELS(32, DIVIDED, OVER_RANKS_I32, QUOTIENT, OVER_FACTOR_I32)
-AVERAGE_KERNELS(64, DIVIDED, OVER_RANKS_I64, QUOTIENT, OVER_FACTOR_I64)
+AVERAGE_KERNELS(32, OVER_RANKS_U, OVER_RANKS_I32, QUOTIENT, OVER_FACTOR_I32)
+AVERAGE_KERNELS(64, OVER_RANKS_U, OVER_RANKS_I64, QUOTIENT, OVER_FACTOR_I64)
 
 /* A whole factor scales integers; it goes through int64, so that a negative one wraps right. */
 #define SCALED_INTEGER(x) (1u * (x) * whole)
@@ -125,6 +125,17 @@ PREMUL_KERNEL(16)
 PREMUL_KERNEL(32)
 PREMUL_KERNEL(64)
 
+/* A power of two divides as its inverse multiplies, to the bit, but takes several times as long. */
+#define AVERAGE_KERNEL(KIND)                                                                      \
+    static void avg_##KIND(void *to, const void *const *from, int sources, size_t count,          \
+                           double factor) {                                                       \
+        (void)factor;                                                                             \
+        if (sources & (sources - 1))                                                              \
+            divide_##KIND(to, from, sources, count, sources);                                     \
+        else                                                                                      \
+            scaled_##KIND(to, from, sources, count, 1.0 / sources);                               \
+    }
+
 /* Half types, STEP elements at a time; the last few likewise, in a copy. LOAD, COMBINE and FINISH
  * work on lanes of float32; QUIET says whether they calculate, so that every NaN is new, and the
  * processor may be told once, instead of each step, that it is to be the quiet one. */
@@ -143,15 +154,14 @@ typedef void rounding(uint16_t *to, wide value);
     static inline wide NAME##_combine(wide a, wide b) {                                           \
         return (wide){COMBINE(a.low, b.low), COMBINE(a.high, b.high)};                            \
     }                                                                                             \
-    static inline wide NAME##_finish(wide sum, float scale, float ranks) {                        \
-        (void)scale, (void)ranks;                                                                 \
+    static inline wide NAME##_finish(wide sum, float scale) {                                     \
+        (void)scale;                                                                              \
         return (wide){FINISH(sum.low), FINISH(sum.high)};                                         \
     }                                                                                             \
     /* STEPS steps at once, as far as they go; for how many elements that was. */                 \
     static inline __attribute__((always_inline)) size_t NAME##_steps(                             \
         uint16_t *out, const void *const *from, int sources, size_t count, float scale,           \
         rounding *round) {                                                                        \
-        const float ranks = (float)sources;                                                       \
         const uint16_t *x = from[0], *y = from[sources - 1];                                      \
         wide sums[STEPS];                                                                         \
         size_t i = 0;                                                                             \
@@ -159,7 +169,7 @@ typedef void rounding(uint16_t *to, wide value);
             for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                \
                 EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                         \
                 EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(y + i + k * STEP, scale));\
-                EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale, ranks));        \
+                EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));               \
             }                                                                                     \
         for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                    \
             EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                             \
@@ -167,13 +177,13 @@ typedef void rounding(uint16_t *to, wide value);
                 const uint16_t *z = (const uint16_t *)from[s] + i;                                \
                 EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(z + k * STEP, scale));    \
             }                                                                                     \
-            EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale, ranks));            \
+            EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));                   \
         }                                                                                         \
         return i;                                                                                 \
     }                                                                                             \
     static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
-        const float scale = (float)factor, ranks = (float)sources;                                \
+        const float scale = (float)factor;                                                        \
         uint16_t *out = to;                                                                       \
         size_t i;                                                                                 \
         if (MAKES_QUIET_NANS && (QUIET) && count >= MANY) {                                       \
@@ -191,7 +201,7 @@ typedef void rounding(uint16_t *to, wide value);
                 memcpy(few, (const uint16_t *)from[s] + i, rest);                                 \
                 sum = NAME##_combine(sum, NAME##_load(few, scale));                               \
             }                                                                                     \
-            ROUND(few, NAME##_finish(sum, scale, ranks));                                         \
+            ROUND(few, NAME##_finish(sum, scale));                                                \
             memcpy(out + i, few, rest);                                                           \
         }                                                                                         \
     }
@@ -202,7 +212,8 @@ typedef void rounding(uint16_t *to, wide value);
 #define HALF_KERNELS(KIND, WIDEN, ROUND, IS_BRAIN)                                                \
     HALF_KERNEL(divide_##KIND, WIDEN, SAME, ADD, QUOTIENT, ROUND, IS_BRAIN)                       \
     HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND, IS_BRAIN && sources > 1)               \
-    HALF_KERNEL(avg_##KIND, WIDEN, SAME, ADD, DIVIDED, ROUND, IS_BRAIN)                           \
+    HALF_KERNEL(scaled_##KIND, WIDEN, SAME, ADD, SCALED, ROUND, IS_BRAIN)                         \
+    AVERAGE_KERNEL(KIND)                                                                          \
     HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND, IS_BRAIN && sources > 1)\
     HALF_KERNEL(min_##KIND, WIDEN, SAME, LESSER_LANES, SAME, ROUND, 0)                            \
     HALF_KERNEL(max_##KIND, WIDEN, SAME, GREATER_LANES, SAME, ROUND, 0)                           \
@@ -227,21 +238,41 @@ HALF_KERNELS(bf16, widen_brain, round_brain, 1)
     }
 NATIVE_KERNEL(sum_f16, ADD)
 NATIVE_KERNEL(product_f16, MULTIPLY_FLOAT)
+
+/* Half of a rounded sum is the rounded half: where the half is subnormal, the sum was exact. Only a
+ * sum that is too large is made of halves instead, which are exact there. */
+static void native_avg_f16(void *to, const void *const *from, int sources, size_t count,
+                           double factor) {
+    const float16x8_t half = vdupq_n_f16((float16_t)0.5), infinity = vdupq_n_f16(INFINITY);
+    const uint16_t *x = from[0], *y = from[sources - 1];
+    size_t i = 0;
+    for (; sources == 2 && i + STEP <= count; i += STEP) {
+        float16x8_t a = (float16x8_t)vld1q_u16(x + i), b = (float16x8_t)vld1q_u16(y + i);
+        float16x8_t sum = vaddq_f16(a, b);
+        float16x8_t halves = vaddq_f16(vmulq_f16(a, half), vmulq_f16(b, half));
+        float16x8_t mean = vbslq_f16(vcageq_f16(sum, infinity), halves, vmulq_f16(sum, half));
+        vst1q_u16((uint16_t *)to + i, (uint16x8_t)mean);
+    }
+    const void *rest[] = {x + i, y + i};
+    avg_f16((uint16_t *)to + i, i ? rest : from, sources, count - i, factor);
+}
 #else
 #define native_sum_f16 sum_f16
 #define native_product_f16 product_f16
+#define native_avg_f16 avg_f16
 #endif
 
-#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_DIVIDED, FINISH_QUOTIENT)     \
+#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_SCALED, FINISH_QUOTIENT)      \
     KERNEL(divide_##KIND, T, A, LOAD, ADD, FINISH_QUOTIENT)                                       \
     KERNEL(sum_##KIND, T, A, LOAD, ADD, FINISH)                                                   \
-    KERNEL(avg_##KIND, T, A, LOAD, ADD, FINISH_DIVIDED)                                           \
+    KERNEL(scaled_##KIND, T, A, LOAD, ADD, FINISH_SCALED)                                         \
+    AVERAGE_KERNEL(KIND)                                                                          \
     KERNEL(product_##KIND, T, A, LOAD, MULTIPLY_FLOAT, FINISH)                                    \
     KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                          \
     KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                         \
     KERNEL(premul_##KIND, T, A, LOAD_SCALED, ADD, FINISH)
-FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
-FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, DIVIDED, QUOTIENT)
+FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, SCALED, QUOTIENT)
+FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, SCALED, QUOTIENT)
 
 /* Complex numbers add and scale like pairs of reals; only their product is their own. */
 #define COMPLEX_PRODUCT(NAME, REAL)                                                               \
@@ -286,9 +317,9 @@ const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_U16] = INTEGER_ROW(u, 16),
     [KIND_U32] = INTEGER_ROW(u, 32),
     [KIND_U64] = INTEGER_ROW(u, 64),
-    [KIND_F16] = {[UN_SUM] = native_sum_f16, [UN_AVG] = avg_f16,
+    [KIND_F16] = {[UN_SUM] = native_sum_f16, [UN_AVG] = native_avg_f16,
                   [UN_PRODUCT] = native_product_f16, [UN_MIN] = min_f16, [UN_MAX] = max_f16,
-                  [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = avg_f16,
+                  [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = native_avg_f16,
                   [DIVISION] = divide_f16},
     [KIND_BF16] = FLOAT_ROW(bf16),
     [KIND_F32] = FLOAT_ROW(f32),
