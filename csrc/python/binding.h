@@ -16,7 +16,10 @@
 
 #include "tensors.h"
 
-enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
+enum {
+    SMALL_BYTES = 8192, /* what is moved without letting go of the GIL */
+    ASK_AGAIN = 100     /* a status: this way in is not for such a call, which nobody has heard of */
+};
 
 typedef struct seen { /* of a message */
     int source;
@@ -85,12 +88,16 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
 int read_tensors(call_arguments *a, Group *self);
 void free_tensors(call_arguments *a);
+PyObject *run_call(call_arguments *a, Group *self);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-PyObject *group_all_reduce_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
+
+/* given.c */
+PyObject *module_learn_options(PyObject *module, PyObject *arguments);
+PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* tuning.c */
 PyObject *group_tune(PyObject *object, PyObject *arguments);

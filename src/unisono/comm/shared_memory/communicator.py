@@ -82,9 +82,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._lobby: Lobby | None = lobby.share()
         self._group = membership.group
         self._all_reduce = membership.group.all_reduce
-        self.all_reduce_given = membership.group.all_reduce_given
-        """A blocking all_reduce as torch.distributed describes it: a list with a tensor, and
-        AllreduceOptions. A status; ASK_AGAIN: it takes `all_reduce`, no rank has heard of it."""
+        self.run_given = membership.group.run_given
+        """A blocking call as torch.distributed describes it: an operation, output, input, which is
+        None for one in place, and options. A status; ASK_AGAIN: it takes the collective's method,
+        no rank has heard of it."""
         self._exchange_shapes = membership.group.exchange_shapes
         self._barrier = membership.group.barrier
         self._native_run = membership.group.run
@@ -99,7 +100,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
-            self.all_reduce_given = lambda tensors, options: Status.ASK_AGAIN
+            self.run_given = self._run_given_but_all_reduce
         eager_bytes = variables.EAGER_SEND.read()
         self._group.set_eager(-1 if eager_bytes is None else eager_bytes)
         keeps_sites = variables.SITES.read() or False
@@ -328,9 +329,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
         )
 
-    def fail_given(self, status: int, tensors: Any, options: Any) -> NoReturn:
-        """Raise what a status of `all_reduce_given` stands for."""
-        self._fail(status, Operation.ALL_REDUCE, hash(options.reduceOp), tensors)
+    def _run_given_but_all_reduce(self, operation: int, *given: Any) -> int:
+        is_all_reduce = operation == _ALL_REDUCE
+        return Status.ASK_AGAIN if is_all_reduce else self._group.run_given(operation, *given)
+
+    def fail_given(
+        self, status: int, operation: Operation, output: Any, input: Any, options: Any
+    ) -> NoReturn:
+        """Raise what a status of `run_given` stands for."""
+        reduction = hash(options.reduceOp) if hasattr(options, "reduceOp") else 0
+        self._fail(status, operation, reduction, output if input is None else input)
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Every rank's integers, in rank order; all ranks pass equally many."""
