@@ -39,7 +39,6 @@ typedef struct Group {
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
-    size_t room; /* for each rank's tensor in exchange_shapes; the same on all ranks */
     PyObject *name;
 } Group;
 
@@ -109,8 +108,9 @@ PyObject *module_default_tuning(PyObject *module, PyObject *arguments);
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
 PyObject *module_describe_shapes(PyObject *module, PyObject *list);
 PyObject *group_exchange(PyObject *object, PyObject *given);
-PyObject *group_exchange_shapes(PyObject *object, PyObject *given);
-PyObject *group_take(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+
+/* ragged.c */
+PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);

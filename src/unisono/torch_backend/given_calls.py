@@ -1,7 +1,7 @@
 """Blocking calls on their way from torch's options straight into the engine.
 
-Most calls of most programs are blocking, on plain CPU tensors. Such a call is one call into C, which
-reads tensors and options by itself. What it does not take, and only the first look at the arguments
+Most calls of most programs are blocking, on plain CPU tensors. Such a call is one call into C,
+which reads tensors and options by itself. What it does not take, as a look at this rank's arguments
 decides, goes on as any other: works, GPUs, sparse tensors, averages, short signatures, profiles.
 """
 
@@ -52,8 +52,8 @@ class GivenCalls:
     def _go_on(
         self, status: int, operation: Operation, output: Any, input: Any, options: Any
     ) -> None:
-        """After a status that is not OK: raise, unless the call has not begun. The first of its kind
-        never has: the engine does not know such options yet."""
+        """After a status that is not OK: raise, unless the call has not begun. The first of its
+        kind never has: the engine does not know such options yet."""
         if status != Status.ASK_AGAIN:
             self._fail_given(status, operation, output, input, options)
         if self._fail_given is not None:
@@ -168,6 +168,6 @@ def _sample(options: Any, chance: random.Random) -> tuple[Any, tuple[int | None,
     if hasattr(options, "rootRank"):
         values[2] = options.rootRank = chance.getrandbits(31)
     if hasattr(options, "timeout"):
-        values[3] = chance.getrandbits(40)
-        options.timeout = timedelta(milliseconds=values[3])
+        values[3] = timeout_ms = chance.getrandbits(40)
+        options.timeout = timedelta(milliseconds=timeout_ms)
     return options, tuple(values)

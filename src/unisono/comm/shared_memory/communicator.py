@@ -47,7 +47,7 @@ from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentEr
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
-    from unisono.comm.engine_types import Group, Shapes
+    from unisono.comm.engine_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
@@ -82,11 +82,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._lobby: Lobby | None = lobby.share()
         self._group = membership.group
         self._all_reduce = membership.group.all_reduce
-        self.run_given = membership.group.run_given
+        self.run_given: Callable[..., int] = membership.group.run_given
         """A blocking call as torch.distributed describes it: an operation, output, input, which is
         None for one in place, and options. A status; ASK_AGAIN: it takes the collective's method,
         no rank has heard of it."""
-        self._exchange_shapes = membership.group.exchange_shapes
+        self._gather_ragged = membership.group.gather_ragged
         self._barrier = membership.group.barrier
         self._native_run = membership.group.run
         self._send = membership.group.send
@@ -347,23 +347,25 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             raise self._exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
         return everyone
 
-    def exchange_shapes(self, tensor: Any) -> Shapes:
-        """Every rank's dtype and shape, in rank order. Small tensors come along, once the group has
-        seen how small they are: then there are rows for `take`."""
-        shapes = self._exchange_shapes(tensor)
-        if isinstance(shapes, tuple):
-            return shapes
-        if shapes is None:
+    def gather_ragged(
+        self,
+        tensor: Any,
+        is_wanted: bool,
+        empty_like: Callable[[Any], Any],
+        empty: Callable[[Any, int, tuple[int, ...]], Any],
+    ) -> Gathered:
+        """Every rank's tensor, in new tensors, if all are small and `is_wanted` here; if not all
+        are small, every rank's dtype and shape. `empty_like(tensor)` makes such a tensor, and
+        `empty(tensor, dtype, shape)` any other beside it, of the dtype with this number."""
+        gathered = self._gather_ragged(tensor, is_wanted, empty_like, empty)
+        if isinstance(gathered, tuple):
+            return gathered
+        if gathered is None:
             from unisono.comm.arguments import check_tensor
 
             self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
             self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
-        raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
-
-    def take(self, outputs: list[Any], rows: bytearray) -> None:
-        """Copy what came along with the shapes into one tensor for each rank, in one piece and on
-        the CPU."""
-        self._group.take(outputs, rows)
+        raise self._exceptions.call_error(gathered, Operation.ALL_GATHER, 0, "uint8")
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
