@@ -130,7 +130,7 @@ PyObject *module_learn_options(PyObject *module, PyObject *arguments) {
     PyMem_Free(samples);
     if (PyErr_Occurred()) return NULL;
     if (known && !layouts[operation].type) { /* a type is never let go of: calls compare with it */
-        Py_INCREF(type);
+        Py_INCREF((PyObject *)type);
         layout.type = type;
         layouts[operation] = layout;
         if (!is_profiling) is_profiling = Py_NewRef(profiling);
