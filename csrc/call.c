@@ -217,6 +217,17 @@ static un_status run(execution *x) {
     return meet_and_move(x);
 }
 
+/* The meeting of a gather of any lengths has nothing to move: heads lie in the posts. */
+un_status post_and_meet(execution *x, un_status planned) {
+    if (planned) return refuse(x, planned);
+    bring_and_post(x);
+    un_status status = meet(x);
+    if (status) return status;
+    record_start(x->g, x->record);
+    x->take(x, 0);
+    return UN_OK;
+}
+
 uint64_t bytes_of(const un_group *g, const un_call *call) {
     const un_stream *side = call->input ? call->input : call->output;
     bool wide = call->operation == UN_REDUCE_SCATTER || call->operation == UN_ALL_TO_ALL ||
@@ -351,6 +362,10 @@ un_status un_check(un_group *g, const un_call *call, uint64_t bytes, uint64_t re
 }
 
 un_status un_run(un_group *g, const un_call *call) { return run_locked(g, call, 0, run); }
+
+un_status un_gather_ragged(un_group *g, const un_call *call) {
+    return run_locked(g, call, 0, gather_ragged);
+}
 
 un_status un_refuse(un_group *g, const un_call *call) {
     return run_locked(g, call, 0, refuse_arguments);

@@ -42,6 +42,12 @@ un_status run_work(un_group *g, un_work *work, const un_call *hooks);
 bool begin_work(un_group *g, un_work *work);
 bool need_not_wait(const un_group *g);
 
+/* If planning went well, bring, post, meet, and take what came in the posts; else refuse. */
+un_status post_and_meet(execution *x, un_status planned);
+
+/* ragged.c: the call of a un_ragged. */
+un_status gather_ragged(execution *x);
+
 /* The bytes that this rank gives, or takes where it gives nothing. */
 uint64_t bytes_of(const un_group *g, const un_call *call);
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,

@@ -161,6 +161,19 @@ typedef struct un_call {
     void *argument;        /* of both */
 } un_call;
 
+/* An all_gather of what only its owners know the length of: heads, all of one length, of at most
+ * UN_HEAD_BYTES, and a tail of each rank's, if it comes along. */
+enum { UN_HEAD_BYTES = 128, UN_MOST_ALONG = 128 * 1024 };
+typedef struct un_ragged {
+    un_call call; /* `input` is the tail, for its record */
+    un_stream head, tail;
+    bool comes_along; /* our tail does; it has at most UN_MOST_ALONG bytes */
+    un_stream *heads; /* where everybody's go */
+    /* Called when all heads are there: where everybody's tail goes, or NULL to take none. A rank's
+     * tail has as many bytes as its stream here, and must have come along. */
+    const un_stream *(*open)(const struct un_ragged *ragged);
+} un_ragged;
+
 /* A call that goes on by itself. It and everything that it points to must live until it is done. */
 typedef struct un_work {
     un_call call;
@@ -422,6 +435,9 @@ void un_count_step(void);
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
 un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
+
+/* Run the call of a un_ragged: `call` must be its first member. */
+un_status un_gather_ragged(un_group *group, const un_call *call);
 
 /* How many turns of moving data `rank` has finished, over all calls. */
 uint64_t un_group_progress(const un_group *group, int rank);

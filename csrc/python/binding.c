@@ -268,10 +268,9 @@ static void group_free(PyObject *object) {
 
 static PyMethodDef group_methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
-    {"all_reduce_given", (PyCFunction)(void (*)(void))group_all_reduce_given, METH_FASTCALL, NULL},
+    {"run_given", (PyCFunction)(void (*)(void))group_run_given, METH_FASTCALL, NULL},
     {"exchange", group_exchange, METH_O, NULL},
-    {"exchange_shapes", group_exchange_shapes, METH_O, NULL},
-    {"take", (PyCFunction)(void (*)(void))group_take, METH_FASTCALL, NULL},
+    {"gather_ragged", (PyCFunction)(void (*)(void))group_gather_ragged, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
     {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
     {"send", (PyCFunction)(void (*)(void))group_send, METH_FASTCALL, NULL},
@@ -418,6 +417,7 @@ done:
 }
 
 static PyMethodDef module_methods[] = {
+    {"learn_options", module_learn_options, METH_VARARGS, NULL},
     {"describe_shapes", module_describe_shapes, METH_O, NULL},
     {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},

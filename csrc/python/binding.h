@@ -16,7 +16,10 @@
 
 #include "tensors.h"
 
-enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
+enum {
+    SMALL_BYTES = 8192, /* what is moved without letting go of the GIL */
+    ASK_AGAIN = 100     /* a status: this way in is not for such a call, which nobody has heard of */
+};
 
 typedef struct seen { /* of a message */
     int source;
@@ -36,7 +39,6 @@ typedef struct Group {
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
     seen seen;               /* the message that failed last */
-    size_t room; /* for each rank's tensor in exchange_shapes; the same on all ranks */
     PyObject *name;
 } Group;
 
@@ -85,12 +87,16 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
 int read_tensors(call_arguments *a, Group *self);
 void free_tensors(call_arguments *a);
+PyObject *run_call(call_arguments *a, Group *self);
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-PyObject *group_all_reduce_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
+
+/* given.c */
+PyObject *module_learn_options(PyObject *module, PyObject *arguments);
+PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* tuning.c */
 PyObject *group_tune(PyObject *object, PyObject *arguments);
@@ -102,8 +108,9 @@ PyObject *module_default_tuning(PyObject *module, PyObject *arguments);
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
 PyObject *module_describe_shapes(PyObject *module, PyObject *list);
 PyObject *group_exchange(PyObject *object, PyObject *given);
-PyObject *group_exchange_shapes(PyObject *object, PyObject *given);
-PyObject *group_take(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+
+/* ragged.c */
+PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);

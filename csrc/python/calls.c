@@ -219,9 +219,8 @@ void free_tensors(call_arguments *a) {
     free_side(&a->out);
 }
 
-enum { ASK_AGAIN = 100 }; /* a status: this way in is not for such a call, which nobody has heard of */
-
-static PyObject *run(call_arguments *a, Group *self) {
+/* A status as a number, or NULL with an exception. */
+PyObject *run_call(call_arguments *a, Group *self) {
     int status = read_tensors(a, self);
     if (!status) {
         bool small = side_bytes(&a->in) + side_bytes(&a->out) <= SMALL_BYTES;
@@ -242,52 +241,20 @@ static int find_reduction(PyObject *name) {
     return -1;
 }
 
-/* The short way in for the commonest call: a plain reduction of one tensor, or of a list of one type
- * on the CPU. */
-static PyObject *run_all_reduce(Group *self, PyObject *tensors, int reduction, bool is_short) {
+/* all_reduce(tensors, op): the short way in for the commonest call, a plain reduction of one tensor, or
+ * of a list of one type on the CPU */
+PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
+    PyObject *tensors = arguments[0];
+    int reduction = find_reduction(arguments[1]);
     if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
     call_arguments a;
     a.call = (un_call){
         .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
     a.output = a.input = tensors;
-    a.coalesced = PyList_Check(tensors) || PyTuple_Check(tensors);
-    a.is_short = is_short || a.coalesced;
+    a.is_short = a.coalesced = PyList_Check(tensors) || PyTuple_Check(tensors);
     if (a.coalesced && !PySequence_Size(tensors)) return PyLong_FromLong(ASK_AGAIN);
-    return run(&a, self);
-}
-
-/* all_reduce(tensors, op) */
-PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
-    return run_all_reduce((Group *)object, arguments[0], find_reduction(arguments[1]), false);
-}
-
-/* Of a blocking all_reduce as torch.distributed describes it. torch's number for a plain reduction
- * is ours, and what its ReduceOp hashes to; but its average of integers is another. -1: none of
- * these. */
-static int find_given_reduction(PyObject *options) {
-    static PyObject *async_op, *reduce_op;
-    if (!async_op) async_op = PyUnicode_InternFromString("asyncOp");
-    if (!reduce_op) reduce_op = PyUnicode_InternFromString("reduceOp");
-    PyObject *is_async = async_op ? PyObject_GetAttr(options, async_op) : NULL;
-    PyObject *op = is_async == Py_False && reduce_op ? PyObject_GetAttr(options, reduce_op) : NULL;
-    Py_hash_t number = op ? PyObject_Hash(op) : -1;
-    Py_XDECREF(is_async);
-    Py_XDECREF(op);
-    PyErr_Clear(); /* the long way tells what is wrong with them */
-    return number >= 0 && number < UN_PREMUL_SUM && number != UN_AVG ? (int)number : -1;
-}
-
-/* all_reduce_given([tensor], options): the same for a call as torch.distributed describes it */
-PyObject *group_all_reduce_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce_given takes 2 arguments");
-    if (!PyList_Check(arguments[0]) || PyList_Size(arguments[0]) != 1)
-        return PyLong_FromLong(ASK_AGAIN);
-    PyObject *tensor = Py_NewRef(PyList_GetItem(arguments[0], 0));
-    PyObject *status =
-        run_all_reduce((Group *)object, tensor, find_given_reduction(arguments[1]), true);
-    Py_DECREF(tensor);
-    return status;
+    return run_call(&a, (Group *)object);
 }
 
 static int read_schedule(call_arguments *a, const Group *self) {
@@ -325,7 +292,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
 
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     call_arguments a;
-    return parse_call(&a, (Group *)object, arguments, count) ? NULL : run(&a, (Group *)object);
+    return parse_call(&a, (Group *)object, arguments, count) ? NULL : run_call(&a, (Group *)object);
 }
 
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from typing import Any
 
 import numpy
@@ -13,6 +15,7 @@ import unisono
 from expected import OPS, assert_same, inputs, meaningful, reduced, values
 from ranks import attempt
 from unisono.comm.base import Communicator
+from unisono.errors import CollectiveMismatch
 
 RANKS = [1, 2, 3, 4, 8]
 
@@ -187,13 +190,13 @@ def test_all_gather_and_gather_take_any_shapes(comm: Communicator, async_op: boo
 
 @pytest.mark.ranks([1, 2, 4])
 def test_gathers_of_changing_sizes_bring_everybody_s_elements(comm: Communicator) -> None:
-    """Small tensors come along with their shapes once the group knows how small they are: what was
-    gathered before must not show in what is gathered now."""
+    """Small tensors come along with their shapes, large ones do not: what was gathered before must
+    not show in what is gathered now."""
 
     def tensor_of(rank: int, turn: int) -> torch.Tensor:
         count = (turn * 37 + rank * 11) % 90
         if turn % 7 == 6:  # one of them is much larger than those before
-            count += 5000 * (rank == comm.size - 1)
+            count += 50000 * (rank == comm.size - 1)
         x = torch.arange(2 * count, dtype=torch.float32) + 1000 * rank + turn
         return x[::2] if turn % 3 == 1 else x[:count].reshape(-1, 1) if turn % 3 else x[:count]
 
@@ -214,13 +217,60 @@ def test_gathers_of_changing_sizes_bring_everybody_s_elements(comm: Communicator
 
 @pytest.mark.ranks(2)
 def test_gather_into_tensors_that_lie_anyhow(comm: Communicator) -> None:
-    for turn in range(4):  # from the second on elements come along with the shapes
-        wide = torch.zeros(2, 6)
+    for count in (3, 40000):  # the elements come along with the shapes, or after them
+        wide = torch.zeros(2, 2 * count)
         out = [wide[0, ::2], wide[1, 1::2]] if comm.rank == 1 else None
-        unisono.gather(torch.full((3,), comm.rank + 1.0 + turn), 1, out=out)
+        unisono.gather(torch.full((count,), comm.rank + 1.0), 1, out=out)
         if comm.rank == 1:
-            assert wide[0].tolist() == [1.0 + turn, 0] * 3
-            assert wide[1].tolist() == [0, 2.0 + turn] * 3
+            assert wide[0].tolist() == [1.0, 0] * count
+            assert wide[1].tolist() == [0, 2.0] * count
+
+
+@pytest.mark.ranks([2, 3])
+def test_gathers_at_the_sizes_at_which_the_way_changes(comm: Communicator) -> None:
+    """Beside a post, in a slot, or in a second call; for all ranks, or only for some of them."""
+    for most in (1392, 1408, 1409, 4096, 128 * 1024, 128 * 1024 + 1):
+        for largest in range(comm.size):
+            sizes = [most if rank == largest else most - 3 * rank for rank in range(comm.size)]
+            got = unisono.all_gather(values(torch.uint8, sizes[comm.rank], most, comm.rank))
+            for rank, tensor in enumerate(got):
+                assert_same(tensor, values(torch.uint8, sizes[rank], most, rank), (most, rank))
+
+
+@pytest.mark.ranks(2)
+def test_a_gather_and_an_all_gather_of_a_communicator_do_not_match(comm: Communicator) -> None:
+    mine = torch.ones(88, dtype=torch.uint8)  # as many bytes as tell of a tensor
+    wide = torch.zeros(176, dtype=torch.uint8)
+    call = partial(comm.all_gather, wide) if comm.rank else unisono.all_gather
+    with pytest.raises(CollectiveMismatch):
+        call(mine)
+    assert not wide.any()
+
+
+@pytest.mark.ranks(2)
+def test_threads_that_gather_on_one_group_get_their_own_calls_results(comm: Communicator) -> None:
+    """While one thread has tensors made, no other call may come between: the order of calls is kept
+    by turns."""
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    wrong: list[Any] = []
+
+    def gather(number: int) -> None:
+        for turn in range(50):
+            turns[number].acquire()
+            count = 3000 * number + 7 * turn
+            got = unisono.all_gather(torch.full((count + comm.rank,), float(turn)), comm)
+            if [len(part) for part in got] != [count, count + 1] or any(
+                (part != turn).any() for part in got
+            ):
+                wrong.append((number, turn))
+            turns[1 - number].release()
+
+    threads = [threading.Thread(target=gather, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 @pytest.mark.ranks(2)

@@ -89,6 +89,7 @@ static const struct {
     {"compiled schedules", test_schedules},
     {"blocks", test_blocks},
     {"works", test_works},
+    {"gathers of any lengths", test_ragged},
     {"messages", test_messages},
     {"messages that end badly", test_message_failures},
     {"damaged messages", test_damage},

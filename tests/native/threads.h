@@ -125,6 +125,7 @@ void test_types(void);
 void test_many_groups(void);
 void test_schedules(void);
 void test_works(void);
+void test_ragged(void);
 void test_messages(void);
 void test_message_failures(void);
 void test_damage(void);

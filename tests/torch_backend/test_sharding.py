@@ -24,6 +24,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from unisono.comm.engine import Operation
+
 STEPS = 3
 BATCH = 8
 
@@ -133,14 +135,15 @@ def test_fully_shard_has_its_buffers_in_shared_memory(process_group: Any) -> Non
     comm = process_group.comm
     gathered: list[bool] = []  # whether the input of each all_gather was shared
     blocks: list[int] = []  # after each step
-    original = comm.all_gather  # as `dist` calls it
+    original = process_group._run_given  # the way of every call of `dist`
 
-    def all_gather(output: Any, given: Any, **more: Any) -> Any:
-        if isinstance(given, torch.Tensor) and given.nbytes >= 16 * 1024:
+    def run_given(operation: Operation, output: Any, given: Any, options: Any) -> int:
+        is_large = isinstance(given, torch.Tensor) and given.nbytes >= 16 * 1024
+        if operation == Operation.ALL_GATHER and is_large:
             gathered.append(comm.is_shared(given))
-        return original(output, given, **more)
+        return int(original(operation, output, given, options))
 
-    comm.all_gather = all_gather
+    process_group._run_given = run_given
     shared = learn_by_fsdp(process_group, True, lambda step: blocks.append(mappings()))
     assert gathered
     assert all(gathered)
@@ -150,7 +153,6 @@ def test_fully_shard_has_its_buffers_in_shared_memory(process_group: Any) -> Non
     assert not any(gathered)
     for name, tensor in usual.items():
         assert torch.equal(tensor, shared[name]), name
-    del comm.all_gather
 
 
 @pytest.mark.ranks(2)

@@ -255,7 +255,7 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
         return structures.gather(comm, tensor, None, async_op)
     dense = as_dense_tensor(comm, "all_gather", tensor)
     result = ragged.gather(comm, dense, None, async_op=async_op)
-    return in_given_type(tensor, result)
+    return result if dense is tensor else in_given_type(tensor, result)
 
 
 @overload

@@ -1,9 +1,8 @@
 """Moving tensors whose shapes only their owners know.
 
 Every rank says first what it has, in a few integers: dtype and shape, its *spec*. A second message
-moves the elements into tensors of the right shapes. Over shared memory small tensors of a gather
-come along with the specs and need none. They move in less time than it takes to make them, so what
-is alike on all ranks is not looked at twice.
+moves the elements into tensors of the right shapes. Over shared memory the engine gathers small
+tensors in one, and has tensors made for them when it knows the shapes.
 """
 
 from __future__ import annotations
@@ -42,53 +41,46 @@ def gather(
 ) -> Any:
     """Every rank's tensor, in rank order, whatever its shape and dtype: on rank `dst`, in `out`
     where it is given, and None elsewhere; with None for `dst` on every rank."""
-    specs, rows = _all_gather_specs(comm, tensor)
+    is_wanted = dst is None or comm.rank == dst
+    if isinstance(comm, SharedMemoryCommunicator):
+        outputs, shapes = comm.gather_ragged(tensor, is_wanted, torch.empty_like, _empty_beside)
+        if shapes is None:
+            if out is not None and outputs is not None:
+                outputs = _copy_into(comm, out, outputs)
+            return result_or_work(None, async_op, outputs)
+        specs = [(_dlpack_dtype(number), shape) for number, shape in shapes]
+    else:
+        specs = _all_gather_specs(comm, tensor)
     outputs = None
-    if comm.rank == dst and out is not None:
+    if is_wanted and out is not None:
         outputs = list(out)
-        for spec, buffer in zip(specs, outputs, strict=True):
-            dtype, shape = spec or (tensor.dtype, tensor.shape)
+        for (dtype, shape), buffer in zip(specs, outputs, strict=True):
             check_out(comm, "gather", buffer, dtype, shape)
-    elif dst is None or comm.rank == dst:
-        outputs = [_empty_beside(tensor, spec) for spec in specs]
-    if rows is not None:
-        _take_rows(comm, outputs, rows, out is None)
-        return result_or_work(None, async_op, outputs)
+    elif is_wanted:
+        outputs = [torch.empty(shape, dtype=dtype, device=tensor.device) for dtype, shape in specs]
     parts, mine = outputs, tensor
-    if any(spec is not None and spec[0] is not tensor.dtype for spec in specs):
+    if any(dtype is not tensor.dtype for dtype, _ in specs):
         parts = None if outputs is None else [flat_bytes(output) for output in outputs]
         mine = flat_bytes(tensor)
     work = gather_rows(comm, parts, mine, dst, async_op)
     return result_or_work(work, async_op, outputs)
 
 
-def _empty_beside(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
-    """A tensor for what the spec describes, where `tensor` lies; None: for one like that. Of
-    torch's ways to make one each is taken where it is the fastest."""
-    if spec is None:
-        output = torch.empty_like(tensor)
-        if output.is_contiguous():
-            return output
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    dtype, shape = spec
-    if dtype is tensor.dtype and shape:
-        return tensor.new_empty(*shape)
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+def _empty_beside(tensor: torch.Tensor, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the dtype with DLPack's number, where `tensor` lies."""
+    return torch.empty(shape, dtype=_dlpack_dtype(number), device=tensor.device)
 
 
-def _take_rows(
-    comm: Any, outputs: list[torch.Tensor] | None, rows: bytearray, are_ours: bool
-) -> None:
-    """Copy what came along with the specs. Tensors that the program gave may lie anyhow."""
-    if outputs is None:
-        return
-    if are_ours:
-        comm.take(outputs, rows)
-        return
-    plain = [torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for buffer in outputs]
-    comm.take(plain, rows)
-    for buffer, row in zip(outputs, plain, strict=True):
-        buffer.detach().copy_(row)
+def _copy_into(
+    comm: Communicator, out: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The program's own tensors, which may lie anyhow, with what has been gathered."""
+    buffers = list(out)
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        check_out(comm, "gather", buffer, tensor.dtype, tensor.shape)
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        buffer.detach().copy_(tensor)
+    return buffers
 
 
 def gather_rows(
@@ -132,25 +124,12 @@ def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bo
 # -- specs ---------------------------------------------------------------------------------------
 
 
-def _all_gather_specs(
-    comm: Communicator, tensor: torch.Tensor
-) -> tuple[Sequence[TensorSpec | None], bytearray | None]:
-    """What every rank has, with None for what is as here; and the rows for `take`, if elements came
-    along."""
-    if isinstance(comm, SharedMemoryCommunicator):
-        shapes, rows = comm.exchange_shapes(tensor)
-        if shapes.count(None) == len(shapes):
-            return [None] * len(shapes), rows
-        own = _dlpack_number(tensor.dtype)
-        return [
-            shape and (tensor.dtype if shape[0] == own else _dlpack_dtype(shape[0]), shape[1])
-            for shape in shapes
-        ], rows
+def _all_gather_specs(comm: Communicator, tensor: torch.Tensor) -> list[TensorSpec]:
     specs = all_gather_integers(comm, _pack_spec(tensor.dtype, tensor.shape), tensor.device)
     if any(integers[1] > _SHORT_DIMS for integers in specs):
         long = _pack_spec(tensor.dtype, tensor.shape, _MOST_DIMS)
         specs = all_gather_integers(comm, long, tensor.device)
-    return [_unpack_spec(integers) for integers in specs], None
+    return [_unpack_spec(integers) for integers in specs]
 
 
 def _pack_spec(
@@ -184,11 +163,6 @@ def _dtype_numbers() -> dict[torch.dtype, int]:
 
 
 @cache
-def _dlpack_number(dtype: torch.dtype) -> int:
-    """DLPack's number of a dtype, as `exchange_shapes` has it."""
-    return dtype_code(name_of_dtype(dtype))
-
-
-@cache
 def _dlpack_dtype(number: int) -> torch.dtype:
-    return next(dtype for dtype in _dtypes() if _dlpack_number(dtype) == number)
+    """The dtype with DLPack's number, as the engine has it."""
+    return next(dtype for dtype in _dtypes() if dtype_code(name_of_dtype(dtype)) == number)

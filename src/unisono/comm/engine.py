@@ -203,6 +203,20 @@ def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] |
     return described
 
 
+def learn_options(
+    operation: Operation,
+    kind: type,
+    samples: list[tuple[Any, tuple[int | None, ...]]],
+    is_profiling: Callable[[], bool],
+) -> bool:
+    """Let `run_given` read options of torch's where torch keeps their values; whether it can.
+
+    Each sample has options of this kind, and what asyncOp, reduceOp, rootRank and the timeout in
+    milliseconds are in them, as numbers, with None for what such options do not have.
+    """
+    return bool(_module().learn_options(operation, kind, samples, is_profiling))
+
+
 SUM_DIVIDED = 10
 """As a reduction of `combine`: the sum divided by the factor; csrc/unisono.h's UN_REDUCTIONS."""
 

@@ -32,7 +32,14 @@ from torch._C._distributed_c10d import (
 from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
-from unisono.comm.engine import Status, hide_files
+from unisono.comm.engine import Operation, hide_files
+from unisono.torch_backend.given_calls import (
+    GivenCalls,
+    straight,
+    straight_if_even,
+    straight_in_place,
+    straight_without_tensors,
+)
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
     as_list,
@@ -77,16 +84,11 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-def _ask_again(*_: Any) -> int:
-    """In place of `all_reduce_given` where a Communicator has none."""
-    return Status.ASK_AGAIN
-
-
 ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
 
 
 @never_compiled
-class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
+class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 
     supports_splitting = False
@@ -96,8 +98,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
-        self._all_reduce_given = getattr(comm, "all_reduce_given", _ask_again)
-        self._fail_given: Any = getattr(comm, "fail_given", None)
+        self._prepare_given_calls(comm)
         self._store = store
         self._group_name = comm.name
         self._description = ""
@@ -157,21 +158,13 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> Any:
-        if type(opts) is not AllreduceOptions:
-            return self._allreduce_in_short(tensors, opts, *more, **named)
-        if not _profiler_enabled():
-            status = self._all_reduce_given(tensors, opts)
-            if not status:
-                return None
-            if status != Status.ASK_AGAIN:
-                self._fail_given(status, tensors, opts)
+    @straight_in_place(Operation.ALL_REDUCE)
+    @accept_short_signatures(AllreduceOptions, as_list)
+    def allreduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
         return self._run(self.comm.all_reduce, opts, tensors, tensor, self._op_of(opts, tensors))
-
-    _allreduce_in_short = accept_short_signatures(AllreduceOptions, as_list)(allreduce)
 
     @accept_short_signatures(AllreduceCoalescedOptions, as_list)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
@@ -179,22 +172,26 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             self.comm.all_reduce, opts, tensors, list(tensors), self._op_of(opts, tensors)
         )
 
+    @straight_in_place(Operation.BROADCAST)
     @accept_short_signatures(BroadcastOptions, as_list)
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
 
+    @straight_in_place(Operation.REDUCE)
     @accept_short_signatures(ReduceOptions, as_list)
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         op, root = self._op_of(opts, tensors), opts.rootRank
         return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
 
+    @straight(Operation.ALL_GATHER)
     @accept_short_signatures(AllgatherOptions, as_nested_list, as_list)
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         return self._run(self.comm.all_gather, opts, output, list(output), input)
 
+    @straight(Operation.ALL_GATHER)
     @accept_short_signatures(AllgatherOptions, unchanged, unchanged)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         return self._run(self.comm.all_gather, opts, [output], output, input)
@@ -228,12 +225,14 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         input = list(inputs[0]) if inputs else None
         return self._run(self.comm.scatter, opts, outputs, output, input, opts.rootRank)
 
+    @straight(Operation.REDUCE_SCATTER)
     @accept_short_signatures(ReduceScatterOptions, as_list, as_nested_list)
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         (output,), (input,) = outputs, inputs
         op = self._op_of(opts, outputs)
         return self._run(self.comm.reduce_scatter, opts, outputs, output, list(input), op)
 
+    @straight(Operation.REDUCE_SCATTER)
     @accept_short_signatures(ReduceScatterOptions, unchanged, unchanged)
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op = self._op_of(opts, [output])
@@ -249,6 +248,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         return self._run(self.comm.all_to_all, opts, outputs, list(outputs), list(inputs))
 
+    @straight_if_even(Operation.ALL_TO_ALL)
     @accept_short_signatures(AllToAllOptions, *(unchanged,) * 4)
     def all_to_all_single(
         self,
@@ -265,6 +265,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             self.comm.refuse("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
+    @straight_without_tensors(Operation.BARRIER)
     @accept_short_signatures(BarrierOptions)
     def barrier(self, opts: Any) -> Any:
         if opts.asyncOp or opts.timeout.total_seconds() <= 0:

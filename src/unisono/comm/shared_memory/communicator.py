@@ -47,7 +47,7 @@ from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentEr
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
-    from unisono.comm.engine_types import Group, Shapes
+    from unisono.comm.engine_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
@@ -82,10 +82,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._lobby: Lobby | None = lobby.share()
         self._group = membership.group
         self._all_reduce = membership.group.all_reduce
-        self.all_reduce_given = membership.group.all_reduce_given
-        """A blocking all_reduce as torch.distributed describes it: a list with a tensor, and
-        AllreduceOptions. A status; ASK_AGAIN: it takes `all_reduce`, no rank has heard of it."""
-        self._exchange_shapes = membership.group.exchange_shapes
+        self.run_given: Callable[..., int] = membership.group.run_given
+        """A blocking call as torch.distributed describes it: an operation, output, input, which is
+        None for one in place, and options. A status; ASK_AGAIN: it takes the collective's method,
+        no rank has heard of it."""
+        self._gather_ragged = membership.group.gather_ragged
         self._barrier = membership.group.barrier
         self._native_run = membership.group.run
         self._send = membership.group.send
@@ -99,7 +100,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
-            self.all_reduce_given = lambda tensors, options: Status.ASK_AGAIN
+            self.run_given = self._run_given_but_all_reduce
         eager_bytes = variables.EAGER_SEND.read()
         self._group.set_eager(-1 if eager_bytes is None else eager_bytes)
         keeps_sites = variables.SITES.read() or False
@@ -328,9 +329,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
         )
 
-    def fail_given(self, status: int, tensors: Any, options: Any) -> NoReturn:
-        """Raise what a status of `all_reduce_given` stands for."""
-        self._fail(status, Operation.ALL_REDUCE, hash(options.reduceOp), tensors)
+    def _run_given_but_all_reduce(self, operation: int, *given: Any) -> int:
+        is_all_reduce = operation == _ALL_REDUCE
+        return Status.ASK_AGAIN if is_all_reduce else self._group.run_given(operation, *given)
+
+    def fail_given(
+        self, status: int, operation: Operation, output: Any, input: Any, options: Any
+    ) -> NoReturn:
+        """Raise what a status of `run_given` stands for."""
+        reduction = hash(options.reduceOp) if hasattr(options, "reduceOp") else 0
+        self._fail(status, operation, reduction, output if input is None else input)
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Every rank's integers, in rank order; all ranks pass equally many."""
@@ -339,23 +347,25 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             raise self._exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
         return everyone
 
-    def exchange_shapes(self, tensor: Any) -> Shapes:
-        """Every rank's dtype and shape, in rank order. Small tensors come along, once the group has
-        seen how small they are: then there are rows for `take`."""
-        shapes = self._exchange_shapes(tensor)
-        if isinstance(shapes, tuple):
-            return shapes
-        if shapes is None:
+    def gather_ragged(
+        self,
+        tensor: Any,
+        is_wanted: bool,
+        empty_like: Callable[[Any], Any],
+        empty: Callable[[Any, int, tuple[int, ...]], Any],
+    ) -> Gathered:
+        """Every rank's tensor, in new tensors, if all are small and `is_wanted` here; if not all
+        are small, every rank's dtype and shape. `empty_like(tensor)` makes such a tensor, and
+        `empty(tensor, dtype, shape)` any other beside it, of the dtype with this number."""
+        gathered = self._gather_ragged(tensor, is_wanted, empty_like, empty)
+        if isinstance(gathered, tuple):
+            return gathered
+        if gathered is None:
             from unisono.comm.arguments import check_tensor
 
             self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
             self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
-        raise self._exceptions.call_error(shapes, Operation.ALL_GATHER, 0, "uint8")
-
-    def take(self, outputs: list[Any], rows: bytearray) -> None:
-        """Copy what came along with the shapes into one tensor for each rank, in one piece and on
-        the CPU."""
-        self._group.take(outputs, rows)
+        raise self._exceptions.call_error(gathered, Operation.ALL_GATHER, 0, "uint8")
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""

@@ -1,0 +1,60 @@
+/* Gathering what only its owners know the length of, in one meeting.
+ *
+ * Every rank posts a head, all of one length, and lays its tail beside it: into the post, if there is
+ * room, or else into its first slot. Once all have met, the heads say how long the tails are; the
+ * caller makes room for them, and takes them from where they lie. That needs no turn, and nobody
+ * waits for it: post and slot are written again two calls later, and no rank can be that far before
+ * we have come to the next call.
+ */
+#include "call.h"
+
+static const uint64_t HEADS = 0x68656164; /* what tells such a call from an all_gather of bytes */
+
+static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
+
+static size_t room_beside(size_t head_bytes) {
+    return sizeof((post *)0)->payload - round_up(head_bytes, 16);
+}
+
+static char *tail_address(const execution *x, int rank, size_t bytes) {
+    size_t head_bytes = ragged_of(x)->head.bytes;
+    if (bytes > room_beside(head_bytes)) return slot_of(x->g, rank, x->number, 0);
+    return post_of(x->g, rank, x->number)->payload + round_up(head_bytes, 16);
+}
+
+static void bring_head_and_tail(execution *x, size_t turn) {
+    (void)turn; /* there is one */
+    const un_ragged *r = ragged_of(x);
+    stream_read(post_of(x->g, x->g->rank, x->number)->payload, &r->head, 0, r->head.bytes);
+    if (r->comes_along)
+        stream_read(tail_address(x, x->g->rank, r->tail.bytes), &r->tail, 0, r->tail.bytes);
+}
+
+static void take_tails(execution *x, const un_stream *to) {
+    for (int rank = 0; rank < x->g->ranks; rank++) {
+        if (rank == x->g->rank)
+            copy_own(x, &to[rank], &ragged_of(x)->tail, 0, to[rank].bytes);
+        else if (to[rank].bytes)
+            stream_write(&to[rank], 0, tail_address(x, rank, to[rank].bytes), to[rank].bytes, false);
+    }
+}
+
+un_status gather_ragged(execution *x) {
+    const un_ragged *r = ragged_of(x);
+    un_call heads = r->call;
+    heads.operation = UN_ALL_GATHER;
+    heads.dtype = un_dtype_of(UN_UINT, 8, 1);
+    heads.input = &r->head;
+    heads.output = r->heads;
+    heads.shape_hash = HEADS;
+    x->call = &heads;
+    un_status status = plan_execution(x);
+    x->bring = bring_head_and_tail;
+    if (!status && r->comes_along && r->tail.bytes > room_beside(r->head.bytes))
+        status = prepare_slice(x->g);
+    status = post_and_meet(x, status);
+    x->call = &r->call;
+    const un_stream *tails = status ? NULL : r->open(r);
+    if (tails) take_tails(x, tails);
+    return status;
+}
