@@ -13,6 +13,7 @@ import torch
 from unisono.comm.base import Communicator
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.comm.shared_memory.records import Record, read_process
+from user_programs import eventually
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -57,10 +58,14 @@ def test_every_call_leaves_one_record(comm: Communicator, count: int, async_op: 
 
 def test_top_shows_a_call_on_cuda_tensors(comm: Communicator) -> None:
     tensor = torch.ones(2 * STAGED_BYTES, device="cuda")
-    for _ in range(3):
-        comm.reduce(tensor, 0)
-    if comm.rank == 0:
-        command = [sys.executable, "-m", "unisono", "top", "--once", str(os.getpid())]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert "reduce" in shown.stdout, shown
+    output = torch.empty(STAGED_BYTES, device="cuda")
+    comm.reduce_scatter(output, tensor)
+
+    def is_shown() -> bool:
+        command = [sys.executable, "-m", "unisono", "top", "--once", "--json", str(os.getpid())]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return "reduce_scatter" in shown.stdout
+
+    assert comm.rank or eventually(is_shown)  # the other one waits for us in its call
+    comm.reduce_scatter(output, tensor)
     comm.barrier()

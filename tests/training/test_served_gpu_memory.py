@@ -145,9 +145,18 @@ def update_often(comm: Communicator, folder: str) -> None:
             if step in (10, 99):
                 with open("/proc/self/maps") as maps:
                     mapped.append(len(maps.readlines()))
-    assert mapped[1] <= mapped[0] + 3
-    assert times(driver, "open") == (3 if comm.rank else 0)
-    assert mine["matrix"].eq(0).all()
+        assert mapped[1] <= mapped[0] + 3
+        assert times(driver, "open") == (3 if comm.rank else 0)
+        assert mine["matrix"].eq(0).all()
+        # What was settled is not any more: the trainer's memory moves, then the engine's.
+        for moving in (0, 1):
+            if comm.rank == moving:
+                mine["half"] = tensor_of(torch.full((7,), 8.0 + moving, dtype=torch.bfloat16))
+            for _ in range(3):
+                assert end.update().version == end.version
+                assert mine["half"].eq(8).all()
+        assert end.version == 106
+        assert times(driver, "open") == (5 if comm.rank else 0)  # it had let go of its own
 
 
 def test_a_part_of_the_trainers_tensor_is_served(gpu_pool: RankPool, memory_folder: str) -> None:

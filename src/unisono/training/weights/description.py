@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -87,6 +88,10 @@ class Description:
             ]
         options = None if self.options is None else asdict(self.options)
         return vars(self) | {"weights": lines, "options": options}
+
+    def text(self) -> str:
+        """As a text."""
+        return json.dumps(self.plain())
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Description:

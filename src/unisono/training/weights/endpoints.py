@@ -27,7 +27,7 @@ from unisono.training.weights.gpu_memory import (
 from unisono.training.weights.plan import Unit, WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.reading import Place
-from unisono.training.weights.shards import Box, HeldTensor, WeightShard, held_tensors, part_of
+from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
 from unisono.wording import name_number
@@ -98,6 +98,9 @@ class _Endpoint:
     def __init__(self, group: Any, progress: Progress | None) -> None:
         self._protocol = UpdateProtocol(resolve(group))
         self._progress = progress
+        self._reader = WeightReader()
+        self._text = ""
+        """The description of what was read last."""
 
     def attach(self, group: Any) -> None:
         """Go on over another `group`: the one that was joined after the last one had ended. Raises
@@ -180,6 +183,7 @@ class WeightSender(_Endpoint):
         self._weights = weights
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
         self._exported = ExportedWeights()
+        self._parts: list[tuple[int, int, int]] = []
         self.version = 0
         """The last version that was sent."""
 
@@ -205,10 +209,16 @@ class WeightSender(_Endpoint):
         begin_s = time.perf_counter()
         mine: dict[str, HeldTensor] = {}
 
-        def describe() -> Description:
-            mine.update(held_tensors(self._weights))
-            place_of = partial(Place.of, protocol.comm._own_parts())
-            return Description.of("sender", mine, place_of, options=self._options)
+        def describe() -> str:
+            held, is_as_before = self._reader.read(self._weights)
+            mine.update(held)
+            parts = protocol.comm._own_parts()
+            if not self._text or not is_as_before or parts != self._parts:
+                self._text, self._parts = "", list(parts)
+                place_of = partial(Place.of, parts)
+                made = Description.of("sender", mine, place_of, options=self._options)
+                self._text = made.text()
+            return self._text
 
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, version)
@@ -216,7 +226,7 @@ class WeightSender(_Endpoint):
             names = plan.exports.get(protocol.comm.rank, ())
             served = {name: mine[name].tensor for name in names}
             protocol.exchange_memory(plan, partial(self._exported.describe, served))
-            protocol.begin(plan)
+            protocol.begin(plan, bool(plan.transfers))
             device = protocol.groups.device_for(plan, mine)
             protocol.groups.move(
                 plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
@@ -233,6 +243,23 @@ class WeightSender(_Endpoint):
         """
         super().close()
         self._exported.close()
+
+
+class _Settled:
+    """An engine serves what a plan says, where trainers have told that it lies on a GPU: an update
+    for which both are the same changes nothing but the version."""
+
+    def __init__(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> None:
+        self._aliases, self._told = plan.aliases, dict(told)
+
+    def is_for(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> bool:
+        """Whether this is the same update again. (The texts that were told are read once.)"""
+        return (
+            bool(told)
+            and self._aliases is plan.aliases
+            and self._told.keys() == told.keys()
+            and all(self._told[rank] is memory for rank, memory in told.items())
+        )
 
 
 class WeightReceiver(_Endpoint):
@@ -286,6 +313,7 @@ class WeightReceiver(_Endpoint):
         self._alias = alias
         self._staging = Staging()
         self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
+        self._settled: _Settled | None = None
         self.version = version
         """The version that the engine serves."""
 
@@ -310,24 +338,32 @@ class WeightReceiver(_Endpoint):
         begin_s = time.perf_counter()
         mine: dict[str, HeldTensor] = {}
 
-        def describe() -> Description:
+        def describe() -> str:
+            is_as_before = True
             if self._weights is not None:
-                mine.update(held_tensors(self._weights))
-            known = None if self._weights is None else mine
-            return Description.of("receiver", known, partial=self._partial, alias=self._alias)
+                held, is_as_before = self._reader.read(self._weights)
+                mine.update(held)
+            if not self._text or not is_as_before:
+                self._text, self._settled = "", None
+                known = None if self._weights is None else mine
+                made = Description.of("receiver", known, partial=self._partial, alias=self._alias)
+                self._text = made.text()
+            return self._text
 
         with protocol.update(timeout_s):
             plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
             told = protocol.exchange_memory(plan)
             device = protocol.groups.device_for(plan, mine)
+            is_settled = self._settled is not None and self._settled.is_for(plan, told)
             try:
                 with protocol.keep_failure():
-                    if self._alias:
+                    if self._alias and not is_settled:
+                        self._settled = None
                         self._find_views(plan, mine, told)
-                    else:
+                    elif not self._alias:
                         self._allocate(plan, mine, device)
-                protocol.begin(plan)
+                protocol.begin(plan, not is_settled)
                 part = self._receiving_part(plan, mine)
                 damaged = protocol.groups.move(plan, part, device, self._progress)
                 with protocol.keep_failure():
@@ -335,7 +371,9 @@ class WeightReceiver(_Endpoint):
                         raise RuntimeError("; ".join(damaged))
                     if self._prepare is not None:
                         self._prepare(dict(self._staging.tensors))
-                protocol.decide(lambda: self._change_over(plan, mine))
+                protocol.decide(lambda: self._change_over(plan, mine, is_settled))
+                if self._alias and self._commit is None and self._prepare is None:
+                    self._settled = _Settled(plan, told)
             finally:
                 if self._alias:
                     self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
@@ -393,9 +431,11 @@ class WeightReceiver(_Endpoint):
 
         return staged_part
 
-    def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor]) -> None:
+    def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor], is_settled: bool) -> None:
         now_served = partial(setattr, self, "version", plan.version)
-        if self._commit is not None:
+        if is_settled:
+            now_served()
+        elif self._commit is not None:
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
         elif self._alias:

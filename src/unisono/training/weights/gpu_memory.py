@@ -8,10 +8,12 @@ was freed and came back at the same address has another one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -53,23 +55,30 @@ class ToldMemory:
     allocations: dict[int, tuple[bytes, int, int]]
     places: dict[str, _Place]
 
-    def plain(self) -> list[Any]:
-        """As plain data, for the way to the others."""
+    def text(self) -> str:
+        """For the way to the others."""
+        allocations = [
+            [number, handle.hex(), base, size]
+            for number, (handle, base, size) in self.allocations.items()
+        ]
         places = [
             [name, place.number, place.address, place.strides]
             for name, place in self.places.items()
         ]
-        return [self.owner, self.allocations, places]
+        return json.dumps([self.owner, allocations, places])
 
     @classmethod
-    def from_plain(cls, data: Sequence[Any]) -> ToldMemory:
+    def from_text(cls, text: str) -> ToldMemory:
         """The other way."""
-        owner, allocations, lines = data
-        places = {
-            name: _Place(number, address, tuple(strides))
-            for name, number, address, strides in lines
-        }
-        return cls(owner, {number: tuple(told) for number, told in allocations.items()}, places)
+        owner, allocations, places = json.loads(text)
+        return cls(
+            owner,
+            {number: (bytes.fromhex(handle), *rest) for number, handle, *rest in allocations},
+            {
+                name: _Place(number, address, tuple(strides))
+                for name, number, address, strides in places
+            },
+        )
 
 
 class ExportedWeights:
@@ -77,65 +86,83 @@ class ExportedWeights:
     else, until the update after which they serve something else."""
 
     def __init__(self) -> None:
-        self._allocations: dict[int, Allocation] = {}  # by a tensor's address
+        self._places: dict[str, tuple[int, Lengths]] = {}
+        self._text = ""
+        """What was told last of these places, in these allocations, which have these handles."""
+        self._allocations: list[Allocation] = []
         self._handles: dict[int, bytes] = {}
         self._served: list[torch.Tensor] = []
+        self._served_places: dict[str, tuple[int, Lengths]] | None = None
 
-    def describe(self, weights: Mapping[str, torch.Tensor]) -> ToldMemory:
-        """Where these lie, once the GPU has written what it was told to. Raises ValueError where
-        the driver lets no other process open them."""
+    def describe(self, weights: Mapping[str, torch.Tensor]) -> str:
+        """Where these lie, as `ToldMemory` has it in a text, once the GPU has written what it was
+        told to. Raises ValueError where the driver lets no other process open them."""
         from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
-        from unisono.comm.cuda.routing import process_token
 
-        found: dict[int, Allocation] = {}
-        handles: dict[int, bytes] = {}
-        places: dict[str, _Place] = {}
+        for device in {tensor.device for tensor in weights.values()}:
+            gpus.await_stream(device)
+        places = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in weights.items()}
+        if places == self._places == self._served_places:
+            return self._text  # what is kept from being freed is where it was
         try:
             driver = load_driver()
-            for device in {tensor.device for tensor in weights.values()}:
-                gpus.await_stream(device)
-                with gpus.on_gpu(device):
-                    for name, tensor in weights.items():
-                        if tensor.device != device:
-                            continue
-                        address = tensor.data_ptr()
-                        allocation = self._find(driver, address, handles)
-                        number = allocation.number
-                        if number not in handles:
-                            known = self._handles.get(number)
-                            handles[number] = known or driver.export_memory(allocation.base)
-                        found[address] = allocation
-                        places[name] = _Place(number, address, tuple(tensor.stride()))
+            with gpus.on_gpu(next(iter(weights.values())).device):
+                if places != self._places or not self._is_as_it_was(driver):
+                    self._text = self._export(driver, places)
+                    self._places = places
         except (DriverError, DriverMissing) as error:
             raise ValueError(
                 f"alias=True: engines cannot open the trainer's memory ({error}). Expandable "
                 "segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known "
                 "reasons: docs/cuda.md"
             ) from error
-        self._allocations, self._handles = found, handles
-        told = {
-            allocation.number: (handles[allocation.number], allocation.base, allocation.size)
-            for allocation in found.values()
-        }
-        return ToldMemory(process_token(), told, places)
+        return self._text
 
-    def _find(self, driver: Driver, address: int, looked_at: Mapping[int, bytes]) -> Allocation:
-        """The allocation of an address. The driver is asked once for each, whether it is still the
-        one that it was."""
-        known = self._allocations.get(address)
-        if known is not None and (
-            known.number in looked_at or driver.number_of(address) == known.number
-        ):
-            return known
-        return driver.allocation_of(address)
+    def _is_as_it_was(self, driver: Driver) -> bool:
+        """Whether the addresses that were told of last lie in the same allocations."""
+        from unisono.comm.cuda.driver import DriverError
+
+        try:
+            return all(driver.number_of(known.base) == known.number for known in self._allocations)
+        except DriverError:  # there is none any more
+            return False
+
+    def _export(self, driver: Driver, places: Mapping[str, tuple[int, Lengths]]) -> str:
+        from unisono.comm.cuda.routing import process_token
+
+        handles: dict[int, bytes] = {}
+        found: dict[int, Allocation] = {}
+        told: dict[str, _Place] = {}
+        for name, (address, strides) in places.items():
+            allocation = driver.allocation_of(address)
+            number = allocation.number
+            if number not in found:
+                known = self._handles.get(number)
+                handles[number] = known or driver.export_memory(allocation.base)
+                found[number] = allocation
+            told[name] = _Place(number, address, strides)
+        self._handles, self._allocations = handles, list(found.values())
+        allocations = {
+            number: (handles[number], allocation.base, allocation.size)
+            for number, allocation in found.items()
+        }
+        return ToldMemory(process_token(), allocations, told).text()
 
     def keep(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Engines serve these now."""
-        self._served = [tensor.detach() for tensor in weights.values()]
+        if self._served_places != self._places:
+            self._served = [tensor.detach() for tensor in weights.values()]
+            self._served_places = self._places
 
     def close(self) -> None:
         """Let go of what engines serve: it is the trainer's alone again."""
-        self._served = []
+        self._served, self._served_places = [], None
+
+
+@functools.lru_cache(maxsize=16)  # with most updates nothing has changed
+def read_told(text: str) -> ToldMemory:
+    """What a trainer has told of its memory."""
+    return ToldMemory.from_text(text)
 
 
 def open_part(part: GpuPart, name: str, told: ToldMemory, own: torch.Tensor | None) -> torch.Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -25,7 +24,7 @@ from unisono.errors import (
     WeightUpdateError,
 )
 from unisono.training.weights.description import Description
-from unisono.training.weights.gpu_memory import ToldMemory
+from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
 
@@ -70,17 +69,15 @@ class UpdateProtocol:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def agree(
-        self, describe: Callable[[], Description], version: int, wanted: int | None
-    ) -> WeightPlan:
-        """Tell what this rank holds, hear what the others do, and make the plan of all. `version`
-        is what this rank has, `wanted` what it asks for.
+    def agree(self, describe: Callable[[], str], version: int, wanted: int | None) -> WeightPlan:
+        """Tell what this rank holds, the text of its description, hear what the others do, and make
+        the plan of all. `version` is what this rank has, `wanted` what it asks for.
 
         Raises WeightMismatch on every rank if it does not fit together.
         """
         holds = ""
         with self.keep_failure():
-            holds = json.dumps(describe().plain())
+            holds = describe()
         problem = "" if self._own_failure is None else _text_of(self._own_failure)
         everyone = all_gather_object(
             (problem, version, wanted, self.groups.names(), holds), self.comm
@@ -101,25 +98,27 @@ class UpdateProtocol:
         return self._plan
 
     def exchange_memory(
-        self, plan: WeightPlan, describe: Callable[[], ToldMemory] | None = None
+        self, plan: WeightPlan, describe: Callable[[], str] | None = None
     ) -> dict[int, ToldMemory]:
         """What senders tell of their memory on a GPU that engines serve, by rank; nothing where no
         engine does. Senders `describe` theirs."""
         if not plan.exports:
             return {}
-        told: list[Any] = []
+        told = ""
         if describe is not None and self.comm.rank in plan.exports:
             with self.keep_failure():
-                told = describe().plain()
+                told = describe()
         everyone = all_gather_object((self.failure, told), self.comm)
         self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
-        return {rank: ToldMemory.from_plain(everyone[rank][1]) for rank in plan.exports}
+        return {rank: read_told(everyone[rank][1]) for rank in plan.exports}
 
-    def begin(self, plan: WeightPlan) -> None:
-        """Make the groups; go on where every rank is ready."""
-        self.raise_problems(self._gather_problems())
+    def begin(self, plan: WeightPlan, changes: bool = True) -> None:
+        """Make the groups; go on where every rank is ready. Where no rank has anything that
+        `changes`, there is nothing to decide."""
+        everyone = all_gather_object((self.failure, changes), self.comm)
+        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
         self.groups.open(plan)
-        if plan.options.transactional:
+        if plan.options.transactional and any(some for _, some in everyone):
             self.open_vote()
         self._moving = not plan.options.transactional
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,15 +93,53 @@ def held_tensors(weights: Any) -> dict[str, HeldTensor]:
     A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
     name, for what is none of these.
     """
-    if isinstance(weights, torch.nn.Module):
-        weights = weights.state_dict(keep_vars=True)
-    pairs = weights.items() if isinstance(weights, Mapping) else weights
     found: dict[str, HeldTensor] = {}
-    for name, value in pairs:
+    for name, value in _pairs_of(weights):
         if name in found:
             raise ValueError(f"there are two weights of the name {name!r}")
         found[name] = _held_tensor(name, value)
     return found
+
+
+def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(weights, torch.nn.Module):
+        weights = weights.state_dict(keep_vars=True)
+    return weights.items() if isinstance(weights, Mapping) else weights
+
+
+class WeightReader:
+    """Reads what a process holds, again and again: quickly where all lies where it did."""
+
+    def __init__(self) -> None:
+        self._marks: list[Any] | None = None
+        self._boxes: list[tuple[Lengths, Box]] = []
+
+    def read(self, weights: Any) -> tuple[dict[str, HeldTensor], bool]:
+        """As `held_tensors`; and whether it is what it was the last time, but for its contents."""
+        pairs = list(_pairs_of(weights))
+        marks = _marks_of(pairs)
+        if marks is not None and marks == self._marks:
+            known = zip(pairs, self._boxes, strict=True)
+            return {name: HeldTensor(value, *boxes) for (name, value), boxes in known}, True
+        self._marks = None
+        held = held_tensors(pairs)
+        self._boxes = [(entry.whole, entry.box) for entry in held.values()]
+        self._marks = marks
+        return held, False
+
+
+def _marks_of(pairs: Sequence[tuple[str, Any]]) -> list[Any] | None:
+    """All that a description of plain tensors is made of; None where there are others."""
+    if not all(type(value) in (torch.Tensor, torch.nn.Parameter) for _, value in pairs):
+        return None
+    return [
+        (
+            *(name, value.data_ptr(), value.shape, value.stride(), value.dtype, value.device),
+            *(value.layout, value.is_conj(), value.is_neg()),
+        )
+        for name, value in pairs
+        if value.layout is torch.strided
+    ]
 
 
 def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
