@@ -458,6 +458,17 @@ bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
 /* Whether `reduction` has a meaning for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);
 
+/* Give memory of this process, whole pages at `at`, the pages of a block at `shared`: from now on
+ * what is written to either is read in both. It keeps what is in it; nobody else may write to it
+ * meanwhile. False: nothing has changed. */
+bool un_share_pages(char *at, char *shared, size_t bytes);
+
+/* Give it pages of its own again, with what is in it. False: there is no memory for them. */
+bool un_unshare_pages(char *at, size_t bytes);
+
+/* Whoever writes to it from now on is killed: for a forked child, whose parent would see it. */
+bool un_protect_pages(char *at, size_t bytes);
+
 /* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
 int un_cpu_quota(void);
 

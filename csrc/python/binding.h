@@ -114,6 +114,9 @@ PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_s
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);
+PyObject *module_share_pages(PyObject *module, PyObject *arguments);
+PyObject *module_unshare_pages(PyObject *module, PyObject *arguments);
+PyObject *module_protect_pages(PyObject *module, PyObject *arguments);
 PyObject *group_open_block(PyObject *object, PyObject *arguments);
 PyObject *group_reopen_block(PyObject *object, PyObject *number);
 int prepare_blocks(void);

@@ -41,9 +41,10 @@ def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) 
     return future
 
 
-def _gpus_of(result: Sequence[torch.Tensor]) -> list[torch.device]:
+def _gpus_of(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.device]:
     """The GPUs on which the tensors of a result lie."""
-    return list({tensor.device for tensor in result if tensor.device.type == "cuda"})
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
 
 
 def _in_backward() -> bool:
