@@ -181,6 +181,7 @@ typedef struct un_work {
     _Atomic uint32_t state;
     bool begun; /* its call is posted */
     uint64_t record;
+    uint64_t number; /* among the works of this rank */
     struct un_work *next;
 } un_work;
 
@@ -344,6 +345,10 @@ un_status un_submit(un_group *group, un_work *work);
 un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
 bool un_work_test(un_group *group, un_work *work); /* the same, after what it can do at once */
+
+/* Whether a work will be over soon without this thread: every rank has submitted as many, and there
+ * are cores for the threads that carry them out. */
+bool un_work_is_under_way(un_group *group, const un_work *work);
 
 /* Start a message and wait for it. A send is done once it is matched and its memory is free
  * again; small ones at once where un_group_set_eager allows so many bytes. */

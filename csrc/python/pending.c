@@ -144,6 +144,14 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     return PyBool_FromLong(tests ? p->kind->test(group, p) : p->kind->is_done(p));
 }
 
+static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Pending *p = (Pending *)object;
+    un_group *group = p->group->group;
+    bool asks = p->kind->is_under_way && group && !p->group->closing;
+    return PyBool_FromLong(asks ? p->kind->is_under_way(group, p) : p->kind->is_done(p));
+}
+
 static PyObject *pending_exception(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
@@ -165,6 +173,7 @@ static PyObject *pending_source_rank(PyObject *object, PyObject *ignored) {
 static PyMethodDef pending_methods[] = {
     {"wait", (PyCFunction)(void (*)(void))pending_wait, METH_VARARGS | METH_KEYWORDS, NULL},
     {"is_completed", pending_is_completed, METH_NOARGS, NULL},
+    {"is_under_way", pending_is_under_way, METH_NOARGS, NULL},
     {"exception", pending_exception, METH_NOARGS, NULL},
     {"source_rank", pending_source_rank, METH_NOARGS, NULL},
     {0},

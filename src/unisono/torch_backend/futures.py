@@ -2,8 +2,10 @@
 
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
-backward pass is completed by a callback of that pass, which waits in Python and may raise. Once
-the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
+backward pass is completed by a callback of that pass, which waits in Python and may raise. Where
+all ranks have submitted the work, and only moving the data is left, that callback leaves it to a
+thread: DDP then copies the buckets that have arrived while the last ones are under way, and what
+went wrong is raised by a callback after DDP's. Once the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
 one would come too late: the Future is complete before it is handed out. Any other Future is
 completed by a thread.
 
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +31,8 @@ from unisono.comm.base import Communicator, Work
 from unisono.torch_compile import never_compiled
 
 _KEPT_WORKS = 8
+_LOOK_EVERY_S = 0.0002
+_LOOKS = 50
 
 
 def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
@@ -37,8 +43,34 @@ def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) 
     elif was_awaited or torch._C._current_autograd_node() is None:
         future.finish()
     else:
-        torch.autograd.Variable._execution_engine.queue_callback(future.finish)
+        _queue_callback(partial(_end_in_backward, future, completer))
     return future
+
+
+def _queue_callback(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _end_in_backward(future: WorkFuture, completer: Completer) -> None:
+    """At the end of a pass: complete the Future, or have it completed while DDP copies."""
+    if future.may_be_completed_by_thread() and _is_under_way(future.work):
+        completer.add(future, whatever_happens=True)
+        _queue_callback(future.finish)
+    else:
+        future.finish()
+
+
+def _is_under_way(work: Work) -> bool:
+    """Whether the work will be over soon, after a moment of patience with the other ranks; False
+    where that is not known."""
+    ask: Callable[[], bool] | None = getattr(work, "is_under_way", None)
+    if ask is None or work.is_completed():
+        return False
+    for _ in range(_LOOKS):
+        if ask():
+            return True
+        time.sleep(_LOOK_EVERY_S)
+    return False
 
 
 def _gpus_of(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.device]:
@@ -65,8 +97,9 @@ class WorkFuture(torch.futures.Future[Any]):
         gpus: list[Any] = _gpus_of(result) if first is None else first.gpus
         super().__init__(devices=gpus)
         self.gpus = gpus
-        self._work = work
+        self.work = work
         self._result = result
+        self._has_callbacks = False
         self._first = first or self
         self._lock = threading.RLock()  # two threads may want to complete it; callbacks may wait
         self._is_complete = False
@@ -77,8 +110,13 @@ class WorkFuture(torch.futures.Future[Any]):
             self._first.finish()
         return super().wait()
 
+    def may_be_completed_by_thread(self) -> bool:
+        """What is done `then` may be a call, which all ranks must come to in the same order."""
+        return not self._has_callbacks
+
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        after = WorkFuture(self._work, None, self._first)
+        self._has_callbacks = True
+        after = WorkFuture(self.work, None, self._first)
 
         def call(_: Any) -> None:
             try:
@@ -97,7 +135,7 @@ class WorkFuture(torch.futures.Future[Any]):
 
     def finish(self, limit_s: float | None = None) -> None:
         """Wait for the work here, complete the Future, and raise what went wrong."""
-        self._work.wait(limit_s)
+        self.work.wait(limit_s)
         with self._lock:
             if not self._is_complete:
                 self._is_complete = True
@@ -105,15 +143,19 @@ class WorkFuture(torch.futures.Future[Any]):
         if self._error is not None:
             raise self._error
 
-    def complete(self, limit_s: float | None = None) -> None:
-        """The same for a thread to which nobody listens."""
+    def complete(self, limit_s: float | None = None, whatever_happens: bool = False) -> None:
+        """The same for a thread to which nobody listens. `whatever_happens`: with the result even
+        where it is not there, for somebody else raises why."""
         try:
             self.finish(limit_s)
         except BaseException as error:
             with self._lock:
                 if not self._is_complete:
                     self._is_complete = True
-                    self.set_exception(error)
+                    if whatever_happens:
+                        self.set_result(self._result)
+                    else:
+                        self.set_exception(error)
 
 
 class Completer(ABC):
@@ -131,8 +173,8 @@ class Completer(ABC):
             self._kept.append(work)
 
     @abstractmethod
-    def add(self, future: WorkFuture) -> None:
-        """Have the Future completed."""
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
+        """Have the Future completed; see its `complete`."""
 
     def close(self) -> None:
         """End what was begun for it."""
@@ -145,15 +187,15 @@ class CollectiveCompleter(Completer):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        self._todo: queue.SimpleQueue[WorkFuture | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def add(self, future: WorkFuture) -> None:
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         if self._thread is None:
             name = f"unisono futures of {self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
-        self._todo.put(future)
+        self._todo.put(partial(future.complete, whatever_happens=whatever_happens))
 
     def close(self) -> None:
         super().close()
@@ -161,8 +203,8 @@ class CollectiveCompleter(Completer):
             self._todo.put(None)
 
     def _run(self) -> None:
-        while (future := self._todo.get()) is not None:
-            future.complete()
+        while (complete := self._todo.get()) is not None:
+            complete()
 
 
 class MessageCompleter(Completer):
@@ -174,7 +216,8 @@ class MessageCompleter(Completer):
         super().__init__()
         self._comm = comm
 
-    def add(self, future: WorkFuture) -> None:
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         name = f"unisono message of {self._comm.name}"
         limit_s = self._comm.timeout_s
-        threading.Thread(target=future.complete, args=(limit_s,), name=name, daemon=True).start()
+        args = limit_s, whatever_happens
+        threading.Thread(target=future.complete, args=args, name=name, daemon=True).start()
