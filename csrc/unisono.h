@@ -346,9 +346,10 @@ un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
 bool un_work_test(un_group *group, un_work *work); /* the same, after what it can do at once */
 
-/* Whether a work will be over soon without this thread: every rank has submitted as many, and there
- * are cores for the threads that carry them out. */
-bool un_work_is_under_way(un_group *group, const un_work *work);
+/* Whether a work will be over soon without this thread, since every rank has submitted as many
+ * (UN_OK), or not yet (UN_NOT_YET). Another status: it is better waited for here, where cores are few
+ * or nobody has taken it up. */
+un_status un_work_is_under_way(un_group *group, const un_work *work);
 
 /* Start a message and wait for it. A send is done once it is matched and its memory is free
  * again; small ones at once where un_group_set_eager allows so many bytes. */

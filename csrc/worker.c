@@ -263,12 +263,13 @@ bool un_work_test(un_group *g, un_work *work) {
     return un_work_done(work);
 }
 
-bool un_work_is_under_way(un_group *g, const un_work *work) {
-    if (un_work_done(work)) return true;
-    if (group_is_inherited(g) || !g->roomy || atomic_load(&g->worker.may_rest)) return false;
+un_status un_work_is_under_way(un_group *g, const un_work *work) {
+    if (un_work_done(work)) return UN_OK;
+    if (group_is_inherited(g)) return UN_FORKED;
+    if (!g->roomy || atomic_load(&g->worker.may_rest)) return UN_REFUSED;
     for (int rank = 0; rank < g->ranks; rank++)
-        if (read_word(&control_of(g, rank)->works) < work->number) return false;
-    return true;
+        if (read_word(&control_of(g, rank)->works) < work->number) return UN_NOT_YET;
+    return UN_OK;
 }
 
 un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {

@@ -73,7 +73,7 @@ typedef struct kind {
     void (*release)(Pending *p); /* let go of the tensors; may be called twice */
     PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another one is set */
     int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
-    bool (*is_under_way)(un_group *group, const Pending *p); /* NULL: it is a message */
+    un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: it is a message */
 } kind;
 
 /* gil.c */

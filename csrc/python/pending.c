@@ -144,12 +144,15 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     return PyBool_FromLong(tests ? p->kind->test(group, p) : p->kind->is_done(p));
 }
 
+/* is_under_way(): whether it will be over soon by itself; None: it is better waited for */
 static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
     un_group *group = p->group->group;
-    bool asks = p->kind->is_under_way && group && !p->group->closing;
-    return PyBool_FromLong(asks ? p->kind->is_under_way(group, p) : p->kind->is_done(p));
+    if (!p->kind->is_under_way || !group || p->group->closing) Py_RETURN_NONE;
+    un_status status = p->kind->is_under_way(group, p);
+    if (status && status != UN_NOT_YET) Py_RETURN_NONE;
+    return PyBool_FromLong(!status);
 }
 
 static PyObject *pending_exception(PyObject *object, PyObject *ignored) {

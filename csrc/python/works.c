@@ -33,7 +33,7 @@ static void release(Pending *p) {
     Py_CLEAR(self->kept);
 }
 
-static bool is_under_way(un_group *group, const Pending *p) {
+static un_status is_under_way(un_group *group, const Pending *p) {
     return un_work_is_under_way(group, &((const Work *)p)->work);
 }
 

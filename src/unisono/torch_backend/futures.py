@@ -3,11 +3,11 @@
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
 backward pass is completed by a callback of that pass, which waits in Python and may raise. Where
-all ranks have submitted the work, and only moving the data is left, that callback leaves it to a
-thread: DDP then copies the buckets that have arrived while the last ones are under way, and what
-went wrong is raised by a callback after DDP's. Once the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
-one would come too late: the Future is complete before it is handed out. Any other Future is
-completed by a thread.
+cores are idle and all ranks have submitted the work, so that only moving data is left, the callback
+leaves it to a thread: DDP copies the buckets that have arrived while the last ones are under way,
+and what went wrong is raised by a callback after DDP's. Once the pass has come to its callbacks
+(DDP's first step with a static graph reduces there), another one would come too late: the Future is
+complete before it is handed out. Any other Future is completed by a thread.
 
 When a Future of a backward pass is complete does not depend on how fast its work was: what is to
 be done `then` may be another collective, and all ranks must come to it in the same order.
@@ -61,14 +61,13 @@ def _end_in_backward(future: WorkFuture, completer: Completer) -> None:
 
 
 def _is_under_way(work: Work) -> bool:
-    """Whether the work will be over soon, after a moment of patience with the other ranks; False
-    where that is not known."""
-    ask: Callable[[], bool] | None = getattr(work, "is_under_way", None)
-    if ask is None or work.is_completed():
-        return False
-    for _ in range(_LOOKS):
-        if ask():
+    """Whether the work will be over soon by itself, after a moment of patience with other ranks."""
+    ask: Callable[[], bool | None] = getattr(work, "is_under_way", lambda: None)
+    looks = 0
+    while not work.is_completed() and (answer := ask()) is not None and looks < _LOOKS:
+        if answer:
             return True
+        looks += 1
         time.sleep(_LOOK_EVERY_S)
     return False
 
@@ -113,6 +112,10 @@ class WorkFuture(torch.futures.Future[Any]):
     def may_be_completed_by_thread(self) -> bool:
         """What is done `then` may be a call, which all ranks must come to in the same order."""
         return not self._has_callbacks
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        self._has_callbacks = True
+        super().add_done_callback(callback)
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         self._has_callbacks = True
