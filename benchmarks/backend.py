@@ -6,29 +6,23 @@
 
 calls: `unisono bench` of collectives through torch.distributed, and of direct calls on the
 Communicator, which shows what torch's own layers add. start: from init_process_group to
-the first finished all_reduce. steps: a training step whose time is mostly communication, with DDP
-and FSDP2, and how much of DDP's communication its backward hides. DDP runs with gradients that are
-views of its buckets and with gradients that it copies, and each with a hook that communicates
-nothing, which shows what DDP itself costs. Every figure is the median over
-turns; a turn counts with the slowest rank's time, and the two backends take turns in an order
-shuffled anew.
+the first finished all_reduce. Every figure is the median over turns; a turn counts with the slowest
+rank's time, and the two backends take turns in an order shuffled anew. Whole steps of training are
+in steps.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +40,6 @@ CALLS = {
     ("all_gather", "reduce_scatter", "barrier"): (MIB, 64 * MIB),
 }
 NAMES = {"unisono-torch": "unisono", "unisono": "direct", "gloo": "gloo"}
-TURN_S = 0.02
-"""About how long calls of one backend go on before the other has its turn."""
 
 
 @dataclass(frozen=True)
@@ -72,45 +64,10 @@ class Rank(TwoBackends):
         super().__init__(folder)
         self.folder, self.turns = folder, turns
 
-    def measure(self, what: str, nbytes: int, ways: dict[str, Callable[[], Any]]) -> Row:
-        """Each way's median, in turns; every rank returns the same figures."""
-        counts = {}
-        for name, call in ways.items():
-            for _ in range(3):
-                call()
-            self.comm.barrier()
-            begin_s = time.perf_counter()
-            call()
-            took_s = self.slowest(time.perf_counter() - begin_s)
-            counts[name] = max(1, min(2000, round(TURN_S / max(took_s, 1e-6))))
-        times_us: dict[str, list[float]] = {name: [] for name in ways}
-        order, shuffler = list(ways), random.Random(nbytes)
-        gc.disable()
-        for _ in range(self.turns):
-            shuffler.shuffle(order)
-            for name in order:
-                call, count = ways[name], counts[name]
-                call()
-                self.comm.barrier()
-                begin_s = time.perf_counter()
-                for _ in range(count):
-                    call()
-                took_s = self.slowest(time.perf_counter() - begin_s)
-                times_us[name].append(took_s / count * 1e6)
-        gc.enable()
-        return Row(what, nbytes, {name: statistics.median(ts) for name, ts in times_us.items()})
-
-    # -- what is measured ------------------------------------------------------------------------
-
     def tensor(self, nbytes: int) -> Any:
         import torch
 
         return torch.zeros(max(1, nbytes // 4))
-
-    def all_reduce(self, nbytes: int, name: str) -> Callable[[], Any]:
-        import torch.distributed as dist
-
-        return partial(dist.all_reduce, self.tensor(nbytes), group=self.groups[name])
 
     def start(self) -> list[Row]:
         """From init_process_group to the first finished all_reduce, in processes that are warm."""
@@ -133,98 +90,10 @@ class Rank(TwoBackends):
         medians = {name: statistics.median(ts) for name, ts in times_us.items()}
         return [self.show(Row("start", 0, medians))]
 
-    def steps(self) -> list[Row]:
-        """A step of a model of 25 million parameters on a tiny batch."""
-        makers = {
-            "DDP step": self.ddp_step,
-            "DDP, nothing moved": partial(self.ddp_step, moves=False),
-            "DDP step, copied": partial(self.ddp_step, views=False),
-            "DDP, nothing, copied": partial(self.ddp_step, moves=False, views=False),
-            "FSDP2 step": self.fsdp_step,
-        }
-        rows = []
-        for what, make in makers.items():
-            ways = {name: make(name) for name in BACKENDS}
-            rows.append(self.show(self.measure(what, 100 * MIB, ways)))
-        alone = {name: self.ddp_step(name, synchronised=False) for name in BACKENDS}
-        rows.append(self.show(self.measure("DDP, computing alone", 0, alone)))
-        buckets = {name: self.buckets(name) for name in BACKENDS}
-        rows.append(self.show(self.measure("DDP, buckets alone", 100 * MIB, buckets)))
-        return rows
-
-    def buckets(self, name: str) -> Callable[[], None]:
-        """What a step of DDP moves, with nothing to do beside it."""
-        parts = [self.all_reduce(25 * MIB, name) for _ in range(4)]
-
-        def reduce_all() -> None:
-            for part in parts:
-                part()
-
-        return reduce_all
-
-    def model(self) -> Any:
-        import torch
-
-        torch.manual_seed(0)
-        return torch.nn.Sequential(*(torch.nn.Linear(1250, 1250) for _ in range(16)))
-
-    def ddp_step(
-        self, name: str, synchronised: bool = True, views: bool = True, moves: bool = True
-    ) -> Callable[[], None]:
-        import torch
-
-        model = torch.nn.parallel.DistributedDataParallel(
-            self.model(), process_group=self.groups[name], gradient_as_bucket_view=views
-        )
-        if not moves:
-            model.register_comm_hook(None, leave_bucket)
-        step = step_of(model)
-        if synchronised:
-            return step
-
-        def compute() -> None:
-            with model.no_sync():
-                step()
-
-        return compute
-
-    def fsdp_step(self, name: str) -> Callable[[], None]:
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = DeviceMesh.from_group(self.groups[name], "cpu")
-        model = self.model()
-        for layer in model:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return step_of(model)
-
     def show(self, row: Row) -> Row:
         if self.rank == 0:
             print(line(row), flush=True)
         return row
-
-
-def step_of(model: Any) -> Callable[[], None]:
-    import torch
-
-    inputs = torch.ones(1, 1250)
-
-    def step() -> None:
-        model(inputs).sum().backward()
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    return step
-
-
-def leave_bucket(state: Any, bucket: Any) -> Any:
-    """A hook of DDP that communicates nothing: what is left is what DDP itself costs."""
-    import torch
-
-    future: Any = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
 
 
 def line(row: Row) -> str:
@@ -262,19 +131,6 @@ def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, An
     return [asdict(row) for row in rows]
 
 
-def overlap(rows: Sequence[Row]) -> list[str]:
-    """How much of the time that the buckets take alone a step of DDP does not show."""
-    times = {row.what: row.median_us for row in rows}
-    lines = []
-    for name in BACKENDS if "DDP step" in times else ():
-        step, computing, moving = (
-            times[what][name] for what in ("DDP step", "DDP, computing alone", "DDP, buckets alone")
-        )
-        hidden = (computing + moving - step) / moving
-        lines.append(f"  {name}: {hidden:.0%} of the communication is hidden behind backward")
-    return lines
-
-
 def goals(rows: Sequence[Row], ranks: int) -> list[str]:
     """Which of the figures that we want are there."""
     wanted: list[tuple[str, float, float]] = []
@@ -288,8 +144,8 @@ def goals(rows: Sequence[Row], ranks: int) -> list[str]:
             least = 4
         elif row.what == "barrier" and ranks == 2:
             least = 15
-        elif row.what in ("start", "DDP step", "FSDP2 step") and ranks == 2:
-            least = {"start": 1.0, "DDP step": 2.0, "FSDP2 step": 1.5}[row.what]
+        elif row.what == "start" and ranks == 2:
+            least = 1.0
         if least is not None:
             wanted.append((f"{row.what} {row.bytes} B: gloo/unisono", row.ratio, least))
     lines = [
@@ -310,13 +166,12 @@ def main(arguments: Sequence[str]) -> int:
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=("calls", "steps", "start"))
+    parser.add_argument("--only", nargs="+", choices=("calls", "start"))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
     options = parser.parse_args(arguments)
-    only = options.only or ["calls", "steps", "start"]
-    only.sort(key=("calls", "steps", "start").index)  # start ends the groups
+    only = options.only or ["calls", "start"]
     print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median us")
     heads = "".join(f"{head:>14}" for head in ("unisono", "gloo"))
     print(f"{'':24}{'size':>9}{heads}{'gloo/ours':>12}{'direct':>14}", flush=True)
@@ -328,7 +183,6 @@ def main(arguments: Sequence[str]) -> int:
                 be_a_rank, options.ranks, (folder, rest, options.turns), threads=1, on_line=show
             )
         rows += [Row(**row) for row in results[0]]
-    print(*overlap(rows), sep="\n")
     if options.goals:
         print("\ngoals", *goals(rows, options.ranks), sep="\n")
     if options.json:

@@ -136,6 +136,7 @@ typedef struct control {
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
     _Atomic uint32_t core; /* where we last waited, and 1; 0: nowhere yet */
+    flag_t works;          /* how many we have submitted */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 7u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 8u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -181,6 +181,7 @@ typedef struct un_work {
     _Atomic uint32_t state;
     bool begun; /* its call is posted */
     uint64_t record;
+    uint64_t number; /* among the works of this rank */
     struct un_work *next;
 } un_work;
 
@@ -345,6 +346,11 @@ un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
 bool un_work_test(un_group *group, un_work *work); /* the same, after what it can do at once */
 
+/* Whether a work will be over soon without this thread, since every rank has submitted as many
+ * (UN_OK), or not yet (UN_NOT_YET). Another status: it is better waited for here, where cores are few
+ * or nobody has taken it up. */
+un_status un_work_is_under_way(un_group *group, const un_work *work);
+
 /* Start a message and wait for it. A send is done once it is matched and its memory is free
  * again; small ones at once where un_group_set_eager allows so many bytes. */
 un_status un_message_start(un_group *group, un_message *message);
@@ -457,6 +463,17 @@ bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
 
 /* Whether `reduction` has a meaning for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);
+
+/* Give memory of this process, whole pages at `at`, the pages of a block at `shared`: from now on
+ * what is written to either is read in both. It keeps what is in it; nobody else may write to it
+ * meanwhile. False: nothing has changed. */
+bool un_share_pages(char *at, char *shared, size_t bytes);
+
+/* Give it pages of its own again, with what is in it. False: there is no memory for them. */
+bool un_unshare_pages(char *at, size_t bytes);
+
+/* Whoever writes to it from now on is killed: for a forked child, whose parent would see it. */
+bool un_protect_pages(char *at, size_t bytes);
 
 /* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
 int un_cpu_quota(void);

@@ -235,6 +235,7 @@ un_status un_submit(un_group *g, un_work *work) {
     work->call.pause = NULL;
     work->record = open_call_record(g, &work->call, 0, QUEUED);
     if (!start_worker(g)) return UN_SYSTEM;
+    work->number = atomic_fetch_add(&control_of(g, g->rank)->works, 1) + 1;
     bool locked = try_lock_calls(g);
     if (locked) note_owner(g);
     bool done = locked && run_now(g, work);
@@ -260,6 +261,15 @@ bool un_work_test(un_group *g, un_work *work) {
     run_resting(g);
     unlock_calls(g);
     return un_work_done(work);
+}
+
+un_status un_work_is_under_way(un_group *g, const un_work *work) {
+    if (un_work_done(work)) return UN_OK;
+    if (group_is_inherited(g)) return UN_FORKED;
+    if (!g->roomy || atomic_load(&g->worker.may_rest)) return UN_REFUSED;
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (read_word(&control_of(g, rank)->works) < work->number) return UN_NOT_YET;
+    return UN_OK;
 }
 
 un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {

@@ -73,6 +73,7 @@ typedef struct kind {
     void (*release)(Pending *p); /* let go of the tensors; may be called twice */
     PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another one is set */
     int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
+    un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: it is a message */
 } kind;
 
 /* gil.c */
@@ -114,6 +115,9 @@ PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_s
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);
+PyObject *module_share_pages(PyObject *module, PyObject *arguments);
+PyObject *module_unshare_pages(PyObject *module, PyObject *arguments);
+PyObject *module_protect_pages(PyObject *module, PyObject *arguments);
 PyObject *group_open_block(PyObject *object, PyObject *arguments);
 PyObject *group_reopen_block(PyObject *object, PyObject *number);
 int prepare_blocks(void);

@@ -133,6 +133,30 @@ static void free_block(PyObject *object) {
     Py_DECREF(type);
 }
 
+/* share_pages(address, address of shared memory, bytes): whether they are shared now */
+PyObject *module_share_pages(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_ssize_t at, shared, bytes;
+    if (!PyArg_ParseTuple(arguments, "nnn", &at, &shared, &bytes)) return NULL;
+    return PyBool_FromLong(un_share_pages((char *)at, (char *)shared, (size_t)bytes));
+}
+
+/* unshare_pages(address, bytes): whether they are this process's own now */
+PyObject *module_unshare_pages(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_ssize_t at, bytes;
+    if (!PyArg_ParseTuple(arguments, "nn", &at, &bytes)) return NULL;
+    return PyBool_FromLong(un_unshare_pages((char *)at, (size_t)bytes));
+}
+
+/* protect_pages(address, bytes): whether nobody can write to them any more */
+PyObject *module_protect_pages(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_ssize_t at, bytes;
+    if (!PyArg_ParseTuple(arguments, "nn", &at, &bytes)) return NULL;
+    return PyBool_FromLong(un_protect_pages((char *)at, (size_t)bytes));
+}
+
 static PyMethodDef block_methods[] = {
     {"use", block_use, METH_O, NULL},
     {"part", block_part, METH_O, NULL},

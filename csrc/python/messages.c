@@ -113,7 +113,8 @@ static PyObject *make_exception(Pending *p, un_status status) {
                                (unsigned)m->seen_dtype);
 }
 
-static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source};
+static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source,
+                                  NULL};
 
 static PyObject *refuse_closed(PyObject *exceptions, bool sends) {
     int operation = sends ? UN_SEND : UN_RECV;

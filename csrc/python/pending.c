@@ -144,6 +144,17 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     return PyBool_FromLong(tests ? p->kind->test(group, p) : p->kind->is_done(p));
 }
 
+/* is_under_way(): whether it will be over soon by itself; None: it is better waited for */
+static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Pending *p = (Pending *)object;
+    un_group *group = p->group->group;
+    if (!p->kind->is_under_way || !group || p->group->closing) Py_RETURN_NONE;
+    un_status status = p->kind->is_under_way(group, p);
+    if (status && status != UN_NOT_YET) Py_RETURN_NONE;
+    return PyBool_FromLong(!status);
+}
+
 static PyObject *pending_exception(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
@@ -165,6 +176,7 @@ static PyObject *pending_source_rank(PyObject *object, PyObject *ignored) {
 static PyMethodDef pending_methods[] = {
     {"wait", (PyCFunction)(void (*)(void))pending_wait, METH_VARARGS | METH_KEYWORDS, NULL},
     {"is_completed", pending_is_completed, METH_NOARGS, NULL},
+    {"is_under_way", pending_is_under_way, METH_NOARGS, NULL},
     {"exception", pending_exception, METH_NOARGS, NULL},
     {"source_rank", pending_source_rank, METH_NOARGS, NULL},
     {0},

@@ -33,7 +33,12 @@ static void release(Pending *p) {
     Py_CLEAR(self->kept);
 }
 
-static const kind work_kind = {is_done, test, result, await, release, make_exception, NULL};
+static un_status is_under_way(un_group *group, const Pending *p) {
+    return un_work_is_under_way(group, &((const Work *)p)->work);
+}
+
+static const kind work_kind = {is_done, test, result, await, release, make_exception, NULL,
+                               is_under_way};
 
 /* submit(exceptions, ...), then the arguments of run: a Work, or a status. */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {

@@ -167,6 +167,22 @@ def create_block(sizes: Sequence[int]) -> int:
     return int(_module().create_block(sizes))
 
 
+def share_pages(address: int, shared_address: int, size_bytes: int) -> bool:
+    """Give whole pages at an address those of a block at another, with what is in them; False:
+    the system does not do that, and nothing has changed. Nobody may write to them meanwhile."""
+    return bool(_module().share_pages(address, shared_address, size_bytes))
+
+
+def unshare_pages(address: int, size_bytes: int) -> bool:
+    """Give them pages of this process's own again, with what is in them; False: no memory."""
+    return bool(_module().unshare_pages(address, size_bytes))
+
+
+def protect_pages(address: int, size_bytes: int) -> bool:
+    """Have nobody write to them any more."""
+    return bool(_module().protect_pages(address, size_bytes))
+
+
 def engine_ns(seconds: float) -> int:
     """Seconds as the engine wants them; a century stands for ever."""
     return int(min(seconds, 3.2e9) * 1e9)

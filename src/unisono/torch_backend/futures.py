@@ -2,10 +2,12 @@
 
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
-backward pass is completed by a callback of that pass, which waits in Python and may raise. Once
-the pass has come to its callbacks (DDP's first step with a static graph reduces there), another
-one would come too late: the Future is complete before it is handed out. Any other Future is
-completed by a thread.
+backward pass is completed by a callback of that pass, which waits in Python and may raise. Where
+cores are idle and all ranks have submitted the work, so that only moving data is left, the callback
+leaves it to a thread: DDP copies the buckets that have arrived while the last ones are under way,
+and what went wrong is raised by a callback after DDP's. Once the pass has come to its callbacks
+(DDP's first step with a static graph reduces there), another one would come too late: the Future is
+complete before it is handed out. Any other Future is completed by a thread.
 
 When a Future of a backward pass is complete does not depend on how fast its work was: what is to
 be done `then` may be another collective, and all ranks must come to it in the same order.
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +31,8 @@ from unisono.comm.base import Communicator, Work
 from unisono.torch_compile import never_compiled
 
 _KEPT_WORKS = 8
+_LOOK_EVERY_S = 0.0002
+_LOOKS = 50
 
 
 def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
@@ -37,13 +43,39 @@ def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) 
     elif was_awaited or torch._C._current_autograd_node() is None:
         future.finish()
     else:
-        torch.autograd.Variable._execution_engine.queue_callback(future.finish)
+        _queue_callback(partial(_end_in_backward, future, completer))
     return future
 
 
-def _gpus_of(result: Sequence[torch.Tensor]) -> list[torch.device]:
+def _queue_callback(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _end_in_backward(future: WorkFuture, completer: Completer) -> None:
+    """At the end of a pass: complete the Future, or have it completed while DDP copies."""
+    if future.may_be_completed_by_thread() and _is_under_way(future.work):
+        completer.add(future, whatever_happens=True)
+        _queue_callback(future.finish)
+    else:
+        future.finish()
+
+
+def _is_under_way(work: Work) -> bool:
+    """Whether the work will be over soon by itself, after a moment of patience with other ranks."""
+    ask: Callable[[], bool | None] = getattr(work, "is_under_way", lambda: None)
+    looks = 0
+    while not work.is_completed() and (answer := ask()) is not None and looks < _LOOKS:
+        if answer:
+            return True
+        looks += 1
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _gpus_of(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.device]:
     """The GPUs on which the tensors of a result lie."""
-    return list({tensor.device for tensor in result if tensor.device.type == "cuda"})
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
 
 
 def _in_backward() -> bool:
@@ -64,8 +96,9 @@ class WorkFuture(torch.futures.Future[Any]):
         gpus: list[Any] = _gpus_of(result) if first is None else first.gpus
         super().__init__(devices=gpus)
         self.gpus = gpus
-        self._work = work
+        self.work = work
         self._result = result
+        self._has_callbacks = False
         self._first = first or self
         self._lock = threading.RLock()  # two threads may want to complete it; callbacks may wait
         self._is_complete = False
@@ -76,8 +109,17 @@ class WorkFuture(torch.futures.Future[Any]):
             self._first.finish()
         return super().wait()
 
+    def may_be_completed_by_thread(self) -> bool:
+        """What is done `then` may be a call, which all ranks must come to in the same order."""
+        return not self._has_callbacks
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        self._has_callbacks = True
+        super().add_done_callback(callback)
+
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        after = WorkFuture(self._work, None, self._first)
+        self._has_callbacks = True
+        after = WorkFuture(self.work, None, self._first)
 
         def call(_: Any) -> None:
             try:
@@ -96,7 +138,7 @@ class WorkFuture(torch.futures.Future[Any]):
 
     def finish(self, limit_s: float | None = None) -> None:
         """Wait for the work here, complete the Future, and raise what went wrong."""
-        self._work.wait(limit_s)
+        self.work.wait(limit_s)
         with self._lock:
             if not self._is_complete:
                 self._is_complete = True
@@ -104,15 +146,19 @@ class WorkFuture(torch.futures.Future[Any]):
         if self._error is not None:
             raise self._error
 
-    def complete(self, limit_s: float | None = None) -> None:
-        """The same for a thread to which nobody listens."""
+    def complete(self, limit_s: float | None = None, whatever_happens: bool = False) -> None:
+        """The same for a thread to which nobody listens. `whatever_happens`: with the result even
+        where it is not there, for somebody else raises why."""
         try:
             self.finish(limit_s)
         except BaseException as error:
             with self._lock:
                 if not self._is_complete:
                     self._is_complete = True
-                    self.set_exception(error)
+                    if whatever_happens:
+                        self.set_result(self._result)
+                    else:
+                        self.set_exception(error)
 
 
 class Completer(ABC):
@@ -130,8 +176,8 @@ class Completer(ABC):
             self._kept.append(work)
 
     @abstractmethod
-    def add(self, future: WorkFuture) -> None:
-        """Have the Future completed."""
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
+        """Have the Future completed; see its `complete`."""
 
     def close(self) -> None:
         """End what was begun for it."""
@@ -144,15 +190,15 @@ class CollectiveCompleter(Completer):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        self._todo: queue.SimpleQueue[WorkFuture | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def add(self, future: WorkFuture) -> None:
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         if self._thread is None:
             name = f"unisono futures of {self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
-        self._todo.put(future)
+        self._todo.put(partial(future.complete, whatever_happens=whatever_happens))
 
     def close(self) -> None:
         super().close()
@@ -160,8 +206,8 @@ class CollectiveCompleter(Completer):
             self._todo.put(None)
 
     def _run(self) -> None:
-        while (future := self._todo.get()) is not None:
-            future.complete()
+        while (complete := self._todo.get()) is not None:
+            complete()
 
 
 class MessageCompleter(Completer):
@@ -173,7 +219,8 @@ class MessageCompleter(Completer):
         super().__init__()
         self._comm = comm
 
-    def add(self, future: WorkFuture) -> None:
+    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         name = f"unisono message of {self._comm.name}"
         limit_s = self._comm.timeout_s
-        threading.Thread(target=future.complete, args=(limit_s,), name=name, daemon=True).start()
+        args = limit_s, whatever_happens
+        threading.Thread(target=future.complete, args=args, name=name, daemon=True).start()

@@ -33,6 +33,7 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
 from unisono.comm.engine import Operation, hide_files
+from unisono.comm.work import FinishedWork
 from unisono.torch_backend.given_calls import (
     GivenCalls,
     straight,
@@ -361,6 +362,13 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
         if work is None:
             return self._finished_work(result, self._completer)
         return self._work(work, result, self._completer)
+
+    def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
+        """A Future that holds `result` once a work of the group's Communicator is over; None: it
+        is. For hooks of DDP: what holds for the Futures of our works holds for it."""
+        from unisono.torch_backend.futures import future_of
+
+        return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Reduction:
         """The reduction that torch asks for. Its average of integers is their sum divided."""

@@ -1,20 +1,23 @@
-"""DDP's buckets in shared memory, by the hook that DDP has for its communication."""
+"""DDP's buckets in shared memory, by the hook that DDP has for its communication.
+
+DDP makes its buckets itself, and tells nobody where. Its hook shows them, one by one, when they are
+full: there they are given the pages of shared memory, once, and are reduced in their place.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from unisono.training.memory import zeros_for
+from unisono.comm.shared_memory.shared_pages import SharedPages
 
 
 def share_ddp_buckets(model: DistributedDataParallel) -> None:
-    """Let the gradients of a `model` in DDP be averaged in memory that all ranks have mapped, a
-    bucket as large as each of DDP's own. All ranks call, before the first backward. The gradients
-    are those that DDP would have, bit for bit.
+    """Let the gradients of a `model` in DDP be averaged where they lie: its buckets become memory
+    that all ranks have mapped. All ranks call, before the first backward. The gradients are those
+    that DDP would have, bit for bit.
 
     It takes the place of DDP's communication hook, of which a model has one. Buckets on a GPU stay
     as they are.
@@ -42,26 +45,33 @@ def share_ddp_buckets(model: DistributedDataParallel) -> None:
 
 
 class _SharedBuckets:
-    """For each of DDP's buckets a tensor of the same length. DDP copies what it needs out of it
-    before the next backward begins."""
+    """DDP's buckets by their numbers, shared where they lie."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._tensors: dict[int, torch.Tensor] = {}
+        self._buckets: dict[int, SharedPages] = {}
+        self._is_exact = group.size() & (group.size() - 1) == 0
 
     def average(self, bucket: Any) -> Any:
         """The future of a bucket's averages."""
         given = bucket.buffer()
-        shared = self._tensor_for(bucket.index(), given)
-        torch.mul(given, 1 / self._group.size(), out=shared)  # as DDP does without a hook
-        work: Any = dist.all_reduce(shared, group=self._group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        comm = self._group.comm
+        op = "avg"
+        if not self._is_exact or not given.is_floating_point():
+            given.mul_(1 / comm.size)  # as DDP does without a hook
+            op = "sum"
+        if not SharedPages.can_hold(given, comm):
+            return self._group.future_of(comm.all_reduce(given, op, async_op=True), given)
+        pages = self._pages_for(bucket.index(), given)
+        pages.hold(given)
+        comm.all_reduce(pages.edges, op, async_op=True)
+        return self._group.future_of(comm.all_reduce(pages.middle, op, async_op=True), given)
 
-    def _tensor_for(self, index: int, given: torch.Tensor) -> torch.Tensor:
-        mine = self._tensors.get(index)
-        if mine is None or (mine.shape, mine.dtype) != (given.shape, given.dtype):
-            # DDP cuts its buckets anew after the first backward, on all ranks alike.
-            self._tensors.pop(index, None)
-            mine = zeros_for(self._group.comm, given.numel(), given.dtype, given.device)
-            self._tensors[index] = mine
-        return mine
+    def _pages_for(self, index: int, given: torch.Tensor) -> SharedPages:
+        """DDP cuts its buckets anew after the first backward, on all ranks alike."""
+        pages = self._buckets.get(index)
+        if pages is None or (pages.count, pages.dtype) != (len(given), given.dtype):
+            if pages is not None:
+                self._buckets.pop(index).release()
+            pages = self._buckets[index] = SharedPages(len(given), given.dtype, self._group.comm)
+        return pages

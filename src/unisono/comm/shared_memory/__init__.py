@@ -6,6 +6,7 @@ messages.py              its part that is point to point
 tuned_group.py           its part that the table of `unisono tune` is for
 auto.py                  which algorithm "auto" is
 allocation.py            memory that all ranks have mapped, for shared tensors
+shared_pages.py          tensors of other libraries, shared where they lie
 dtypes.py                lists of several dtypes as lists of one each
 exceptions.py            from the status of a call or a message to its exception
 failures.py              from the way a group ended to the exception that its ranks raise

@@ -1,0 +1,287 @@
+"""Training steps on unisono and on gloo, held against the same steps that communicate nothing.
+
+    python benchmarks/steps.py                        2 ranks, a minute
+    python benchmarks/steps.py --ranks 4 --turns 20 --goals
+    python benchmarks/steps.py --only ddp --json steps.json
+
+A model of 25 million parameters (24 times Linear(1024, 1024)) sees one row of input, so that a
+step is mostly communication. ddp: the backward pass with DDP, with gradients that it copies (its
+default) and with gradients that are views of its buckets; by `share_ddp_buckets`; by GradientSync;
+and by no wrapper at all. fsdp: forward and backward with FSDP2, with its own buffers and with ours.
+
+"nothing" is what the wrapper itself costs: DDP with a hook that communicates nothing, FSDP2 on a
+group whose calls return at once. "more" is what a way takes longer than that in the same turn: the
+communication that is not hidden. All ways run in the same processes and take turns in an order
+shuffled anew; a turn counts with the slowest rank's time; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from two_backends import TwoBackends
+
+import unisono
+
+PARTS = ("ddp", "fsdp")
+WIDTH, LAYERS = 1024, 24
+NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to make a step of a mode ("views", say): its median, and how much longer it takes
+    than the mode's step that communicates nothing; None: there is no such step."""
+
+    mode: str
+    way: str
+    median_ms: float
+    more_ms: float | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """A step: what is done before the clock starts, and what it measures."""
+
+    mode: str
+    name: str
+    forward: Callable[[], Any]
+    rest: Callable[[Any], Any]
+    parameters: tuple[Any, ...]
+
+
+class Rank(TwoBackends):
+    """One rank, and what is measured on it."""
+
+    def __init__(self, folder: str, turns: int, threads: int) -> None:
+        import torch
+
+        super().__init__(folder)
+        torch.set_num_threads(threads)
+        self.turns = turns
+        self.inputs = torch.ones(1, WIDTH)
+
+    def measure(self, ways: Sequence[Way]) -> list[Row]:
+        """Each way's median, in turns; every rank returns the same figures."""
+        for way in ways:
+            for _ in range(3):  # DDP makes its buckets anew after the first step
+                self.time_ms(way)
+        times: dict[Way, list[float]] = {way: [] for way in ways}
+        order, shuffler = list(ways), random.Random(1)
+        gc.disable()
+        for _ in range(self.turns):
+            shuffler.shuffle(order)
+            for way in order:
+                times[way].append(self.slowest(self.time_ms(way)))
+        gc.enable()
+        floors = {way.mode: times[way] for way in ways if way.name == NOTHING}
+        rows = []
+        for way in ways:
+            floor = floors.get(way.mode)
+            differences = [a - b for a, b in zip(times[way], floor or [], strict=floor is not None)]
+            more_ms = statistics.median(differences) if floor else None
+            rows.append(Row(way.mode, way.name, statistics.median(times[way]), more_ms))
+        return rows
+
+    def time_ms(self, way: Way) -> float:
+        before = way.forward()
+        self.comm.barrier()
+        begin_s = time.perf_counter()
+        way.rest(before)
+        took_s = time.perf_counter() - begin_s
+        for parameter in way.parameters:
+            parameter.grad = None
+        return took_s * 1e3
+
+    def model(self) -> Any:
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+    def backward(self, mode: str, name: str, model: Any, finish: Any = None) -> Way:
+        """A way whose backward pass counts."""
+
+        def rest(loss: Any) -> None:
+            loss.backward()
+            if finish is not None:
+                finish()
+
+        return Way(mode, name, lambda: model(self.inputs).sum(), rest, tuple(model.parameters()))
+
+    # -- DDP ---------------------------------------------------------------------------------------
+
+    def ddp(self) -> list[Row]:
+        from unisono.training import GradientSync, share_ddp_buckets
+
+        ways = [self.backward("none", "no wrapper", self.model())]
+        for mode in ("copied", "views"):
+            for name in (NOTHING, "gloo", "unisono", "shared buckets"):
+                model = self.wrapped(name, views=mode == "views")
+                if name == NOTHING:
+                    model.register_comm_hook(None, lambda _, bucket: leave(bucket))
+                if name == "shared buckets":
+                    share_ddp_buckets(model)
+                ways.append(self.backward(mode, name, model))
+        model = self.model()
+        sync = GradientSync(model, self.groups["unisono"])
+        ways.append(self.backward("none", "GradientSync", model, sync.finish))
+        return self.measure(ways)
+
+    def wrapped(self, name: str, views: bool) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(
+            self.model(),
+            process_group=self.groups["gloo" if name == "gloo" else "unisono"],
+            gradient_as_bucket_view=views,
+        )
+
+    # -- FSDP2 -------------------------------------------------------------------------------------
+
+    def fsdp(self) -> list[Row]:
+        import torch.distributed as dist
+
+        silent = dist.new_group(backend="unisono")
+        move_nothing_in(silent)
+        groups = {NOTHING: silent, **self.groups}
+        ways = []
+        for name in (NOTHING, "gloo", "unisono", "shared buffers"):
+            model = self.sharded(groups.get(name, groups["unisono"]))
+            if name == "shared buffers":
+                for module in (*model, model):
+                    module.set_allocate_memory_from_process_group_for_comm(True)
+            ways.append(self.whole("FSDP2", name, model))
+        return self.measure(ways)
+
+    def whole(self, mode: str, name: str, model: Any) -> Way:
+        """A way whose forward pass counts, too: FSDP2 gathers parameters there."""
+
+        def rest(_: None) -> None:
+            model(self.inputs).sum().backward()
+
+        return Way(mode, name, lambda: None, rest, tuple(model.parameters()))
+
+    def sharded(self, group: Any) -> Any:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, "cpu")
+        model = self.model()
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+
+def leave(bucket: Any) -> Any:
+    """What a hook of DDP returns that communicates nothing."""
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def move_nothing_in(group: Any) -> None:
+    """Have the calls that FSDP2 makes on a group return finished works at once."""
+
+    def finish(output: Any, *_: Any, **__: Any) -> Any:
+        return group._finished_work([output], group._completer)
+
+    for name in ("all_gather_single", "reduce_scatter_single"):
+        setattr(group, name, finish)
+    group._allgather_base = group._reduce_scatter_base = finish  # torch before 2.13
+
+
+def be_a_rank(folder: str, only: Sequence[str], turns: int, threads: int) -> list[dict[str, Any]]:
+    rank = Rank(folder, turns, threads)
+    return [asdict(row) for part in only for row in getattr(rank, part)()]
+
+
+def goals(rows: Sequence[Row], ranks: int, cores: int) -> list[str]:
+    """Which of the figures that we want are there: those for 16 cores where most are idle."""
+    if cores < 2 * ranks:
+        return goals_without_idle_cores(rows, ranks)
+    more = {(row.mode, row.way): row.more_ms for row in rows if row.more_ms is not None}
+    lines = []
+    for mode, way in more:
+        if way not in ("unisono", "shared buckets", "shared buffers"):
+            continue
+        ours_ms, gloos_ms = more[mode, way], more[mode, "gloo"]
+        limits = {"gloo's": gloos_ms} if mode == "copied" else {}
+        if ranks == 2:
+            limits["absolute"] = 4.0 if mode == "copied" else 9.0
+        elif mode != "copied":
+            limits["0.4 of gloo's"] = 0.4 * gloos_ms
+        for what, limit_ms in limits.items():
+            met = "met   " if ours_ms <= limit_ms else "MISSED"
+            lines.append(
+                f"  {met} {mode}, {way}: {ours_ms:.1f} more, at most {limit_ms:.1f} ({what})"
+            )
+    return lines
+
+
+def goals_without_idle_cores(rows: Sequence[Row], ranks: int) -> list[str]:
+    steps = {(row.mode, row.way): row.median_ms for row in rows}
+    lines = []
+    for mode, least in (("views", 2.0), ("FSDP2", 1.5)):
+        if ranks == 2 and (mode, "gloo") in steps:
+            ratio = steps[mode, "gloo"] / steps[mode, "unisono"]
+            met = "met   " if ratio >= least else "MISSED"
+            lines.append(f"  {met} {mode}: gloo / unisono {ratio:.1f}, at least {least}")
+    return lines
+
+
+def line(row: Row) -> str:
+    more = f"{row.more_ms:10.1f}" if row.more_ms is not None else f"{'-':>10}"
+    return f"  {row.mode:10}{row.way:18}{row.median_ms:10.1f}{more}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="torch's, of each rank")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    options = parser.parse_args(arguments)
+    cores = len(os.sched_getaffinity(0))
+    print(f"{options.ranks} ranks, {cores} cores ({platform.machine()}), median ms")
+    print(f"  {'':28}{'step':>10}{'more':>10}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        results = unisono.launch(
+            be_a_rank,
+            options.ranks,
+            (folder, options.only, options.turns, options.threads),
+            threads=options.threads,
+        )
+    rows = [Row(**row) for row in results[0]]
+    print(*map(line, rows), sep="\n")
+    if options.goals:
+        print("goals", *goals(rows, options.ranks, cores), sep="\n")
+    if options.json:
+        facts = {"ranks": options.ranks, "cores": cores, "machine": platform.machine()}
+        saved = {**facts, "threads": options.threads, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(saved, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

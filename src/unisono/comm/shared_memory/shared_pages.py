@@ -1,0 +1,108 @@
+"""Tensors of other libraries, shared where they lie.
+
+A library that has made a tensor, and goes on to use it by its address, cannot be given a shared one
+instead. But the pages of its memory can be exchanged for those of a shared tensor. What is left are
+the bytes before the first and behind the last whole page, which stay this rank's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from unisono.comm.engine import protect_pages, share_pages, unshare_pages
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.errors import SegmentError
+
+if TYPE_CHECKING:
+    import torch
+
+    from unisono.comm.base import Communicator
+
+LEAST_BYTES = 64 * 1024
+"""Smaller tensors are not worth it: a call more, for the bytes that stay behind."""
+
+_in_use: weakref.WeakSet[SharedPages] = weakref.WeakSet()
+_kept_for_ever: list[Any] = []
+
+
+class SharedPages:
+    """Room for tensors of one dimension and `count` elements in memory that all ranks have mapped,
+    and the tensor that lies there now. All ranks make one together; which tensor lies there each
+    rank decides for itself.
+
+    `middle` is the part of that tensor which is shared, over other addresses, and `edges` are what
+    is before and behind it: the same elements on all ranks. The tensor stays alive."""
+
+    def __init__(self, count: int, dtype: torch.dtype, comm: Communicator) -> None:
+        import torch
+
+        self.count, self.dtype = count, dtype
+        self._tensor: torch.Tensor | None = None
+        self._is_shared = False
+        self._memory: Any = None
+        self.edges: list[torch.Tensor] = []
+        self.middle: Any = None
+        with contextlib.suppress(SegmentError):  # on every rank: there is not enough
+            self._memory = comm.empty(count * dtype.itemsize, torch.uint8)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Let this tensor, which nobody else writes to at the moment, lie here, with its elements.
+        Where the system refuses that, `middle` is the tensor's own, and not shared."""
+        if self._tensor is not None and self._tensor.data_ptr() == tensor.data_ptr():
+            return
+        self.release()
+        page, address = mmap.PAGESIZE, tensor.data_ptr()
+        margin = page // tensor.itemsize
+        self._tensor = tensor
+        self.edges = [tensor[:margin], tensor[-margin:]]
+        self.middle = tensor[margin:-margin]
+        self._begin = -(-address // page) * page
+        self._bytes = (address + tensor.nbytes) // page * page - self._begin
+        if self._memory is None:
+            return
+        if share_pages(self._begin, self._memory.data_ptr(), self._bytes):
+            begin = address + page - self._begin
+            self.middle = self._memory[begin : begin + self.middle.nbytes].view(tensor.dtype)
+            self._is_shared = True
+            _in_use.add(self)
+
+    def release(self) -> None:
+        """Give the tensor memory of its own again, with its elements, and let go of it."""
+        if self._is_shared:
+            self._is_shared = False
+            _in_use.discard(self)
+            if not unshare_pages(self._begin, self._bytes):
+                _kept_for_ever.append(self._memory)
+        self._tensor = None
+        self.edges, self.middle = [], None
+
+    def __del__(self) -> None:
+        self.release()
+
+    def protect(self) -> None:
+        """In a forked child: what it wrote its parent would read, and the other ranks."""
+        self._is_shared = False
+        protect_pages(self._begin, self._bytes)
+        _kept_for_ever.append(self)
+
+    @staticmethod
+    def can_hold(tensor: torch.Tensor, comm: Communicator) -> bool:
+        """Whether all ranks may make one for tensors like this; the same on every rank."""
+        return (
+            isinstance(comm, SharedMemoryCommunicator)
+            and comm.size > 1
+            and tensor.device.type == "cpu"
+            and tensor.nbytes >= LEAST_BYTES
+        )
+
+
+def _protect_all() -> None:
+    for pages in list(_in_use):
+        pages.protect()
+
+
+os.register_at_fork(after_in_child=_protect_all)
