@@ -64,8 +64,8 @@ void note_core(un_group *g) {
 
 /* Ranks that wake each other up may be put on one core, though others are idle: there each can only
  * go on while the other sleeps, and nothing tells the kernel to part them. So the higher one goes to
- * another core that it may run on, and may stay there or not as the kernel likes. That comes before
- * every spin: one that fails for it would make the next ones shorter. */
+ * another core that it may run on, and may stay there or not as the kernel likes. That comes after
+ * every spin that failed, not with the trials alone: each one would make the next ones shorter. */
 static void part_from(un_group *g, int peer) {
     uint32_t core = (uint32_t)sched_getcpu();
     if (g->rank < peer) return;
@@ -88,10 +88,7 @@ static void part_from(un_group *g, int peer) {
  * 0: not at all. */
 int64_t begin_spin(un_group *g, spinning *s, int peer) {
     s->is_trial = s->ns < TRIAL_NS && ++s->short_ones > s->before_trial;
-    if (!g->crowded) {
-        note_core(g);
-        if (peer >= 0) part_from(g, peer);
-    }
+    if (peer >= 0 && !g->crowded && (s->is_trial || s->failed)) part_from(g, peer);
     if (s->is_trial) {
         s->short_ones = 0;
         return TRIAL_NS;
@@ -100,6 +97,7 @@ int64_t begin_spin(un_group *g, spinning *s, int peer) {
 }
 
 void end_spin(const un_group *g, spinning *s, bool paid_off) {
+    s->failed = !paid_off;
     if (!paid_off && s->ns > SPIN_NS_LEAST) s->ns /= 2;
     if (paid_off && s->ns < SPIN_NS_MOST) s->ns = s->is_trial ? TRIAL_NS : 2 * s->ns;
     if (!s->is_trial) return;
