@@ -181,7 +181,6 @@ typedef struct spinning {
     uint32_t short_ones;   /* since the last time that we tried for longer, */
     uint32_t before_trial; /* and how many there are to be */
     bool is_trial;
-    bool failed; /* the latest one */
 } spinning;
 
 /* One rank's membership in a group, as its process knows it. Each part has the file that owns it.
