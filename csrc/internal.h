@@ -135,7 +135,7 @@ typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
-    _Atomic uint32_t core; /* where we last waited, and 1; 0: nowhere yet */
+    _Atomic uint32_t core; /* where we last fell asleep, and 1; 0: nowhere yet */
     flag_t works;          /* how many we have submitted */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
@@ -334,7 +334,7 @@ int64_t clock_ns(void);
 void start_spinning(spinning *s);
 int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */
 void end_spin(const un_group *g, spinning *s, bool paid_off);
-void note_core(un_group *g); /* before we spin, and before we sleep */
+void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 void wake_sleepers(const flag_t *flag);

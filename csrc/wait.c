@@ -64,14 +64,12 @@ void note_core(un_group *g) {
 
 /* Ranks that wake each other up may be put on one core, though others are idle: there each can only
  * go on while the other sleeps, and nothing tells the kernel to part them. So the higher one goes to
- * another core that it may run on, and may stay there or not as the kernel likes. That comes before
- * every spin: one that fails for it would make the next ones shorter. */
+ * another core that it may run on, and may stay there or not as the kernel likes. */
 static void part_from(un_group *g, int peer) {
     uint32_t core = (uint32_t)sched_getcpu();
-    if (g->rank < peer) return;
-    if (atomic_load_explicit(&control_of(g, peer)->core, memory_order_relaxed) != core + 1) return;
     cpu_set_t all, others;
-    if (sched_getaffinity(0, sizeof(all), &all)) return;
+    if (g->rank < peer || sched_getaffinity(0, sizeof(all), &all)) return;
+    if (atomic_load_explicit(&control_of(g, peer)->core, memory_order_relaxed) != core + 1) return;
     others = all;
     CPU_CLR(core, &others);
     if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
@@ -88,12 +86,9 @@ static void part_from(un_group *g, int peer) {
  * 0: not at all. */
 int64_t begin_spin(un_group *g, spinning *s, int peer) {
     s->is_trial = s->ns < TRIAL_NS && ++s->short_ones > s->before_trial;
-    if (!g->crowded) {
-        note_core(g);
-        if (peer >= 0) part_from(g, peer);
-    }
     if (s->is_trial) {
         s->short_ones = 0;
+        if (peer >= 0 && !g->crowded) part_from(g, peer);
         return TRIAL_NS;
     }
     return g->crowded && s->ns <= SPIN_NS_LEAST ? 0 : s->ns;
