@@ -35,7 +35,7 @@ FLOATS = 5000
 
 
 def gpu(host: str, uuid: str, refusal: str = "") -> RankGpu:
-    return RankGpu(host, uuid, "NVIDIA H200", f"{host}{uuid}", refusal, False)
+    return RankGpu(host, uuid, "NVIDIA H200", f"{host}{uuid}", refusal)
 
 
 # -- ways ------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def cuda_tensor() -> torch.Tensor:
 
 def say_that_this_rank_has(gpu: str) -> None:
     gpus.describe_gpu = lambda host, device: RankGpu(  # type: ignore[assignment]
-        host=host, gpu=gpu, name="NVIDIA H200", token="", refusal="", has_mps=False
+        host=host, gpu=gpu, name="NVIDIA H200", token="", refusal=""
     )
 
 

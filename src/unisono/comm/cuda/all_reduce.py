@@ -22,7 +22,7 @@ from unisono.comm.base import (
 from unisono.comm.cuda.calls import GpuCalls, is_capturing
 from unisono.comm.cuda.conducting import CONDUCTOR, Reduce
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import SharedGpu
+from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
 from unisono.comm.engine import GPU_MARK, Operation, Status
 from unisono.comm.rows import row_of, write_back
 from unisono.comm.shared_memory.engine_calls import REDUCTION_NUMBERS
@@ -40,7 +40,7 @@ class GpuAllReduce(GpuCalls):
         if group is not self:
             return group.all_reduce(tensor, op, async_op=async_op)  # type: ignore[arg-type]
         shared = self._shared
-        if shared and isinstance(tensor, torch.Tensor) and 0 < tensor.nbytes <= shared.staged_bytes:
+        if shared and isinstance(tensor, torch.Tensor) and 0 < tensor.nbytes <= STAGED_BYTES:
             return self._all_reduce_small(tensor, op, async_op)
         if shared and shared.orchestra and isinstance(tensor, torch.Tensor) and tensor.numel():
             return self._all_reduce_large(shared, tensor, op, async_op)

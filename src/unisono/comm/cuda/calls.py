@@ -38,7 +38,7 @@ from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.messages import GpuMessages
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import SharedGpu
+from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
 from unisono.comm.engine import GPU_MARK, Operation, Status, site_of
 from unisono.comm.over_torch.executors import StreamExecutor
 from unisono.comm.row_group import Rows
@@ -224,7 +224,7 @@ class GpuCalls(GpuMessages):
         if orchestra is not None:
             orchestra.arrive(stream)
         memory, peer_calls = self._meet(call, rows, moved_bytes)
-        is_large = max(brought.bytes for brought in memory) > shared.staged_bytes
+        is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
         if is_large and self._conducted(
             call, shared, lambda: plan(memory, peer_calls), memory, stream
         ):

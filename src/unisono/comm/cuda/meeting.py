@@ -50,7 +50,6 @@ def meet_on_gpus(
             properties.name,
             process_token(),
             refusal,
-            driver is not None and driver.has_mps(device.index),
         )
         gpus = _exchange(comm, mine, operation)
         way = choose_way(gpus)
@@ -67,7 +66,7 @@ def meet_on_gpus(
                 orchestra = Orchestra(driver, comm.rank, [gpu.token for gpu in gpus], flags)
             elif flags is not None:
                 flags.close()
-    shared = SharedGpu(driver, orchestra, all(gpu.has_mps for gpu in gpus))
+    shared = SharedGpu(driver, orchestra)
     if why:
         shared.warn_of_staging(comm.rank, why)
     return shared

@@ -26,15 +26,13 @@ NCCL: Way = "nccl"
 @dataclass(frozen=True)
 class RankGpu:
     """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
-    its memory cannot be opened by others, "" where it can; `has_mps`, whether processes compute
-    side by side on it."""
+    its memory cannot be opened by others, "" where it can."""
 
     host: str
     gpu: str
     name: str
     token: str
     refusal: str
-    has_mps: bool
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -12,14 +12,11 @@ from unisono.comm.cuda.driver import Driver
 from unisono.comm.cuda.regions import ExportedMemory, RankMemory, Region
 from unisono.comm.cuda.staging import Staging
 
-STAGED_BYTES = 1 << 20
+STAGED_BYTES = 512 << 10
 """What moves no more than this goes through pinned memory: a turn of every rank on the GPU takes
 longer."""
 
-STAGED_BYTES_WITH_MPS = 512 << 10
-"""The same where MPS lets processes compute side by side."""
-
-_PINNED_BYTES = 4 * STAGED_BYTES
+_PINNED_BYTES = 8 * STAGED_BYTES
 _log = logging.getLogger("unisono")
 
 
@@ -27,10 +24,7 @@ class SharedGpu:
     """Pinned memory, and where the driver allows it the means for one rank to work in everybody's
     memory (`orchestra`; None: all calls are staged)."""
 
-    def __init__(
-        self, driver: Driver | None, orchestra: Orchestra | None, with_mps: bool = False
-    ) -> None:
-        self.staged_bytes = STAGED_BYTES_WITH_MPS if with_mps else STAGED_BYTES
+    def __init__(self, driver: Driver | None, orchestra: Orchestra | None) -> None:
         self.staging = Staging(driver, _PINNED_BYTES)
         self.orchestra = orchestra
         self._exported = None if driver is None else ExportedMemory(driver)

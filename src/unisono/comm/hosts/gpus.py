@@ -80,7 +80,6 @@ def describe_gpu(host: str, device: torch.device) -> Any:
         name=properties.name,
         token="",
         refusal="",
-        has_mps=False,
     )
 
 
