@@ -339,7 +339,7 @@ def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -
     """By a rank that waits for it, or by the next rank 0 of any name."""
     for other in ("", "-other"):
         with joiner.start("meet", name, "0", "2") as leader:
-            assert eventually(lambda: bool(meeting_files(name)))
+            assert eventually(lambda: is_announced(name))
             leader.send_signal(signal.SIGKILL)
         assert meeting_files(name)
         rank = 0 if other else 1
@@ -350,9 +350,9 @@ def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -
 
 def test_a_word_that_is_taken_away_by_mistake_comes_back(joiner: Program, name: str) -> None:
     with joiner.start("meet", name, "0", "2") as leader:
-        assert eventually(lambda: bool(meeting_files(name)))
+        assert eventually(lambda: is_announced(name))
         meeting_files(name)[0].unlink()
-        assert eventually(lambda: bool(meeting_files(name)))
+        assert eventually(lambda: is_announced(name))
         ends_well(leader, joiner.start("meet", name, "1", "2"))
 
 
