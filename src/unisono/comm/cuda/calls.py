@@ -144,7 +144,7 @@ class GpuCalls(GpuMessages):
         self._of_backward.begin_all()
         if async_op:
             return self._begin(call.operation, job, tensors)
-        with self._ours(call.operation), torch.inference_mode():
+        with self._one_call(call.operation), torch.inference_mode():
             job()
         return None
 
@@ -152,11 +152,11 @@ class GpuCalls(GpuMessages):
         self, operation: str, job: Callable[[], None], tensors: list[Any], after: Any = None
     ) -> Work:
         assert self._device is not None
-        with self._ours(operation):
+        with self._one_call(operation):
             return self._streams.begin(job, operation, self._device, tensors, after)
 
     @contextlib.contextmanager
-    def _ours(self, operation: str) -> Iterator[None]:
+    def _one_call(self, operation: str) -> Iterator[None]:
         """One call at a time, on this group's GPU; the others hear of its failure."""
         with self._lock, torch.cuda.device(self._device), self._told_of_failure(operation):
             yield

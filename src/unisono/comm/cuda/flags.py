@@ -46,6 +46,7 @@ class Flags:
         self._stream: int | None = None
         try:
             self.write(0, 0)  # a driver that cannot do it says so now
+            driver.synchronize(0)  # or this 0 might come after another stream's number
         except DriverError:
             driver.close_host_memory(self._page)
             raise
