@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -114,6 +115,22 @@ def fresh_pool() -> Iterator[RankPool]:
 
     with RankPool() as own:
         yield own
+
+
+@pytest.fixture(scope="module")
+def cuda_pool() -> Iterator[RankPool]:
+    """Ranks that keep the replaced driver of CUDA from test to test."""
+    from ranks import RankPool
+
+    with RankPool(3) as own:
+        yield own
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[str]:
+    """Where the replaced driver keeps the memory of its GPU."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,19 +117,6 @@ def test_one_rank_with_an_array_on_a_gpu_ends_the_call_for_all(comm: Communicato
 
 
 # -- a conductor in others' memory -----------------------------------------------------------------
-
-
-@pytest.fixture
-def memory_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def cuda_pool() -> Iterator[RankPool]:
-    """Ranks that keep the replaced driver from test to test."""
-    with RankPool(3) as own:
-        yield own
 
 
 class Rank:

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from test_hosts import world
 
@@ -92,19 +89,6 @@ def mix_devices(rank: int, size: int, path: str) -> str:
 
 
 # -- on one host -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def memory_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def cuda_pool() -> Iterator[RankPool]:
-    """Ranks that keep the replaced driver from test to test."""
-    with RankPool(3) as own:
-        yield own
 
 
 def meet(comm: Communicator, folder: str, gpu: str) -> Any:

@@ -7,12 +7,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import tempfile
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 
 import replaced_gpus
@@ -20,19 +17,6 @@ from ranks import RankPool, connect, raised
 from replaced_gpus import tensor_of
 from unisono import Communicator, WeightMismatch, WeightUpdateError
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
-
-
-@pytest.fixture
-def memory_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def gpu_pool() -> Iterator[RankPool]:
-    """Ranks that keep the replaced driver from test to test."""
-    with RankPool(3) as own:
-        yield own
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -56,8 +40,8 @@ def times(driver: Any, what: str) -> int:
     return sum(line.startswith(what) for line in driver.log)
 
 
-def test_engines_serve_the_trainers_memory(gpu_pool: RankPool, memory_folder: str) -> None:
-    assert gpu_pool.run(serve, 3, memory_folder) == [None] * 3
+def test_engines_serve_the_trainers_memory(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(serve, 3, memory_folder) == [None] * 3
 
 
 def serve(comm: Communicator, folder: str) -> None:
@@ -100,9 +84,9 @@ def serve(comm: Communicator, folder: str) -> None:
 
 
 def test_memory_that_was_freed_and_came_back_is_another(
-    gpu_pool: RankPool, memory_folder: str
+    cuda_pool: RankPool, memory_folder: str
 ) -> None:
-    assert gpu_pool.run(move_weights, 2, memory_folder) == [None] * 2
+    assert cuda_pool.run(move_weights, 2, memory_folder) == [None] * 2
 
 
 def move_weights(comm: Communicator, folder: str) -> None:
@@ -130,8 +114,8 @@ def move_weights(comm: Communicator, folder: str) -> None:
         assert times(driver, "close") == 3
 
 
-def test_updates_do_not_grow(gpu_pool: RankPool, memory_folder: str) -> None:
-    assert gpu_pool.run(update_often, 2, memory_folder) == [None] * 2
+def test_updates_do_not_grow(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(update_often, 2, memory_folder) == [None] * 2
 
 
 def update_often(comm: Communicator, folder: str) -> None:
@@ -159,8 +143,8 @@ def update_often(comm: Communicator, folder: str) -> None:
         assert times(driver, "open") == (5 if comm.rank else 0)  # it had let go of its own
 
 
-def test_a_part_of_the_trainers_tensor_is_served(gpu_pool: RankPool, memory_folder: str) -> None:
-    assert gpu_pool.run(serve_parts, 3, memory_folder) == [None] * 3
+def test_a_part_of_the_trainers_tensor_is_served(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(serve_parts, 3, memory_folder) == [None] * 3
 
 
 def serve_parts(comm: Communicator, folder: str) -> None:
@@ -181,8 +165,8 @@ def serve_parts(comm: Communicator, folder: str) -> None:
     comm.barrier()
 
 
-def test_what_cannot_be_served_is_refused(gpu_pool: RankPool, memory_folder: str) -> None:
-    assert gpu_pool.run(refuse, 2, memory_folder) == [None] * 2
+def test_what_cannot_be_served_is_refused(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(refuse, 2, memory_folder) == [None] * 2
 
 
 def refuse(comm: Communicator, folder: str) -> None:
@@ -220,8 +204,8 @@ def refuse(comm: Communicator, folder: str) -> None:
     assert "it lies on GPU GPU-one, and the engine's weights not on one GPU" in error
 
 
-def test_where_one_engine_cannot_no_engine_serves(gpu_pool: RankPool, memory_folder: str) -> None:
-    assert gpu_pool.run(vote_against, 3, memory_folder) == [None] * 3
+def test_where_one_engine_cannot_no_engine_serves(cuda_pool: RankPool, memory_folder: str) -> None:
+    assert cuda_pool.run(vote_against, 3, memory_folder) == [None] * 3
 
 
 def vote_against(comm: Communicator, folder: str) -> None:

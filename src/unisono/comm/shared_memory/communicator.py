@@ -83,9 +83,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._group = membership.group
         self._all_reduce = membership.group.all_reduce
         self.run_given: Callable[..., int] = membership.group.run_given
-        """A blocking call as torch.distributed describes it: an operation, output, input, which is
-        None for one in place, and options. A status; ASK_AGAIN: it takes the collective's method,
-        no rank has heard of it."""
+        """A blocking call as torch.distributed describes it: an operation, its output, its input
+        (None: the call is in place) and options. Returns a status; after ASK_AGAIN no rank has
+        heard of the call, and the collective's own method is to be called."""
         self._gather_ragged = membership.group.gather_ragged
         self._barrier = membership.group.barrier
         self._native_run = membership.group.run
