@@ -69,7 +69,6 @@ def lose_one(
                 comm.all_reduce(tensor, "max", async_op=True)
         others = [Path(f"{path}-waiting-{other}") for other in range(size) if other != victim]
         assert eventually(lambda: all(other.exists() for other in others))
-        time.sleep(0.05)  # the file is written just before they wait
         died.write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     if is_busy and count == LARGE:
