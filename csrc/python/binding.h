@@ -2,6 +2,7 @@
  *
  * binding             the module and its Group
  * layouts, tensors    where elements lie; from tensors to streams
+ * torch_tensors       what only torch knows of a tensor
  * overlaps            tensors that share memory
  * gil, calls          letting go of the GIL; blocking calls
  * works, messages     what goes on by itself; pending: what the two have in common

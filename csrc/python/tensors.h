@@ -29,6 +29,10 @@ void start_tensor(tensor *t); /* before anything else; nothing of it needs to be
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
+/* torch_tensors.c: refuse what DLPack does not show, a storage that shrank and signs flipped lazily; of
+ * a tensor with elements, whose type has DLPack's `code`. */
+int check_with_torch(PyObject *object, const tensor *t, unsigned code);
+
 const dl_exchange_api *exchange_api_of(PyObject *object); /* NULL: its type has none */
 
 /* One side of a call: its tensors, and the streams made of them. */

@@ -1,0 +1,91 @@
+/* What only torch knows of a tensor. */
+#include "tensors.h"
+
+/* torch can flip signs lazily: x.conj() and x.conj().imag share x's memory, and only a bit says
+ * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
+ * longer than all the rest, and a real tensor with that bit is strided or has one element, unless
+ * somebody took pains: those are asked when they are new. */
+static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
+    bool conjugable = code == UN_COMPLEX;
+    bool negatable =
+        is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
+    static PyObject *questions[2]; /* interned: a new string for each call takes as long again */
+    for (int i = 0; i < 2; i++) {
+        if (!(conjugable || (i && negatable))) continue;
+        if (!questions[i]) questions[i] = PyUnicode_InternFromString(i ? "is_neg" : "is_conj");
+        PyObject *lazy =
+            questions[i] ? PyObject_CallMethodObjArgs(object, questions[i], NULL) : NULL;
+        if (!lazy) PyErr_Clear(); /* not a torch tensor: nothing is lazy there */
+        bool refused = lazy == Py_True;
+        Py_XDECREF(lazy);
+        if (refused) {
+            PyErr_SetString(PyExc_TypeError, i ? "a lazy negative: pass .resolve_neg()"
+                                               : "a lazy conjugate: pass .resolve_conj()");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A method without arguments that answers with a number. */
+static bool ask_number(PyObject *object, const char *name, size_t *number) {
+    PyObject *answer = object ? PyObject_CallMethod(object, name, NULL) : NULL;
+    if (answer) *number = PyLong_AsSize_t(answer);
+    Py_XDECREF(answer);
+    return answer && !PyErr_Occurred();
+}
+
+/* A tensor that was asked for its storage. It need not be asked again where it still lies there,
+ * for a storage that shrinks moves. */
+typedef struct asked {
+    const void *object;
+    const char *first, *end;
+} asked;
+
+/* Where to remember it: one of two in its set. */
+static asked *set_of(const asked *a) {
+    static asked sets[2048][2];
+    uint64_t mixed = ((uintptr_t)a->object ^ (uintptr_t)a->first << 20) * 0x9e3779b97f4a7c15u;
+    return sets[mixed >> 53];
+}
+
+static bool is_same(const asked *a, const asked *b) {
+    return a->object == b->object && a->first == b->first && a->end == b->end;
+}
+
+/* torch lets a storage shrink under its tensors (untyped_storage().resize_), which then say that
+ * they have more than there is. */
+static int check_storage(PyObject *object, const asked *needed) {
+    size_t begin, bytes;
+    PyObject *storage = PyObject_CallMethod(object, "untyped_storage", NULL);
+    bool knows = ask_number(storage, "data_ptr", &begin) && ask_number(storage, "nbytes", &bytes);
+    Py_XDECREF(storage);
+    if (!knows) { /* not a torch tensor */
+        PyErr_Clear();
+        return 0;
+    }
+    if ((uintptr_t)needed->first >= begin && (uintptr_t)needed->end <= begin + bytes) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "a tensor that ends at byte %zu has a storage of %zu, which somebody resized: "
+                 "resize it back, or pass another tensor",
+                 (size_t)((uintptr_t)needed->end - begin), bytes);
+    return -1;
+}
+
+int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
+    asked now = {object, t->data, t->data + t->bytes};
+    if (t->layout) {
+        extent whole = extent_of(t->data, t->layout, t->bytes);
+        now = (asked){object, whole.first, whole.end};
+    }
+    asked *set = set_of(&now);
+    bool is_new = !is_same(&set[0], &now) && !is_same(&set[1], &now);
+    if (is_new && check_storage(object, &now)) return -1;
+    if (check_lazy(object, t, code, is_new)) return -1;
+    if (is_new) {
+        set[1] = set[0];
+        set[0] = now;
+    }
+    return 0;
+}
+
