@@ -73,6 +73,69 @@ def test_collectives_of_tensors(process_group: Any, async_op: bool) -> None:
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_autograd_counts_what_a_call_writes_and_nothing_else(
+    process_group: Any, async_op: bool
+) -> None:
+    """By torch's own count of writes to a tensor, which backward compares with the one it saw."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, part, wide = full(1), full(1, 1), full(1, size)
+    parts, others = [full(1, 1) for _ in range(size)], [full(1, 1) for _ in range(size)]
+    is_root = rank == 1
+    splits = [[1] * size] * 2
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...], list[torch.Tensor]]] = [
+        (dist.all_reduce, (x,), [x]),
+        (dist.all_reduce, (x, dist.ReduceOp.AVG), [x]),
+        (dist.broadcast, (x, 1), [] if is_root else [x]),
+        (dist.reduce, (x, 1), [x] if is_root else []),
+        (dist.all_gather, (parts, part), parts),
+        (all_gather_single, (wide, part), [wide]),
+        (dist.reduce_scatter, (part, parts), [part]),
+        (reduce_scatter_single, (part, wide), [part]),
+        (dist.gather, (part, parts if is_root else None, 1), parts if is_root else []),
+        (dist.scatter, (part, parts if is_root else None, 1), [part]),
+        (dist.all_to_all, (parts, others), parts),
+        (dist.all_to_all_single, (wide, full(rank, size)), [wide]),
+        (dist.all_to_all_single, (wide, full(rank, size), *splits), [wide]),
+        (dist.all_reduce_coalesced, ([x, part],), [x, part]),
+        (dist.all_gather_coalesced, ([[each] for each in parts], [part]), parts),
+    ]
+    for call, arguments, written in calls:
+        everything = [x, part, wide, *parts, *others]
+        before = [tensor._version for tensor in everything]
+        work = call(*arguments, async_op=async_op)
+        if async_op:
+            work.wait()
+        counted = [now._version > was for now, was in zip(everything, before, strict=True)]
+        expected = [any(tensor is each for each in written) for tensor in everything]
+        assert counted == expected, (call.__name__, counted, expected)
+
+    taken = full(0, size)
+    for receive in (dist.recv, lambda *message: dist.irecv(*message).wait()):
+        before = [wide._version, taken._version]
+        sent = dist.isend(wide, (rank + 1) % size)
+        assert sent is not None
+        receive(taken, (rank - 1) % size)
+        sent.wait()
+        assert wide._version == before[0]
+        assert taken._version > before[1]
+
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * x).sum()
+    work = dist.all_reduce(x, async_op=async_op)
+    if async_op:
+        work.wait()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        without_count = full(1)
+    work = dist.all_reduce(without_count, async_op=async_op)
+    if async_op:
+        work.wait()
+    assert without_count.eq(size).all()
+
+
+@pytest.mark.ranks(3)
 def test_a_mismatch_shows_the_user_s_line(process_group: Any) -> None:
     with pytest.raises(CollectiveMismatch, match=r"test_backend_api.py:[0-9]+ in test_a_mismatch"):
         dist.all_reduce(torch.ones(3 + dist.get_rank() // 2))

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (
 
 from unisono.comm.base import Communicator
 from unisono.comm.engine import Operation, Status, learn_options
+from unisono.torch_autograd import mark_written
 
 Method = Callable[..., Any]
 OPTIONS: dict[Operation, type] = {
@@ -71,12 +72,17 @@ def _ask_again(*_: Any) -> int:
 
 def straight_in_place(operation: Operation) -> Callable[[Method], Method]:
     """Let a method that takes [tensor] and options try the engine first."""
+    everywhere = operation == Operation.ALL_REDUCE
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
         def call(self: Any, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Any:
             status = self._run_given(operation, tensors, None, opts)
             if not status:
+                if everywhere or (opts.rootRank == self.comm.rank) is (
+                    operation == Operation.REDUCE
+                ):
+                    mark_written(tensors)
                 return None
             self._go_on(status, operation, tensors, None, opts)
             return method(self, tensors, opts, *more, **named)
@@ -96,6 +102,7 @@ def straight(operation: Operation) -> Callable[[Method], Method]:
         ) -> Any:
             status = self._run_given(operation, output, input, opts)
             if not status:
+                mark_written(_tensors_of(output))
                 return None
             self._go_on(status, operation, output, input, opts)
             return method(self, output, input, opts, *more, **named)
@@ -103,6 +110,13 @@ def straight(operation: Operation) -> Callable[[Method], Method]:
         return call
 
     return decorate
+
+
+def _tensors_of(output: Any) -> Any:
+    """A tensor, [tensor] or [[tensor, ...]] as a sequence of tensors."""
+    if not isinstance(output, list):
+        return (output,)
+    return output[0] if isinstance(output[0], (list, tuple)) else output
 
 
 def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
@@ -115,6 +129,7 @@ def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
             if not named and len(more) == 3 and not more[0] and not more[1]:
                 status = self._run_given(operation, output, input, more[2])
                 if not status:
+                    mark_written((output,))
                     return None
                 self._go_on(status, operation, output, input, more[2])
             return method(self, output, input, *more, **named)

@@ -34,6 +34,7 @@ from torch._C._profiler import _RecordFunctionFast
 from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
 from unisono.comm.engine import Operation, hide_files
 from unisono.comm.work import FinishedWork
+from unisono.torch_autograd import mark_written
 from unisono.torch_backend.given_calls import (
     GivenCalls,
     straight,
@@ -177,14 +178,17 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     @accept_short_signatures(BroadcastOptions, as_list)
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
-        return self._run(self.comm.broadcast, opts, tensors, tensor, opts.rootRank)
+        root = opts.rootRank
+        written = tensors if root != self.comm.rank else ()
+        return self._run(self.comm.broadcast, opts, tensors, tensor, root, written=written)
 
     @straight_in_place(Operation.REDUCE)
     @accept_short_signatures(ReduceOptions, as_list)
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         (tensor,) = tensors
         op, root = self._op_of(opts, tensors), opts.rootRank
-        return self._run(self.comm.reduce, opts, tensors, tensor, root, op)
+        written = tensors if root == self.comm.rank else ()
+        return self._run(self.comm.reduce, opts, tensors, tensor, root, op, written=written)
 
     @straight(Operation.ALL_GATHER)
     @accept_short_signatures(AllgatherOptions, as_nested_list, as_list)
@@ -205,20 +209,25 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         """`outputs` has a list for each rank, with one tensor for each input."""
         wide = [list(parts) for parts in zip(*outputs, strict=True)]
-        return self._run(self._all_gather_each, opts, inputs, wide, list(inputs))
+        written = [part for parts in wide for part in parts]
+        return self._run(self._all_gather_each, opts, inputs, wide, list(inputs), written=written)
 
     @accept_short_signatures(GatherOptions, as_nested_list, as_list)
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         (input,) = inputs
         output = list(outputs[0]) if outputs else None
-        return self._run(self.comm.gather, opts, output or inputs, output, input, opts.rootRank)
+        both = output, input
+        return self._run(
+            self.comm.gather, opts, output or inputs, *both, opts.rootRank, written=output or ()
+        )
 
     @accept_short_signatures(GatherOptions, unchanged, unchanged)
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """On the root, one tensor for all; elsewhere torch gives an empty one."""
         root = opts.rootRank
         wide = output if root == self.comm.rank else None
-        return self._run(self.comm.gather, opts, [output], wide, input, root)
+        written = () if wide is None else [wide]
+        return self._run(self.comm.gather, opts, [output], wide, input, root, written=written)
 
     @accept_short_signatures(ScatterOptions, as_list, as_nested_list)
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
@@ -293,11 +302,13 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         return self._message(self.comm.isend, tensors, dst, tag)
 
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
-        return self._message(self.comm.irecv, tensors, src, tag)
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Any:
+        work = self._message(self.comm.irecv, tensors, src, tag)
+        mark_written(tensors)
+        return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        return self._message(self.comm.irecv, tensors, None, tag)
+        return self.recv(tensors, None, tag)
 
     def _message(
         self, call: Callable[..., Work], tensors: Tensors, peer: int | None, tag: int
@@ -337,14 +348,21 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
 
     # -- how it is done --------------------------------------------------------------------------
 
-    def _run(self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any) -> Any:
-        """Make the call; a work for torch, or None where it is over and torch wants none."""
+    def _run(
+        self,
+        call: Callable[..., Work | None],
+        opts: Any,
+        result: Tensors,
+        *args: Any,
+        written: Tensors | None = None,
+    ) -> Any:
+        """Make the call; a work for torch, or None where it is over and torch wants none. This rank
+        has `written` afterwards, `result` unless it is given."""
         if _profiler_enabled():
             call = _seen_by_profiler(call, result)
-        if opts.asyncOp:
-            return self._begin(call, opts, result, *args)
-        call(*args)
-        return None
+        work = self._begin(call, opts, result, *args) if opts.asyncOp else call(*args)
+        mark_written(result if written is None else written)
+        return work
 
     def _begin(
         self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
