@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.autograd.graph import increment_version
@@ -16,6 +15,11 @@ mark_written: Callable[[Iterable[torch.Tensor]], None] = getattr(
 """Count a write to each of these tensors, so that backward raises where it needs what was there
 before. Tensors made in inference mode have no such count, and are passed over."""
 
-outlasting_inference_mode: Callable[[], Any] = partial(torch.inference_mode, False)
-"""For what makes tensors that are kept: one made in inference mode could not be written to outside
-of it, nor have a gradient. A context manager and a decorator."""
+
+@contextlib.contextmanager
+def outlasting_inference_mode() -> Iterator[None]:
+    """For whatever makes tensors that are kept, or gives a tensor other memory: what is made in
+    inference mode cannot be written to outside of it, nor have a gradient. Nothing is recorded for
+    backward. A context manager and a decorator."""
+    with torch.inference_mode(False), torch.no_grad():  # the former alone would turn that on
+        yield

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from ranks import RankPool, attempt
 from unisono.comm.base import Communicator
@@ -388,3 +389,47 @@ def refuse_host_memory(comm: Communicator, folder: str) -> None:
     rank.driver.refuses_host_memory = False
     assert "cuMemHostRegister" in str(error)
     rank.orchestra.close()
+
+
+# -- pinned memory ---------------------------------------------------------------------------------
+
+
+class CopyingDriver:
+    """What Staging asks of the driver, where a GPU's memory is the CPU's."""
+
+    def synchronize(self, stream: int) -> None:
+        pass
+
+    def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
+        ctypes.memmove(host, device, size)
+
+    def copy_to_device(self, device: int, host: int, size: int, stream: int) -> None:
+        ctypes.memmove(device, host, size)
+
+    def copy_rows_to_device(
+        self, device: int, host: int, width: int, height: int, stream: int
+    ) -> None:
+        for row in range(height):
+            ctypes.memmove(device + row * width, host + 2 * row * width, width)
+
+
+def test_pinned_memory_made_in_inference_mode_serves_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls on rows of an odd number of bytes write to it by torch, in whatever mode they are."""
+    from unisono.comm.cuda.staging import Staging
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *given, pin_memory, **more: empty(*given, **more))
+    staging = Staging(CopyingDriver(), 4096)  # type: ignore[arg-type]
+    for is_inference in (True, False, True):
+        for count, dtype in ((17, torch.uint8), (3, torch.float32), (9, torch.uint8)):
+            with torch.inference_mode(is_inference):
+                row = torch.ones(count).to(dtype)
+                staging.exchange(row, 0, lambda host: host.numpy().__iadd__(1))
+                assert row.eq(2).all()
+                staging.start(0)
+                taken = staging.take(row)
+                assert taken.eq(2).all()
+                staging.give(row, taken.add_(1))
+                assert row.eq(3).all()

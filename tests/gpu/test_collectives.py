@@ -130,6 +130,28 @@ def test_strided_coalesced_and_empty_tensors(comm: Communicator) -> None:
     comm.all_gather([nothing.clone(), nothing.clone()], nothing)
 
 
+@pytest.mark.parametrize("first", ["strided", "in inference mode"])
+def test_what_the_first_calls_make_serves_in_every_mode(comm: Communicator, first: str) -> None:
+    """Pinned memory is made by a group's first calls, and written to by torch where a row has an
+    odd number of bytes."""
+    with comm.split([0, 1], label=first) as group:
+        for is_inference in (first != "strided", False, True, False):
+            with torch.inference_mode(is_inference):
+                wide = torch.full((8, 2), group.rank + 1.0, device="cuda")
+                group.all_reduce(wide[:, 0])
+                assert wide[:, 0].eq(3).all()
+            for count, dtype in ((17, torch.uint8), (5, torch.float32), (STAGED_BYTES + 1, None)):
+                tensor = torch.full((count,), group.rank + 1, device="cuda", dtype=dtype)
+                group.all_reduce(tensor)
+                assert tensor.eq(3).all()
+                work = group.all_reduce(tensor, async_op=True)
+                assert work is not None
+                work.wait()
+                assert tensor.eq(6).all()
+                group.broadcast([tensor.fill_(group.rank), tensor.clone()], 1)
+                assert tensor.eq(1).all()
+
+
 def test_messages(comm: Communicator) -> None:
     for count in (1, 100_000, 3_000_000):
         mine = torch.full((count,), float(comm.rank), device="cuda")

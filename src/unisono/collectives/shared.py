@@ -10,6 +10,7 @@ import torch
 
 from unisono.collectives.types import Group, TensorT
 from unisono.comm.shared_tensors import Shape, check_shareable
+from unisono.torch_autograd import outlasting_inference_mode
 from unisono.world.world import resolve
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def share(tensor: TensorT, group: Group = None) -> TensorT:
     return result
 
 
+@outlasting_inference_mode()
 def share_module(module: ModuleT, group: Group = None) -> ModuleT:
     """Move the parameters and buffers of a `module` into memory that every rank of `group` (None:
     the world) has mapped; returns the module. All ranks call, each with its own.
@@ -99,13 +101,10 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
         there = memory[start : start + storage.nbytes()]
         there.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
         offset = (memory.storage_offset() + start) // tensor.element_size()
-        moved = torch.empty(0, dtype=tensor.dtype).set_(
-            memory.untyped_storage(),
-            offset + tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-        )
-        tensor.data = moved
+        where = offset + tensor.storage_offset(), tensor.shape, tensor.stride()
+        with torch.inference_mode(tensor.is_inference()):  # it stays what it is
+            moved = torch.empty(0, dtype=tensor.dtype)
+            tensor.data = moved.set_(memory.untyped_storage(), *where)
     return module
 
 

@@ -27,6 +27,7 @@ from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.base import Communicator, Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
+from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.memory import shares_storage, zeros_for
 
 Parameters: TypeAlias = (
@@ -100,6 +101,7 @@ class GradientBucket:
     """Gradients of one dtype and device that are reduced together: where they lie, and which of
     them have arrived. `kept`: in many steps."""
 
+    @outlasting_inference_mode()
     def __init__(
         self,
         parameters: Sequence[NamedParameter],
@@ -172,7 +174,7 @@ class GradientBucket:
             self.parameters[index].tensor.grad = None if self.wide else view
         return True
 
-    @torch.no_grad()
+    @outlasting_inference_mode()
     def move_from(self, others: Iterable[GradientBucket]) -> None:
         """Move in the gradients that are views of other buckets, which are not used any more."""
         theirs = {id(view) for other in others for view in other.views}
@@ -196,6 +198,7 @@ class GradientBucket:
 class BucketReduction:
     """A bucket under way: its work, and what travels where a gradient cannot travel itself."""
 
+    @outlasting_inference_mode()
     def __init__(self, bucket: GradientBucket) -> None:
         self._bucket = bucket
         self._zeros: dict[int, torch.Tensor] = {}  # where this rank has no gradient
@@ -203,6 +206,7 @@ class BucketReduction:
         bucket.absent.zero_()
         rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
+        mark_written(rows)
         # What DDP does, too: a sum of scaled gradients needs no pass over the result.
         self._is_scaled_before = (
             bucket.op == "avg"
@@ -240,6 +244,7 @@ class BucketReduction:
         self._copies.append((gradient, copy))
         return copy
 
+    @outlasting_inference_mode()
     def end(self) -> list[MissingGradient]:
         """After the work has finished: give the parameters their gradients. Returns which were
         missing, and on how many ranks. Where every rank lacked one, the parameter has none."""

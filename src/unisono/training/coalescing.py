@@ -14,6 +14,7 @@ from unisono.collectives.results import ResultWork
 from unisono.collectives.types import No, Op, Yes
 from unisono.comm.base import Communicator, Group, Work
 from unisono.comm.work import join_works
+from unisono.torch_autograd import mark_written
 from unisono.world.world import resolve
 
 Item = TypeVar("Item")
@@ -62,7 +63,9 @@ def _begin(
 ) -> tuple[Work | None, Callable[[], Any]]:
     plain = [tensor.detach() for tensor in tensors]
     if comm.backend == "unisono" and not _may_overlap(plain):
-        return comm.all_reduce(plain, op, async_op=True), list
+        work = comm.all_reduce(plain, op, async_op=True)
+        mark_written(plain)
+        return work, list
     flat = torch.cat([tensor.reshape(-1) for tensor in plain])
 
     def copy_back() -> None:
@@ -100,6 +103,8 @@ def broadcast_many(tensors: Iterable[torch.Tensor], src: int = 0, group: Group =
     check_rank(comm, "broadcast", src)
     for alike in group_alike(_dense(comm, "broadcast", tensors)):
         comm.broadcast([tensor.detach() for tensor in alike], src)
+        if comm.rank != src:
+            mark_written(alike)
 
 
 def group_alike(

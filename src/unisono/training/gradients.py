@@ -212,8 +212,7 @@ class GradientSync:
 
     def _begin_next(self) -> None:
         """Buckets set out in their order, whichever is full first: ranks may differ in that."""
-        with torch.no_grad():
-            self._reductions.append(self._buckets[len(self._reductions)].begin())
+        self._reductions.append(self._buckets[len(self._reductions)].begin())
 
     def _note_completed(self) -> None:
         """See which buckets have arrived by now."""
@@ -421,8 +420,7 @@ def sync_gradients(
     known = check_options(bucket_bytes, unused, op)
     comm = resolve(group)
     buckets = buckets_of(named_parameters_of(parameters), comm, bucket_bytes, known, kept=False)
-    with torch.no_grad():
-        reductions = [bucket.begin() for bucket in buckets]
+    reductions = [bucket.begin() for bucket in buckets]
     missing: list[MissingGradient] = []
     for reduction in reductions:
         reduction.work.wait()

@@ -9,10 +9,12 @@ import torch
 
 from unisono.comm.base import Communicator
 from unisono.errors import SegmentError
+from unisono.torch_autograd import outlasting_inference_mode
 
 _count_users: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 
+@outlasting_inference_mode()
 def zeros_for(
     comm: Communicator, length: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from unisono.collectives.norms import clip_grad_norm
 from unisono.collectives.refusals import refuse_type
 from unisono.comm.base import Communicator, Group, Work
+from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.buckets import (
     MissingGradient,
     NamedParameter,
@@ -111,7 +112,7 @@ class ShardedOptimizer:
             raise ValueError("a parameter is in two groups")
         self._rows: list[_Row] = []
         shares: list[dict[str, Any]] = []
-        with torch.no_grad():
+        with outlasting_inference_mode():
             for members, own in groups:
                 rows = [
                     _make_row(self._comm, alike)
@@ -121,14 +122,14 @@ class ShardedOptimizer:
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():
                 self._comm.broadcast(row.whole, src or 0)
-        self.inner = make(shares, **options)
+            self.inner = make(shares, **options)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Those of `inner`: change `lr` here."""
         return self.inner.param_groups
 
-    @torch.no_grad()
+    @outlasting_inference_mode()
     def step(self, max_norm: float | None = None) -> torch.Tensor | None:
         """Average the gradients, update this rank's share, and have all ranks' in every model.
 
@@ -167,6 +168,7 @@ class ShardedOptimizer:
                 for row in self._rows
             ]
             _wait_for(gathers)
+        mark_written(parameter.tensor for row in self._rows for parameter in row.parameters)
         return norm
 
     def _missing(self) -> list[MissingGradient]:

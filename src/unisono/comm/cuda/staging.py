@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unisono.comm.cuda.driver import COPY_ENGINE_BYTES, Driver
+from unisono.torch_autograd import outlasting_inference_mode
 
 _ALIGNMENT = 256
 
@@ -35,7 +36,8 @@ class Staging:
 
     def _memory(self) -> torch.Tensor:
         if self._buffer is None:
-            self._buffer = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
+            with outlasting_inference_mode():
+                self._buffer = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
             self._begin = self._buffer.data_ptr()
         return self._buffer
 
@@ -123,7 +125,8 @@ class Staging:
         if view is None:
             if len(self._views) > 1024:
                 self._views.clear()
-            view = self._views[key] = self._memory()[:size].view(row.dtype)
+            with outlasting_inference_mode():
+                view = self._views[key] = self._memory()[:size].view(row.dtype)
         device = row.data_ptr()
         driver.copy_to_host(self._begin, device, size, stream)
         driver.synchronize(stream)  # also for what an earlier call has left here

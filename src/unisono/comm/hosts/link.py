@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from unisono.torch_autograd import outlasting_inference_mode
+
 FRAME_BYTES = 512 * 1024
 """The most that one frame carries."""
 
@@ -99,7 +101,7 @@ class _Buffer(NamedTuple):
     @classmethod
     def of(cls, size_bytes: int) -> _Buffer:
         array = numpy.empty(size_bytes, numpy.uint8)
-        with torch.inference_mode(False):  # others may use it again, in another mode
+        with outlasting_inference_mode():
             return cls(torch.from_numpy(array), array)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
 from unisono.training.weights.shards import HeldTensor
 from unisono.training.weights.staging import Step, do_all_or_none
@@ -18,7 +19,7 @@ def serve_there(
     """Let an engine's tensors be the trainer's memory from now on, and do `then`: all or none."""
     steps: list[Step] = []
     returns: list[Step] = []
-    with torch.inference_mode(False):
+    with outlasting_inference_mode():
         for name, own in _to_be_moved(mine, views):
             steps.append(partial(setattr, own, "data", views[name]))
             returns.append(partial(setattr, own, "data", own.data))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.weights import gpus
 from unisono.training.weights.shards import Box, Lengths
 
@@ -193,7 +194,7 @@ def open_part(part: GpuPart, name: str, told: ToldMemory, own: torch.Tensor | No
             f"alias=True: the memory of {name!r} cannot be opened by this process ({error})"
         ) from error
     let_go = partial(mappings.let_go, told.owner, place.number)
-    with torch.inference_mode(False):
+    with outlasting_inference_mode():
         storage = gpus.bytes_at(where, size, device, let_go)
         view = torch.empty(0, dtype=part.dtype, device=device)
         view.set_(storage, 0, part.box.shape, place.strides)

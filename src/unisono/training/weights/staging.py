@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from unisono.comm.shared_memory.allocation import is_in_a_block
+from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
 from unisono.training.weights.plan import WeightPlan
 from unisono.training.weights.shards import HeldTensor, tied_names
@@ -26,7 +27,7 @@ class Staging:
         """By name; tied names share a tensor."""
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
 
-    @torch.inference_mode(False)  # what is made in that mode cannot be written to outside
+    @outlasting_inference_mode()
     def prepare(
         self, plan: WeightPlan, mine: Mapping[str, HeldTensor] | None, device: torch.device
     ) -> None:
@@ -50,6 +51,7 @@ class Staging:
             self.tensors[name] = old
         self._share_tied(firsts)
 
+    @outlasting_inference_mode()
     def alias(
         self,
         plan: WeightPlan,
@@ -88,7 +90,7 @@ class Staging:
         swaps: list[Step] = []
         returns: list[Step] = []
         copies: list[Step] = []
-        with torch.inference_mode(False):
+        with outlasting_inference_mode():
             for name in set(self._firsts.values()):
                 own, new = mine[name].tensor, self.tensors[name]
                 if own.device == new.device and is_alone(own) and not own.is_inference():
