@@ -141,7 +141,9 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     Pending *p = (Pending *)object;
     un_group *group = p->group->group;
     bool tests = p->kind->test && group && !p->group->closing;
-    return PyBool_FromLong(tests ? p->kind->test(group, p) : p->kind->is_done(p));
+    bool is_over = tests ? p->kind->test(group, p) : p->kind->is_done(p);
+    if (is_over && p->is_kept) let_go(p->group, p); /* a lazy tensor has its numbers then */
+    return PyBool_FromLong(is_over);
 }
 
 /* is_under_way(): whether it will be over soon by itself; None: it is better waited for */

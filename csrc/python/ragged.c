@@ -195,7 +195,7 @@ PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_s
     bool is_read = !read_one(&t, &elements, g.given, false);
     PyErr_Clear(); /* whoever moves the tensor will tell what is wrong with it */
     g.heads->bytes = is_read ? (int64_t)t.bytes : -1;
-    g.is_plain = is_read && !t.layout;
+    g.is_plain = is_read && !t.layout && !t.owner;
     describe(g.heads->shape, &d, SHORT_DIMS);
     PyObject *result = run_gathering(&g, &t, &elements);
     free_tensor(&t);

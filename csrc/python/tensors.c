@@ -220,12 +220,27 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     return set_layout(t, dims, shape, strides, 1, writable);
 }
 
+/* A lazy tensor in a copy, from which what is written there goes back when the call is over. */
+COLD static int read_resolved(tensor *t, PyObject *object, bool writable) {
+    PyObject *resolved = resolve(object), *before = t->owner;
+    if (!resolved) return -1;
+    if (writable) t->lazy = Py_NewRef(object);
+    t->owner = resolved;
+    Py_XDECREF(before);
+    free(t->layout);
+    t->layout = NULL;
+    dl_tensor d;
+    if (exchange_api_of(resolved)->tensor_from_object(resolved, &d)) return refuse_memory(resolved);
+    return from_dlpack(t, resolved, &d, writable);
+}
+
 static int read_tensor(tensor *t, PyObject *object, bool writable) {
     const known_type *type = know_type(object);
     if (type->api) {
         dl_tensor d;
         if (type->api->tensor_from_object(object, &d)) return refuse_memory(object);
-        return from_dlpack(t, object, &d, writable);
+        int found = from_dlpack(t, object, &d, writable);
+        return found == LAZY ? read_resolved(t, object, writable) : found;
     }
     if (type->masks)
         return refuse(PyExc_TypeError, "a masked array's hidden elements would count: pass "
@@ -254,14 +269,17 @@ void start_tensor(tensor *t) {
     t->layout = NULL;
     t->capsule = NULL;
     t->owner = NULL;
+    t->lazy = NULL;
     t->buffer.obj = NULL;
 }
 
 void free_tensor(tensor *t) {
+    if (t->lazy) write_resolved(t->lazy, t->owner);
     free(t->layout);
     if (t->buffer.obj) PyBuffer_Release(&t->buffer);
     Py_XDECREF(t->capsule);
     Py_XDECREF(t->owner);
+    Py_XDECREF(t->lazy);
 }
 
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable) {

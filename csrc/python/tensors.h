@@ -22,16 +22,20 @@ typedef struct tensor {
     un_shape shape;    /* set where shapes are compared */
     Py_buffer buffer;  /* held while buffer.obj is set */
     PyObject *capsule; /* likewise, for other DLPack producers */
-    PyObject *owner;   /* the tensor itself */
+    PyObject *owner;   /* the tensor itself, or its numbers as they read, */
+    PyObject *lazy;    /* which go back to this one when the call is over */
 } tensor;
 
 void start_tensor(tensor *t); /* before anything else; nothing of it needs to be zero */
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
-/* torch_tensors.c: refuse what DLPack does not show, a storage that shrank and signs flipped lazily; of
- * a tensor with elements, whose type has DLPack's `code`. */
+/* torch_tensors.c: what DLPack does not show of a tensor with elements, whose type has its `code`. 0; -1
+ * with an exception, for a storage that shrank; or LAZY, for numbers that do not read as they lie. */
+enum { LAZY = 1 };
 int check_with_torch(PyObject *object, const tensor *t, unsigned code);
+PyObject *resolve(PyObject *lazy); /* the numbers as they read, in a tensor of their own */
+void write_resolved(PyObject *lazy, PyObject *resolved);
 
 const dl_exchange_api *exchange_api_of(PyObject *object); /* NULL: its type has none */
 

@@ -5,7 +5,7 @@
  * that the numbers read differently. DLPack's fast way in does not tell, so ask; but asking takes
  * longer than all the rest, and a real tensor with that bit is strided or has one element, unless
  * somebody took pains: those are asked when they are new. */
-static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
+static bool is_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
     bool conjugable = code == UN_COMPLEX;
     bool negatable =
         is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
@@ -16,15 +16,10 @@ static int check_lazy(PyObject *object, const tensor *t, unsigned code, bool is_
         PyObject *lazy =
             questions[i] ? PyObject_CallMethodObjArgs(object, questions[i], NULL) : NULL;
         if (!lazy) PyErr_Clear(); /* not a torch tensor: nothing is lazy there */
-        bool refused = lazy == Py_True;
         Py_XDECREF(lazy);
-        if (refused) {
-            PyErr_SetString(PyExc_TypeError, i ? "a lazy negative: pass .resolve_neg()"
-                                               : "a lazy conjugate: pass .resolve_conj()");
-            return -1;
-        }
+        if (lazy == Py_True) return true;
     }
-    return 0;
+    return false;
 }
 
 /* A method without arguments that answers with a number. */
@@ -81,7 +76,7 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
     asked *set = set_of(&now);
     bool is_new = !is_same(&set[0], &now) && !is_same(&set[1], &now);
     if (is_new && check_storage(object, &now)) return -1;
-    if (check_lazy(object, t, code, is_new)) return -1;
+    if (is_lazy(object, t, code, is_new)) return LAZY;
     if (is_new) {
         set[1] = set[0];
         set[0] = now;
@@ -89,3 +84,24 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
     return 0;
 }
 
+
+/* A function of unisono.comm.rows with one argument or two. */
+static PyObject *call_rows(const char *name, PyObject *first, PyObject *second) {
+    PyObject *rows = PyImport_ImportModule("unisono.comm.rows");
+    PyObject *function = rows ? PyObject_GetAttrString(rows, name) : NULL;
+    PyObject *result = function ? PyObject_CallFunctionObjArgs(function, first, second, NULL) : NULL;
+    Py_XDECREF(rows);
+    Py_XDECREF(function);
+    return result;
+}
+
+COLD PyObject *resolve(PyObject *lazy) { return call_rows("resolve", lazy, NULL); }
+
+COLD void write_resolved(PyObject *lazy, PyObject *resolved) {
+    PyObject *type, *value, *traceback; /* of a call that was refused */
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *done = call_rows("write_resolved", lazy, resolved);
+    if (!done) PyErr_WriteUnraisable(lazy);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, traceback);
+}

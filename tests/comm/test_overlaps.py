@@ -380,12 +380,12 @@ def test_a_tensor_larger_than_its_storage_is_refused(comm: Communicator) -> None
 
 
 @pytest.mark.ranks([1, 2])
-def test_negative_by_a_bit_is_refused_in_every_layout(comm: Communicator) -> None:
-    for plain in (torch.arange(4.0), torch.arange(4), torch.arange(8).bfloat16()[::2]):
-        lazy = torch._neg_view(plain)
-        error = raised(TypeError, comm.broadcast, lazy)
-        assert "resolve_neg" in str(error)
-        comm.broadcast(lazy.resolve_neg())
+def test_lazy_tensors_with_several_elements_at_one_address_are_refused(comm: Communicator) -> None:
+    lazy = torch._neg_view(torch.ones(1)).expand(4)
+    assert "share an address" in str(raised(ValueError, comm.all_reduce, lazy))
+    wide = torch.empty(4 * comm.size)
+    comm.all_gather(wide, lazy)
+    assert wide.eq(-1).all()
 
 
 def without_plain_memory() -> list[Any]:

@@ -65,6 +65,4 @@ def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Te
             refuse_type(comm, operation, str(error))
     if tensor.layout is not torch.strided:
         refuse_type(comm, operation, f"{tensor.layout} has no plain memory: pass a dense tensor")
-    if tensor.is_neg() or tensor.is_conj():  # asking is a fraction of what resolving nothing takes
-        return tensor.resolve_conj().resolve_neg()
     return tensor

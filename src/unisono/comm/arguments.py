@@ -207,10 +207,6 @@ def _check_torch_tensor(tensor: Any, devices: Collection[str]) -> None:
             f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
             "somebody resized: resize it back, or pass another tensor"
         )
-    if tensor.is_conj():
-        raise TypeError("a lazy conjugate: pass .resolve_conj()")
-    if tensor.is_neg():
-        raise TypeError("a lazy negative: pass .resolve_neg()")
 
 
 def _without_memory(tensor: Any, devices: Collection[str]) -> TypeError:

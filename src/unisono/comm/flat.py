@@ -18,8 +18,11 @@ def is_torch(tensor: Any) -> bool:
 
 
 def flat(tensor: Any) -> Row:
-    """Its elements as a row: the tensor's own memory where it is contiguous, else a copy."""
-    return (tensor.detach() if is_torch(tensor) else tensor).reshape(-1)
+    """Its elements as a row: the tensor's own memory where they lie there in one piece, as they
+    read; else a copy."""
+    if is_torch(tensor):
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    return tensor.reshape(-1)
 
 
 def write_back(tensor: Any, row: Row) -> None:

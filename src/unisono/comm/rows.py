@@ -14,10 +14,26 @@ import numpy
 import torch
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether its numbers do not read as they lie: torch conjugates and negates by a bit."""
+    return tensor.is_neg() or tensor.is_conj()
+
+
+def resolve(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor's numbers as they read, in a tensor of their own; another one itself."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+@torch.inference_mode()  # in which tensors of both kinds can be written to
+def write_resolved(tensor: torch.Tensor, resolved: torch.Tensor) -> None:
+    """Write what `resolve` returned, and a call has changed since, back into the tensor."""
+    tensor.detach().copy_(resolved)
+
+
 def row_of(tensor: Any) -> torch.Tensor:
     """The elements of a tensor or array in order, in one piece."""
     if isinstance(tensor, torch.Tensor):
-        plain = tensor.detach()
+        plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
         if not plain.is_contiguous():
             try:
                 plain = plain.contiguous()
@@ -36,7 +52,7 @@ def row_of(tensor: Any) -> torch.Tensor:
 def write_back(tensor: Any, row: torch.Tensor) -> None:
     """Write what a tensor's row has become into the tensor, if the row was a copy."""
     if isinstance(tensor, torch.Tensor):
-        if tensor.is_contiguous():
+        if tensor.is_contiguous() and not is_lazy(tensor):
             return
         plain = tensor.detach()
         try:

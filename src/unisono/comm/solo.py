@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unisono import variables
+from unisono.comm import flat
 from unisono.comm.arguments import (
     LISTS,
     NotARank,
@@ -270,7 +271,9 @@ class SoloCommunicator(Communicator):
         self._check_overlaps(what, tensors)
         if isinstance(op, PremulSum):
             for each in tensors:
-                scale(each, factor)
+                row = flat.flat(each)
+                scale(row, factor)
+                flat.write_back(each, row)
         return _finished(async_op)
 
 
@@ -280,7 +283,8 @@ def _finished(async_op: bool) -> Work | None:
 
 def _assign(to: Any, source: Any) -> None:
     if not hasattr(to, "detach"):
-        to[...] = (source.numpy() if hasattr(source, "numpy") else source).reshape(to.shape)
+        row = flat.flat(source)
+        to[...] = (row.numpy() if flat.is_torch(row) else row).reshape(to.shape)
         return
     import torch
 

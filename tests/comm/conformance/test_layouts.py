@@ -11,7 +11,6 @@ import torch
 
 from expected import assert_reduced, assert_same, inputs, parts_of, reduced, values
 from implementations import EVERY, QUICK_DTYPES, on_implementations
-from ranks import attempt
 from unisono import PremulSum
 from unisono.comm.base import Communicator
 from unisono.watch.settings import is_wanted
@@ -274,26 +273,52 @@ def test_results_may_lie_where_the_inputs_were(comm: Communicator) -> None:
 # -- what autograd and complex numbers add -------------------------------------------------------
 
 
-def test_conjugated_and_negated_views_are_right_or_refused(comm: Communicator) -> None:
-    for view_of in (
-        lambda plain: plain.conj(),
-        lambda plain: plain.conj().imag,
-        lambda plain: plain.conj()[::2],
-    ):
-        given = [view_of(row.clone()) for row in inputs(comm.size, torch.complex64, 10)]
-        resolved = [row.resolve_conj().resolve_neg() for row in given]
-        mine = given[comm.rank]
-        output = torch.zeros(mine.numel() * comm.size, dtype=mine.dtype)
-        error = attempt(comm.all_gather, output, mine)
-        assert error is None or isinstance(error, (TypeError, ValueError)), error
-        if error is None:
-            assert_same(output, torch.cat(resolved), "gathered")
-        error = attempt(comm.all_reduce, mine)
-        assert error is None or isinstance(error, (TypeError, ValueError)), error
-        if error is None:
-            assert_reduced(
-                comm, mine.resolve_conj().resolve_neg(), reduced(resolved, "sum"), "reduced"
-            )
+LAZY: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda plain: plain.conj(),
+    lambda plain: plain.conj()[::2],
+    lambda plain: plain.conj().imag,
+    lambda plain: plain.conj().imag[:1],
+    lambda plain: torch._neg_view(plain.real.half()[::2]),
+]
+"""Views of complex numbers that do not read as they lie."""
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_conjugated_and_negated_views_read_as_they_are(comm: Communicator, async_op: bool) -> None:
+    rank, size = comm.rank, comm.size
+    numbers = torch.arange(1.0, 1 + 10 * size).chunk(size)
+    rows = [torch.complex(row, row.flip(0)) for row in numbers]
+
+    def done(work: Any) -> None:
+        while work is not None and not work.is_completed():
+            pass  # whoever sees that it is over has the numbers
+        assert work is None or work.exception() is None
+
+    def resolved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.resolve_conj().resolve_neg()
+
+    for number, view_of in enumerate(LAZY):
+        lazy = [[view_of(row.clone()) for row in rows] for _ in range(6)]
+        plain = [resolved(view).clone() for view in lazy[0]]
+        assert lazy[0][0].is_conj() or lazy[0][0].is_neg()
+        output = torch.cat(plain) * 0
+        done(comm.all_gather(output, lazy[0][rank], async_op=async_op))
+        assert_same(output, torch.cat(plain), ("all_gather", number))
+        done(comm.all_gather(lazy[0], plain[rank], async_op=async_op))
+        for part, wanted in zip(lazy[0], plain, strict=True):
+            assert_same(resolved(part), wanted, ("all_gather into them", number))
+        for op, views in (("sum", lazy[1]), ("product", lazy[2])):  # which tells -1 from 1
+            done(comm.all_reduce(views[rank], op, async_op=async_op))
+            assert_reduced(comm, resolved(views[rank]), reduced(plain, op), (op, number))
+        both = [lazy[3][rank], torch.ones_like(plain[0])]
+        done(comm.broadcast(both, size - 1, async_op=async_op))
+        assert_same(resolved(both[0]), plain[-1], ("broadcast", number))
+        if size > 1:
+            sent, taken = lazy[4][rank], lazy[5][rank]
+            for work in [comm.irecv(taken, comm.prev), comm.isend(sent, comm.next)]:
+                done(work) if async_op else work.wait()
+            assert_same(resolved(taken), plain[comm.prev], ("recv", number))
+            assert_same(resolved(sent), plain[rank], ("send", number))
 
 
 def test_tensors_that_require_grad_are_moved(comm: Communicator) -> None:

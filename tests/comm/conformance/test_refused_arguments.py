@@ -75,8 +75,6 @@ def without_plain_memory() -> list[tuple[Any, str]]:
             numpy.ma.array([1.0, 2.0], mask=[False, True]),
             "a masked array's hidden elements would count: pass .filled(...) or .data",
         ),
-        (torch.ones(3).cfloat().conj(), "a lazy conjugate: pass .resolve_conj()"),
-        (torch.ones(3).cfloat().conj().imag, "a lazy negative: pass .resolve_neg()"),
         (3.0, "float is neither a tensor nor an array"),
         ("tensor", "str is neither a tensor nor an array"),
         (None, "None in place of a tensor"),
