@@ -299,6 +299,12 @@ def test_gathered_dtypes_may_differ_and_views_are_read_as_they_are_seen(comm: Co
             assert torch.equal(row, torch.arange(1.0, 2 * count, 2))
         turned = torch.full((count,), 1 + 2j).conj()
         assert all((row == 1 - 2j).all() for row in unisono.all_gather(turned))
+        negated = torch.full((3, count), 1 + 2j).conj().imag.t()
+        assert negated.is_neg()
+        for gather in (unisono.all_gather, unisono.differentiable.all_gather):
+            assert all(row.eq(-2).all() and row.shape == (count, 3) for row in gather(negated))
+        assert unisono.all_reduce(negated, "product") is negated
+        assert negated.eq((-2) ** comm.size).all()
 
 
 @pytest.mark.ranks(2)

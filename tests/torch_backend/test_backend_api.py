@@ -135,6 +135,32 @@ def test_autograd_counts_what_a_call_writes_and_nothing_else(
     assert without_count.eq(size).all()
 
 
+@pytest.mark.ranks([2, 3])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_lazily_negated_tensor_reads_as_it_is(process_group: Any, async_op: bool) -> None:
+    """gloo takes one as input, too; a result in place it drops."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    imaginary = torch.arange(1.0, 4) * (rank + 1)
+    mine = torch.complex(torch.zeros(3), imaginary).conj().imag
+    assert mine.is_neg()
+    parts, wide = [full(0) for _ in range(size)], torch.zeros(3 * size)
+    sent = mine if rank == 1 else full(0)
+    for work in [
+        dist.all_gather(parts, mine, async_op=async_op),
+        all_gather_single(wide, mine, async_op=async_op),
+        dist.broadcast(sent, 1, async_op=async_op),
+        dist.all_reduce(mine, dist.ReduceOp.PRODUCT, async_op=async_op),
+    ]:
+        if async_op:
+            work.wait()
+    expected = [-torch.arange(1.0, 4) * (peer + 1) for peer in range(size)]
+    assert torch.equal(torch.stack(parts), torch.stack(expected))
+    assert torch.equal(wide, torch.cat(expected))
+    assert torch.equal(mine, torch.stack(expected).prod(0))
+    if rank != 1:
+        assert torch.equal(sent, expected[1])
+
+
 @pytest.mark.ranks(3)
 def test_a_mismatch_shows_the_user_s_line(process_group: Any) -> None:
     with pytest.raises(CollectiveMismatch, match=r"test_backend_api.py:[0-9]+ in test_a_mismatch"):

@@ -16,18 +16,17 @@ _INFO = {
 _SETTINGS: dict[str, dict[str, str]] = {
     "off": {},
     "info": _INFO,
-    "detail": _INFO
-    | {
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,GRAPH,TUNING,COLL,P2P",
-    },
+    "detail": _INFO | {"NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,GRAPH,TUNING,COLL,P2P"},
 }
+# Not torch's DETAIL: torch 2.13 crashes under it where DDP is made on gloo, and what it adds, a
+# comparison of all ranks' calls on gloo and nccl, `watch.start(check=True)` has as well.
 # What is not set here has a better default already: NCCL's choice of subsystems at INFO, an end of
 # the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000 calls.
 
 MEANINGS = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO: what DDP does at start; DETAIL: gloo and nccl compare the "
-    "calls of all ranks before each one, which is slow; read when torch.distributed is imported",
+    "calls of all ranks before each one, which is slow, and torch 2.13 crashes where DDP is made on "
+    "gloo, so that it is never set here; read when torch.distributed is imported",
     "TORCH_CPP_LOG_LEVEL": "what torch's C++ code logs; the above shows nothing without INFO",
     "NCCL_DEBUG": "WARN: errors; INFO: what NCCL chose; read when the first communicator is made",
     "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak at INFO: INIT, BOOTSTRAP and ENV unless it is "
