@@ -122,6 +122,12 @@ def test_strided_coalesced_and_empty_tensors(comm: Communicator) -> None:
         comm.all_reduce(strided)
         assert strided.eq(3).all()
         assert base[:, 1].eq(comm.rank + 1).all()
+        negated = torch.full((count,), 1 + 2j, device="cuda").conj().imag
+        comm.all_reduce(negated, "product")
+        assert negated.eq(4).all()
+        gathered = torch.empty(2 * count, device="cuda")
+        comm.all_gather(gathered, torch._neg_view(torch.ones(count, device="cuda")))
+        assert gathered.eq(-1).all()
         many = [torch.ones(count, device="cuda"), torch.ones(3, device="cuda", dtype=torch.int64)]
         comm.all_reduce(many)
         assert all(tensor.eq(2).all() for tensor in many)

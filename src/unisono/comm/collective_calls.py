@@ -7,6 +7,11 @@ Where a collective has a *wide* side (one part for each rank), that side is eith
 cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
 and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
 `all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
+
+Autograd does not see what these methods write. Where it has saved a tensor that a call overwrites,
+backward computes a wrong gradient without an error: pass a `.clone()`, or call
+`torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
+`torch.distributed` do that by themselves.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _SETTINGS: dict[str, dict[str, str]] = {
 
 MEANINGS = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO: what DDP does at start; DETAIL: gloo and nccl compare the "
-    "calls of all ranks before each one, which is slow, and torch 2.13 crashes where DDP is made on "
-    "gloo, so that it is never set here; read when torch.distributed is imported",
+    "calls of all ranks before each one, which is slow, and torch 2.13 crashes where DDP is made "
+    "on gloo, so it is never set here; read when torch.distributed is imported",
     "TORCH_CPP_LOG_LEVEL": "what torch's C++ code logs; the above shows nothing without INFO",
     "NCCL_DEBUG": "WARN: errors; INFO: what NCCL chose; read when the first communicator is made",
     "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak at INFO: INIT, BOOTSTRAP and ENV unless it is "
