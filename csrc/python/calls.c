@@ -180,6 +180,15 @@ static int check_dtypes(const call_arguments *a) {
     return -1;
 }
 
+/* Of a broadcast the root's tensor does not change, nor of a reduce the others': what was resolved of a
+ * lazy one need not go back. */
+static void keep_unwritten(call_arguments *a, const Group *self) {
+    bool is_root = a->call.root == self->rank;
+    if (a->call.operation == UN_BROADCAST ? !is_root : a->call.operation != UN_REDUCE || is_root)
+        return;
+    for (size_t i = 0; i < a->in.tensors; i++) Py_CLEAR(a->in.tensor[i].lazy);
+}
+
 /* Read both sides of a call into streams. Below zero: the peers know that it failed, and an exception
  * is set; above, of the short way alone: it is not for that, and nobody has heard of it. */
 int read_tensors(call_arguments *a, Group *self) {
@@ -197,6 +206,7 @@ int read_tensors(call_arguments *a, Group *self) {
         failed = read_side(&a->out, a->output, wide_output ? ranks : 1,
                            a->coalesced || !wide_output, true);
     if (!failed) failed = check_dtypes(a);
+    if (!failed) keep_unwritten(a, self);
     if (failed && a->is_short) {
         PyErr_Clear();
         return 1;

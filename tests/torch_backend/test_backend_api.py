@@ -145,14 +145,19 @@ def test_a_lazily_negated_tensor_reads_as_it_is(process_group: Any, async_op: bo
     assert mine.is_neg()
     parts, wide = [full(0) for _ in range(size)], torch.zeros(3 * size)
     sent = mine if rank == 1 else full(0)
-    for work in [
-        dist.all_gather(parts, mine, async_op=async_op),
-        all_gather_single(wide, mine, async_op=async_op),
-        dist.broadcast(sent, 1, async_op=async_op),
-        dist.all_reduce(mine, dist.ReduceOp.PRODUCT, async_op=async_op),
-    ]:
+    version = sent._version
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (dist.all_gather, (parts, mine)),
+        (all_gather_single, (wide, mine)),
+        (dist.broadcast, (sent, 1)),
+        (dist.all_reduce, (mine, dist.ReduceOp.PRODUCT)),
+    ]
+    for call, arguments in calls:
+        work = call(*arguments, async_op=async_op)
         if async_op:
             work.wait()
+        if call is dist.broadcast:
+            assert (sent._version == version) == (rank == 1)
     expected = [-torch.arange(1.0, 4) * (peer + 1) for peer in range(size)]
     assert torch.equal(torch.stack(parts), torch.stack(expected))
     assert torch.equal(wide, torch.cat(expected))
