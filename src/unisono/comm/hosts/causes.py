@@ -38,12 +38,13 @@ class Cause:
 
     def encode(self, most_bytes: int = 1 << 16) -> str:
         """As JSON of so many bytes at most; a long text is cut short."""
-        fields = {name: value for name, value in asdict(self).items() if value not in ("", (), 0)}
-        while len(text := json.dumps(fields, ensure_ascii=False)) > most_bytes:
+        usual = asdict(Cause("", ""))  # not what is empty: a peer of 0 is rank 0
+        fields = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        while len((text := json.dumps(fields, ensure_ascii=False)).encode()) > most_bytes:
             longest = max(("text", "reason"), key=lambda name: len(fields.get(name, "")))
             over = len(text.encode()) - most_bytes
             if len(fields.get(longest, "")) < over + 8:
-                return json.dumps({"kind": self.kind, "text": self.text[:40]})
+                return json.dumps({"kind": self.kind, "text": self.text[:40], "peer": self.peer})
             fields[longest] = fields[longest][: -over - 4] + "..."
         return text
 

@@ -180,7 +180,7 @@ class UpdateProtocol:
         ending = self.comm.errored
         cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
         failed: dict[int, str] = {}
-        if isinstance(cause, (PeerLost, GroupAborted)):
+        if isinstance(cause, (PeerLost, GroupAborted)) and cause.peer >= 0:  # gloo names nobody
             failed[self.groups.rank_of(cause.group, cause.peer)] = str(cause)
         elif isinstance(cause, CollectiveTimeout):
             ranks = [self.groups.rank_of(cause.group, rank) for rank in cause.missing]
