@@ -1,8 +1,8 @@
 """UNISONO_REPLACE=gloo: programs that ask torch for gloo by name get groups of ours.
 
 torch's `init_process_group` and `new_group` are wrapped at `import torch`, before a program can
-have taken them by name. Calls from within unisono (`unisono.init("gloo")`, benchmarks) mean what
-they say.
+have taken them by name, and so is the helper by which trainers make groups outside the world. Calls
+from within unisono (`unisono.init("gloo")`, benchmarks) mean what they say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def replace_backend(replaced: str) -> None:
     """Let `init_process_group` and `new_group` make a group of ours where they are asked for the
     backend `replaced`, or for none where torch would take it. Rank 0 says so once."""
     notice = _Notice(replaced)
-    for function in (c10d.init_process_group, c10d.new_group):
+    for function in (c10d.init_process_group, c10d.new_group, c10d._new_process_group_helper):
         wrapped = _wrap(function, replaced, notice)
         for module in list(sys.modules.values()):  # torch's own modules have it by name, too
             if getattr(module, "__dict__", {}).get(function.__name__) is function:
@@ -41,14 +41,30 @@ class _Notice:
         self._replaced = replaced
         self._is_due = True
 
+    def say_outside(self, group: object) -> None:
+        """Other programs may take part, and would be waited for in vain: so this is said first."""
+        if _is_first():
+            _log.warning(
+                "unisono: group %s, outside torch's world, is made with unisono, not %s: every "
+                "process in it needs UNISONO_REPLACE=%s",
+                group,
+                self._replaced,
+                self._replaced,
+            )
+
     def say(self) -> None:
-        if self._is_due and dist.get_rank() == 0:
+        if self._is_due and _is_first():
             _log.warning(
                 "unisono: this program asks for %s, and gets unisono (UNISONO_REPLACE=%s)",
                 self._replaced,
                 self._replaced,
             )
         self._is_due = False
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0 of its program, or the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 @functools.cache
@@ -63,19 +79,23 @@ def _say_left_alone(asked: str, replaced: str) -> None:
 def _wrap(function: Callable[..., Any], replaced: str, notice: _Notice) -> Callable[..., Any]:
     signature = inspect.signature(function)
     makes_default = function.__name__ == "init_process_group"
+    is_helper = function.__name__ == "_new_process_group_helper"
+    meaning_it = ("unisono.", "torch.") if is_helper else ("unisono.",)  # torch is asked by others
 
     @functools.wraps(function)
     def wrapped(*args: Any, **keywords: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith("unisono."):
+        if caller.startswith(meaning_it):
             return function(*args, **keywords)
         call = signature.bind(*args, **keywords)
         asked = call.arguments.get("backend")
-        if asked is None and makes_default:
+        if asked == "undefined" or (asked is None and makes_default):
             asked = _default_backend(call.arguments.get("device_id"))
         if not _is_replaced(asked, replaced):
             return function(*args, **keywords)
         call.arguments["backend"] = NAME
+        if is_helper and not call.arguments["global_ranks_in_group"]:
+            notice.say_outside(call.arguments.get("group_name"))
         result = function(*call.args, **call.kwargs)
         notice.say()
         return result

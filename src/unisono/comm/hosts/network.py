@@ -24,14 +24,15 @@ _INSTEAD = "set GLOO_SOCKET_IFNAME to the interface by which the hosts reach eac
 
 def find_addresses(store: Any) -> Addresses:
     """Where this process may be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
-    the one by which it reaches MASTER_ADDR, or the store, or the address of its own host's name.
+    the one by which it reaches the store, which may lie outside its world, or MASTER_ADDR, or the
+    address of its own host's name.
 
     Raises RendezvousError if that interface does not exist or has no address.
     """
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     if chosen:
         return _addresses_of(chosen)
-    target = os.environ.get("MASTER_ADDR") or _host_of(store) or socket.gethostname()
+    target = _host_of(store) or os.environ.get("MASTER_ADDR") or socket.gethostname()
     return _sources_towards(target)
 
 
