@@ -179,8 +179,9 @@ class HostsGroup(RowCollectives):
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
 
     def _conclude(self, reason: str) -> str:
-        """Two hosts may end a group at once, each by itself; the first one in the store counts."""
-        first = self.links.decide(self.key, reason)
+        """Two hosts may end a group at once, each by itself; the first one in the store counts.
+        Raises StoreGone where nobody can tell which that is."""
+        first = self.links.decide(self.key, reason, self.timeout_s)
         self.end(Cause("GroupAborted", f"group {self.name} was ended: {first}", reason=first))
         return first
 

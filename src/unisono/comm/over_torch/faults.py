@@ -15,6 +15,7 @@ import re
 import time
 from typing import Any
 
+from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -36,6 +37,7 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _CAUSE_COMES_S = 0.3
+_STORE_ANSWERS_S = 2.0
 
 
 class Faults:
@@ -44,7 +46,7 @@ class Faults:
     def __init__(self, name: str, rank: int, store: Any) -> None:
         self._name = name
         self._rank = rank
-        self._store = store
+        self._store = BoundedStore(store, lambda: _STORE_ANSWERS_S)
         self._pid = os.getpid()
         self.cause: GroupError | None = None
 
