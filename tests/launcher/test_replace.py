@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
+import unisono.watch
 from outside_groups import outside_group
 from ranks import RankPool
 from unisono.cli import main
@@ -50,10 +51,10 @@ def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> N
     outside = [
         f"unisono: group {name}, outside torch's world, is made with unisono, not gloo: every "
         "process in it needs UNISONO_REPLACE=gloo"
-        for name in ("weights", "other")
+        for name in ("weights", "other", "watched")
     ]
-    assert first == (["unisono"] * 6, [3.0] * 6, [f"unisono: {NOTICE}", *outside])
-    assert second == (["unisono"] * 6, [3.0] * 6, [])
+    assert first == (["unisono"] * 7, [3.0] * 7, [f"unisono: {NOTICE}", *outside])
+    assert second == (["unisono"] * 7, [3.0] * 7, [])
 
 
 def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], list[str]]:
@@ -73,6 +74,9 @@ def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], 
         outside_group("gloo", f"{path}.weights", "weights", 1 - rank, size),
         outside_group("undefined", f"{path}.other", "other", rank, size),
     ]
+    unisono.watch.start()  # which comes between, and is not who asks
+    groups.append(outside_group("gloo", f"{path}.watched", "watched", rank, size))
+    unisono.watch.stop()
     sums = []
     for group in groups:
         tensor = torch.tensor([rank + 1.0])

@@ -43,11 +43,8 @@ the death of one of them: whoever caught the error may still come."""
 def create(options: Any, made: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
     as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
-    over that one.
-
-    torch gives no global ranks for its default group, nor for a group outside of it, which trainers
-    make by torch's own helper: its members need not be in this world, nor on its hosts.
-    """
+    over that one. A group outside the world, which trainers make by torch's own helper, has no
+    global ranks, and members that need not be in this world, nor on its hosts."""
     given = _given_to_torch()
     _check_torch(options.group_rank, options.global_ranks_in_group, given)
     if isinstance(made, Communicator):
@@ -55,14 +52,14 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
-    in_world = is_default or bool(options.global_ranks_in_group)
+    in_world = is_default or bool(options.global_ranks_in_group)  # torch gives the default none
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     name = "world" if is_default else str(options.group_id)
     if size == 1:
         from unisono.comm.solo import SoloCommunicator
 
-        solo = SoloCommunicator(name, ranks if in_world else None, timeout_s)
-        return group_over(solo, options.store)
+        known = ranks if in_world else None
+        return group_over(SoloCommunicator(name, known, timeout_s), options.store)
     world = _world() if in_world else None
     end = time.monotonic() + _LATECOMERS_S
 
@@ -83,7 +80,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
                 rank,
                 size,
                 name=name,
-                global_ranks=ranks if in_world else None,
+                global_ranks=ranks,
                 timeout_s=timeout_s,
                 join_timeout_s=timeout_s,
                 check=check,
