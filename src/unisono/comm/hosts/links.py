@@ -25,7 +25,7 @@ from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.network import INSTEAD, find_interface, make_device, make_gloo, open_store
 from unisono.comm.hosts.questions import Questions
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone, answer_within
+from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.errors import RendezvousError
 
@@ -105,7 +105,7 @@ class Links:
         self._device = make_device(hosts.address)
         self.questions = Questions(self._lines.send, {"stuck": self._tell_where})
         where = [*self._lines.where, find_interface(hosts.address)]
-        answer_within(_ASKED_S, lambda: store.set(_where_key(me), json.dumps(where)))
+        BoundedStore(store, lambda: _ASKED_S).set(_where_key(me), json.dumps(where))
         all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
