@@ -4,6 +4,7 @@ UNISONO_HOSTID on one machine; tests/hosts has real ones."""
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,6 +163,7 @@ def round_differently(rank: int, size: int, path: str) -> None:
             tensor = torch.full((4,), float(rank))
             error = raised(CollectiveMismatch, comm.all_reduce, tensor)
             assert error.culprits == (2,)
+            assert str(error).startswith("rank 2 on B called something else than the others")
             assert "with halves rounded between hosts" in str(error)
             assert tensor.tolist() == [rank] * 4
 
@@ -393,16 +395,18 @@ def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:
 
 def fail_in_one_group(rank: int, size: int, path: str) -> None:
     with world(rank, path, "ABBA") as comm:
-        first, second = (subgroup(comm, range(size), label) for label in ("first", "second"))
+        second = subgroup(comm, range(size), "second")
         inside = comm.split([1, 2])
         assert inside is None or isinstance(inside, SharedMemoryCommunicator)
-        first.all_reduce(torch.ones(300_000))
-        comm.barrier()  # an abort overtakes what is still on its way
-        if rank == 2:
-            first.abort("enough")
-        error = attempt(first.all_reduce, torch.ones(300_000))
-        assert isinstance(error, GroupAborted), error
-        assert (error.peer, error.reason) == (2, "enough")
+        for culprit in (0, 2):
+            first = subgroup(comm, range(size), f"first {culprit}")
+            first.all_reduce(torch.ones(300_000))
+            comm.barrier()  # an abort overtakes what is still on its way
+            if rank == culprit:
+                first.abort("enough")
+            error = attempt(first.all_reduce, torch.ones(300_000))
+            assert isinstance(error, GroupAborted), error
+            assert (error.peer, error.reason) == (culprit, "enough")
         second.all_reduce(tensor := torch.ones(300_000))
         assert (tensor == size).all()
         if rank < 2:  # which are on different hosts
@@ -410,6 +414,20 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
             assert isinstance(attempt(call, torch.zeros(3 + rank), 1 - rank), MessageMismatch)
         comm.all_reduce(tensor := torch.ones(3))
         assert tensor.tolist() == [size] * 3
+
+
+def test_rank_0_s_death_is_told_as_that_of_rank_0(fresh_pool: RankPool) -> None:
+    dead, *others = fresh_pool.outcomes(lose_rank_0, 4, connected=False)
+    assert dead.exit_code == -signal.SIGKILL
+    assert [(outcome.error, outcome.value) for outcome in others] == [(None, 0)] * 3
+
+
+def lose_rank_0(rank: int, size: int, path: str) -> int:
+    with world(rank, path, "AABB") as comm:  # rank 3 has no connection to rank 0
+        comm.barrier()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return raised(PeerLost, comm.barrier).peer
 
 
 def test_a_forked_child_cannot_use_it(fresh_pool: RankPool) -> None:

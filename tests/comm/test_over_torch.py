@@ -105,6 +105,7 @@ def test_a_group_that_closes_ends_what_is_under_way(
             pass
         error = raised(unisono.PeerLost, comm.barrier)
         assert "rank 0 closed group" in str(error)
+        assert error.peer == 0
     dist.barrier()  # its parent goes on
 
 

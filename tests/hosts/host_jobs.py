@@ -46,7 +46,13 @@ def places(made: Network, of_rank: Sequence[int], family: str = "ipv4") -> Place
 
 
 @contextlib.contextmanager
-def world(rank: int, where: Places, timeout_s: float = 60.0, serial: int = 0) -> Iterator[Any]:
+def world(
+    rank: int,
+    where: Places,
+    timeout_s: float = 60.0,
+    serial: int = 0,
+    join_timeout_s: float = 60.0,
+) -> Iterator[Any]:
     """torch's default group over unisono, on this rank's host; what moves its data. Worlds that
     come one after the other have a serial number each, for rank 0 may still host the store of the
     one before."""
@@ -60,7 +66,7 @@ def world(rank: int, where: Places, timeout_s: float = 60.0, serial: int = 0) ->
         "MASTER_PORT": str(PORT + serial),
     }
     autoload.register()
-    dist.init_process_group("unisono", timeout=timedelta(seconds=60.0))
+    dist.init_process_group("unisono", timeout=timedelta(seconds=join_timeout_s))
     comm: Any = dist.group.WORLD.comm  # type: ignore[union-attr]
     comm.timeout_s = timeout_s  # of calls: all may take their time to come
     try:

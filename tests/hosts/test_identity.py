@@ -60,6 +60,11 @@ def test_ranks_of_one_machine_share_a_host(pool: RankPool) -> None:
     assert {hosts.address for hosts in found} == {""}
 
 
+def test_ranks_that_are_given_one_id_share_a_host(pool: RankPool) -> None:
+    found = pool.run(find, 2, [(None, "east")] * 2, {}, connected=False)
+    assert [hosts.members for hosts in found] == [((0, 1),)] * 2
+
+
 def test_the_variable_decides(pool: RankPool) -> None:
     where = [(None, "east"), (None, "west"), (None, "east")]
     found = pool.run(find, 3, where, {"MASTER_ADDR": "127.0.0.1"}, connected=False)
@@ -114,14 +119,20 @@ def errors_of(pool: RankPool, where: Sequence[Where], setup: dict[str, str]) -> 
     return [text.partition(f"{RendezvousError.__name__}: ")[2] for text in texts]
 
 
-def test_ranks_that_claim_one_host_and_cannot_meet(
-    fresh_pool: RankPool, two_hosts: Network
+@pytest.mark.parametrize("others", [0, 1])
+def test_machines_with_one_id_are_told_of_the_variable(
+    fresh_pool: RankPool, two_hosts: Network, others: int
 ) -> None:
+    """Whether they seem to be all that there is, or one host of several."""
     first, second = two_hosts.hosts
-    where = [(first, "a"), (second, "a"), (second, "b")]
+    where = [(first, "a"), (second, "a"), *[(second, "b")] * others]
     texts = errors_of(fresh_pool, where, {"MASTER_ADDR": "10.77.0.1"})
     assert len(set(texts)) == 1
-    assert re.match(r"ranks 0 and 1 both claim to be on host a .* UNISONO_HOSTID", texts[0])
+    assert re.match(
+        r"rank 0 \(pid \d+ on host0\) and rank 1 \(pid \d+ on host1\) have the same host id, a "
+        r"\(UNISONO_HOSTID\), but rank 1 .* give each machine a UNISONO_HOSTID of its own",
+        texts[0],
+    )
 
 
 def test_loopback_between_hosts_is_refused(fresh_pool: RankPool, two_hosts: Network) -> None:

@@ -15,18 +15,21 @@ from host_jobs import PORT, Places, places
 from namespaces import MakeNetwork
 
 import ranks
+from outside_groups import outside_group
 from ranks import RankPool, attempt, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import Communicator, PeerLost, RendezvousError, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.hosts.communicator import HostsCommunicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.torch_backend import autoload
 from unisono.training import (
     WeightReceiver,
     WeightSender,
     init_weight_update_group,
     weight_update,
 )
+from unisono.world.world import resolve
 
 
 @contextmanager
@@ -109,6 +112,29 @@ def test_ranks_that_come_back_meet_again(fresh_pool: RankPool, make_network: Mak
     with make_network(2) as made:
         where = places(made, (0, 0, 1))
         assert fresh_pool.run(join_after_a_death, 3, where, connected=False) == [3.0] * 3
+
+
+def meet_beside_two_worlds(rank: int, size: int, path: str, where: Places) -> None:
+    """As a trainer and an engine, each started by a launcher that knows its own host alone."""
+    with store_on_host_0(rank, where) as store:
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        autoload.register()
+        beside = where.beside(rank)
+        own = dist.FileStore(f"{path}-{beside[0]}", len(beside))
+        mine = {"rank": beside.index(rank), "world_size": len(beside)}
+        dist.init_process_group("unisono", store=own, **mine)
+        group = outside_group("unisono", store, "weights", rank, size)
+        assert isinstance(resolve(group), HostsCommunicator)
+        dist.all_reduce(tensor := torch.full((100_000,), float(rank)), group=group)
+        assert tensor.eq(sum(range(size))).all()
+        dist.barrier(group)
+        dist.destroy_process_group()
+
+
+def test_a_group_of_two_worlds(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        fresh_pool.run(meet_beside_two_worlds, 4, where, connected=False)
 
 
 # -- weights -------------------------------------------------------------------------------------

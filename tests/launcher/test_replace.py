@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
+import unisono.watch
+from outside_groups import outside_group
 from ranks import RankPool
 from unisono.cli import main
 from unisono.torch_backend.autoload import autoload
@@ -46,8 +48,13 @@ EXPECTED = f"{['unisono'] * 5} {[3.0] * 5}"
 
 def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> None:
     first, second = fresh_pool.run(name_gloo, 2, connected=False)
-    assert first == (["unisono"] * 4, [3.0] * 4, [f"unisono: {NOTICE}"])
-    assert second == (["unisono"] * 4, [3.0] * 4, [])
+    outside = [
+        f"unisono: group {name}, outside torch's world, is made with unisono, not gloo: every "
+        "process in it needs UNISONO_REPLACE=gloo"
+        for name in ("weights", "other", "watched")
+    ]
+    assert first == (["unisono"] * 7, [3.0] * 7, [f"unisono: {NOTICE}", *outside])
+    assert second == (["unisono"] * 7, [3.0] * 7, [])
 
 
 def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], list[str]]:
@@ -64,7 +71,12 @@ def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], 
         dist.new_group(backend="GLOO"),
         dist.new_group([0, 1], None, "cpu:gloo"),
         dist.new_subgroups(2, backend="gloo")[0],
+        outside_group("gloo", f"{path}.weights", "weights", 1 - rank, size),
+        outside_group("undefined", f"{path}.other", "other", rank, size),
     ]
+    unisono.watch.start()  # which comes between, and is not who asks
+    groups.append(outside_group("gloo", f"{path}.watched", "watched", rank, size))
+    unisono.watch.stop()
     sums = []
     for group in groups:
         tensor = torch.tensor([rank + 1.0])

@@ -86,7 +86,7 @@ def are_alike(rows: Sequence[torch.Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class PeerCall:
-    """What a rank was about to do, as it told the others."""
+    """What a rank was about to do, as it told the others; with its host, if there are several."""
 
     refused: bool
     digest: bytes
@@ -94,9 +94,10 @@ class PeerCall:
     takes: tuple[int, ...]
     text: str
     site: str
+    host: str = ""
 
 
-def decode_call(row: torch.Tensor, size: int) -> PeerCall:
+def decode_call(row: torch.Tensor, size: int, host: str = "") -> PeerCall:
     """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
@@ -106,7 +107,7 @@ def decode_call(row: torch.Tensor, size: int) -> PeerCall:
     )
     refused = bool(data[0])
     digest = data[1 : 1 + _DIGEST]
-    return PeerCall(refused, digest, tuple(pairs[:size]), tuple(pairs[size:]), text, site)
+    return PeerCall(refused, digest, tuple(pairs[:size]), tuple(pairs[size:]), text, site, host)
 
 
 def find_mismatch(
@@ -124,8 +125,14 @@ def find_mismatch(
     if not sizes.unequal_pairs():
         return None
     culprits = sizes.culprits()
-    blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
+    blamed = f"{_name_on_hosts(culprits, peer_calls)} brought other sizes: " if culprits else ""
     return _mismatch(peer_calls, rank, group, number, culprits, f"{blamed}{sizes.verdict()}")
+
+
+def _name_on_hosts(ranks: Sequence[int], peer_calls: Sequence[PeerCall]) -> str:
+    """ "ranks 2 and 3 on node7"."""
+    hosts = filter(None, dict.fromkeys(peer_calls[rank].host for rank in ranks))
+    return " on ".join(filter(None, [name_ranks(ranks), " and ".join(hosts)]))
 
 
 def _known(sizes: Sequence[int]) -> list[int | None]:
@@ -144,10 +151,10 @@ def _mismatch(
     calls = [call.text + (refused if call.refused else "") for call in peer_calls]
     sites = [call.site or None for call in peer_calls]
     lines = [
-        f"  rank {member}: {text}" + (f" at {site}" if site else "")
+        f"  {_name_on_hosts([member], peer_calls)}: {text}" + (f" at {site}" if site else "")
         for member, (text, site) in enumerate(zip(calls, sites, strict=True))
     ]
-    odd = f"{name_ranks(culprits)} called something else than the others"
+    odd = f"{_name_on_hosts(culprits, peer_calls)} called something else than the others"
     first = why or (odd if culprits else "the ranks called different things")
     where = f"call #{number} of group {group}" if number else f"group {group}"
     return CollectiveMismatch(

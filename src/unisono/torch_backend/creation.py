@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -43,24 +43,30 @@ the death of one of them: whoever caught the error may still come."""
 def create(options: Any, made: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
     as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
-    over that one."""
-    _check_torch(options.group_rank, options.global_ranks_in_group)
+    over that one. A group outside the world, which trainers make by torch's own helper, has no
+    global ranks, and members that need not be in this world, nor on its hosts."""
+    given = _given_to_torch()
+    _check_torch(options.group_rank, options.global_ranks_in_group, given)
     if isinstance(made, Communicator):
         return group_over(made, options.store)
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
+    is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
+    in_world = is_default or bool(options.global_ranks_in_group)  # torch gives the default none
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
-    name = str(options.group_id) if dist.is_initialized() else "world"
+    name = "world" if is_default else str(options.group_id)
     if size == 1:
         from unisono.comm.solo import SoloCommunicator
 
-        return group_over(SoloCommunicator(name, ranks, timeout_s), options.store)
-    world = _world()
+        known = ranks if in_world else None
+        return group_over(SoloCommunicator(name, known, timeout_s), options.store)
+    world = _world() if in_world else None
     end = time.monotonic() + _LATECOMERS_S
 
     def check() -> None:
         _raise_if_hopeless(world, ranks, end)
 
+    check()  # hosts without the dead rank would wait for nobody
     try:
         if world is not None and not isinstance(world, SharedMemoryCommunicator):
             from unisono.comm.hosts.making import connect_beside
@@ -79,6 +85,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
                 join_timeout_s=timeout_s,
                 check=check,
                 on_one_host=world is not None,
+                in_world=in_world,
             )
     except GroupError:
         raise
@@ -151,14 +158,16 @@ _ALSO_OURS = ("nccl",)
 its own; where they share one, NCCL refuses and ours does not."""
 
 
-def _check_torch(rank: int, ranks: Sequence[int]) -> None:
+def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> None:
     version = torch.__version__
     if is_too_old(version):
         oldest = format_version(OLDEST_TORCH)
         raise UnisonoError(f"unisono's backend needs torch {oldest} or later, not {version}")
     if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
         _warn_if_untried(version)
-    config = _asked_for()
+    # Which backend each device shall have: a group of ours replaces all others.
+    backends = given.get("backend_config")
+    config = dict(backends.get_device_backend_map()) if backends is not None else {}
     others = sorted({name for name in config.values() if name not in (NAME, *_ALSO_OURS)})
     if others:
         asked = ",".join(f"{device}:{name}" for device, name in config.items())
@@ -180,11 +189,9 @@ def _warn_if_untried(version: str) -> None:
         )
 
 
-def _asked_for() -> dict[str, str]:
-    """Which backend each device shall have. torch does not tell its backends, but a group of ours
-    replaces all others: look at the function that makes the group."""
+def _given_to_torch() -> Mapping[str, Any]:
+    """What torch's function that makes a group has been given, and does not tell its backends."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back  # type: ignore[assignment]
-    config = frame.f_locals.get("backend_config") if frame is not None else None
-    return dict(config.get_device_backend_map()) if config is not None else {}
+    return frame.f_locals if frame is not None else {}

@@ -1,8 +1,8 @@
 """UNISONO_REPLACE=gloo: programs that ask torch for gloo by name get groups of ours.
 
 torch's `init_process_group` and `new_group` are wrapped at `import torch`, before a program can
-have taken them by name. Calls from within unisono (`unisono.init("gloo")`, benchmarks) mean what
-they say.
+have taken them by name, and so is the helper by which trainers make groups outside the world. Calls
+from within unisono (`unisono.init("gloo")`, benchmarks) mean what they say.
 """
 
 from __future__ import annotations
@@ -26,58 +26,49 @@ _log = logging.getLogger("unisono")
 def replace_backend(replaced: str) -> None:
     """Let `init_process_group` and `new_group` make a group of ours where they are asked for the
     backend `replaced`, or for none where torch would take it. Rank 0 says so once."""
-    notice = _Notice(replaced)
-    for function in (c10d.init_process_group, c10d.new_group):
-        wrapped = _wrap(function, replaced, notice)
+    for function in (c10d.init_process_group, c10d.new_group, c10d._new_process_group_helper):
+        wrapped = _wrap(function, replaced)
         for module in list(sys.modules.values()):  # torch's own modules have it by name, too
             if getattr(module, "__dict__", {}).get(function.__name__) is function:
                 setattr(module, function.__name__, wrapped)
 
 
-class _Notice:
-    """What rank 0 says once, when the first group has been replaced."""
-
-    def __init__(self, replaced: str) -> None:
-        self._replaced = replaced
-        self._is_due = True
-
-    def say(self) -> None:
-        if self._is_due and dist.get_rank() == 0:
-            _log.warning(
-                "unisono: this program asks for %s, and gets unisono (UNISONO_REPLACE=%s)",
-                self._replaced,
-                self._replaced,
-            )
-        self._is_due = False
-
-
 @functools.cache
-def _say_left_alone(asked: str, replaced: str) -> None:
-    _log.warning(
-        'unisono: UNISONO_REPLACE=%s leaves "%s" as it is: it names another backend or device, too',
-        replaced,
-        asked,
-    )
+def _say_once(text: str) -> None:
+    """On rank 0 of the program, where it is known which that is."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _log.warning("unisono: %s", text)
 
 
-def _wrap(function: Callable[..., Any], replaced: str, notice: _Notice) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     makes_default = function.__name__ == "init_process_group"
+    is_helper = function.__name__ == "_new_process_group_helper"
+    meaning_it = ("unisono.", "torch.") if is_helper else ("unisono.",)  # torch is asked by others
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def wrapped(*args: Any, **keywords: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith("unisono."):
+        frame = sys._getframe(1)
+        while (caller := frame.f_globals.get("__name__", "")) == "unisono.watch.attach":
+            frame = frame.f_back  # type: ignore[assignment]  # which passes on what others ask for
+        if caller.startswith(meaning_it):
             return function(*args, **keywords)
         call = signature.bind(*args, **keywords)
         asked = call.arguments.get("backend")
-        if asked is None and makes_default:
+        if asked == "undefined" or (asked is None and makes_default):
             asked = _default_backend(call.arguments.get("device_id"))
         if not _is_replaced(asked, replaced):
             return function(*args, **keywords)
         call.arguments["backend"] = NAME
+        if is_helper and not call.arguments["global_ranks_in_group"]:  # others would wait in vain
+            _say_once(
+                f"group {call.arguments['group_name']}, outside torch's world, is made with "
+                f"unisono, not {replaced}: every process in it needs UNISONO_REPLACE={replaced}"
+            )
         result = function(*call.args, **call.kwargs)
-        notice.say()
+        _say_once(
+            f"this program asks for {replaced}, and gets unisono (UNISONO_REPLACE={replaced})"
+        )
         return result
 
     return wrapped
@@ -100,5 +91,8 @@ def _is_replaced(asked: str | None, replaced: str) -> bool:
     devices = {part.partition(":")[0].strip() for part in str(asked).lower().split(",")}
     if names == {replaced} and devices <= {replaced, "cpu"}:
         return True
-    _say_left_alone(str(asked), replaced)
+    _say_once(
+        f'UNISONO_REPLACE={replaced} leaves "{asked}" as it is: it names another backend or '
+        "device, too"
+    )
     return False

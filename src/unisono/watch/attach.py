@@ -14,6 +14,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.rendezvous.bounded_store import BoundedStore
+from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
@@ -88,8 +90,9 @@ def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int
     """The ledger of the members on this machine, and who they are."""
     rank, size = inner.rank(), inner.size()
     timeout_s = 60.0
-    store.set(f"host/{rank}", _host())
-    mine = [other for other in range(size) if store.get(f"host/{other}").decode() == _host()]
+    said = BoundedStore(store, Deadline(timeout_s).left_s)
+    said.set(f"host/{rank}", _host())
+    mine = [other for other in range(size) if said.get(f"host/{other}").decode() == _host()]
     description = str(inner.group_desc)
     name = "world" if description == "default_pg" else str(inner.group_name)
     if description not in ("default_pg", "undefined", ""):

@@ -26,7 +26,8 @@ _NOTE_BYTES = 240
 @dataclass(frozen=True)
 class Cause:
     """`kind` is the exception's name, `text` what all members say of it; where `missing` ranks did
-    not come to a call, which each member says by itself, where these are. Ranks are the group's."""
+    not come to a call, which each member says by itself, where these are; so, too, where the data
+    of two ranks that are `apart` did not arrive. Ranks are the group's."""
 
     kind: str
     text: str
@@ -35,15 +36,17 @@ class Cause:
     call: int = 0
     missing: tuple[int, ...] = ()
     cycle: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
 
     def encode(self, most_bytes: int = 1 << 16) -> str:
         """As JSON of so many bytes at most; a long text is cut short."""
-        fields = {name: value for name, value in asdict(self).items() if value not in ("", (), 0)}
-        while len(text := json.dumps(fields, ensure_ascii=False)) > most_bytes:
+        usual = asdict(Cause("", ""))  # not what is empty: a peer of 0 is rank 0
+        fields = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        while len((text := json.dumps(fields, ensure_ascii=False)).encode()) > most_bytes:
             longest = max(("text", "reason"), key=lambda name: len(fields.get(name, "")))
             over = len(text.encode()) - most_bytes
             if len(fields.get(longest, "")) < over + 8:
-                return json.dumps({"kind": self.kind, "text": self.text[:40]})
+                return json.dumps({"kind": self.kind, "text": self.text[:40], "peer": self.peer})
             fields[longest] = fields[longest][: -over - 4] + "..."
         return text
 
@@ -79,7 +82,7 @@ def decode_cause(text: str) -> Cause | None:
     """The reverse of `encode`; None for what is no cause."""
     try:
         fields = json.loads(text)
-        lists = {name: tuple(fields.get(name, ())) for name in ("missing", "cycle")}
+        lists = {name: tuple(fields.get(name, ())) for name in ("missing", "cycle", "apart")}
         fields = {"text": ""} | fields | lists
         return Cause(**fields)
     except (ValueError, TypeError, AttributeError):

@@ -32,12 +32,11 @@ def connect(
     memory alone where all are on one host, or known to be. Without a world in common they have no
     global ranks. Other arguments are those of `SharedMemoryCommunicator.connect`."""
     deadline = deadline or Deadline(join_timeout_s)
-    if in_world:
-        global_ranks = global_ranks or tuple(range(size))
-    hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check)
+    global_ranks = global_ranks or tuple(range(size)) if in_world else None
+    hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
     if hosts is None or hosts.count == 1:
         made = SharedMemoryCommunicator.connect(
-            StoreAnnouncements(store),
+            StoreAnnouncements(store, limit=deadline),
             rank,
             size,
             name=name,

@@ -144,12 +144,8 @@ class ControlLines:
             return
         with self._lock:
             self._wanted.pop(peer, None)
-        address, port = where
-        raise RendezvousError(
-            f"no line to {address} port {port} within {in_seconds(timeout_s)} ({wanted.problem}): "
-            "may the hosts reach each other on all ports? If they have several interfaces, set "
-            "GLOO_SOCKET_IFNAME"
-        )
+        to = f"{where[0]} port {where[1]} within {in_seconds(timeout_s)}"
+        raise RendezvousError(f"no line to {to} ({wanted.problem})")
 
     def reaches(self, peer: int) -> bool:
         """Whether there is a line to a rank."""

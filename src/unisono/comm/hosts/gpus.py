@@ -65,7 +65,7 @@ def meet_on_gpus(comm: HostsCommunicator, what: str, device: torch.device) -> Co
         raise ValueError(f"{what} on group {comm.name}: {describe_no_way(gpus)}")
     limits_s = comm.timeout_s, comm.timeout_s
     name = f"{comm.name}/{comm.key.hex()}"
-    store = comm.links.open_store()
+    store = comm.links.open_store(comm.timeout_s)
     return StatelessCommunicator("nccl", store, name, comm.rank, comm.size, *limits_s)
 
 

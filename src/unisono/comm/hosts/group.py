@@ -179,8 +179,9 @@ class HostsGroup(RowCollectives):
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
 
     def _conclude(self, reason: str) -> str:
-        """Two hosts may end a group at once, each by itself; the first one in the store counts."""
-        first = self.links.decide(self.key, reason)
+        """Two hosts may end a group at once, each by itself; the first one in the store counts.
+        Raises StoreGone where nobody can tell which that is."""
+        first = self.links.decide(self.key, reason, self.timeout_s)
         self.end(Cause("GroupAborted", f"group {self.name} was ended: {first}", reason=first))
         return first
 
@@ -264,7 +265,9 @@ class HostsGroup(RowCollectives):
 
     def send_row(self, peer: int, stage: int, row: torch.Tensor) -> None:
         """Send a row of bytes to a global rank. Stages of a call are streams of their own."""
+        self._awaited = peer
         self.link(peer).send_row(self.key, self._tag(stage), row, self.check)
+        self._awaited = -1
 
     def take_frame(self, peer: int, stage: int) -> Frame:
         """The next frame of a global rank in a stage of this call."""
@@ -297,14 +300,19 @@ class HostsGroup(RowCollectives):
             raise self.end(Cause("PeerLost", text, peer=rank, call=self.calls))
 
     def _raise_late(self, peer: int) -> NoReturn:
-        """A rank did not come by the deadline, or it waits in the call for one that is stopped."""
+        """A rank did not come by the deadline, or it waits in the call for one that is stopped; or
+        it has come, and waits for us or is further on: what it has sent does not arrive."""
         answer = self.links.ask_where(peer, _ANSWER_S, self.key)
         self.check()  # meanwhile we may have heard more
         stopped = [*answer.stopped, *self.answer().stopped]
+        rank = self.placement.members.index(peer)
+        is_waiting = answer.call == self.calls and answer.awaited == self.links.me
+        if not stopped and (is_waiting or answer.call > self.calls):  # it has come
+            raise self.end(Cause("CollectiveTimeout", "", call=self.calls, apart=(self.rank, rank)))
         if not stopped and answer.awaited >= 0:
             time.sleep(_ANSWER_S)  # until it asks in its turn, and tells all
             self.check()
-        late = [self.placement.members.index(member) for member in stopped or [peer]]
+        late = [self.placement.members.index(member) for member in stopped] or [rank]
         how = "is stopped" if stopped else f"is at {answer.at}" if answer.at else "did not answer"
         lines = [f"  rank {rank} {how}" for rank in late]
         raise self.end(late_cause(late, "\n".join(lines), self.calls))
@@ -314,22 +322,28 @@ class HostsGroup(RowCollectives):
         members, pids = self.placement.members, self.links.hosts.pids
         here = [members[rank] for rank in self.placement.here]
         stopped = tuple(member for member in here if state_of(pids[member]).is_stopped)
-        return Answer(stopped=stopped, awaited=self._awaited)
+        return Answer("", stopped, self._awaited, self.calls)
 
     def _title_of(self, cause: Cause) -> str:
         """What a member says first, where the cause has only the details."""
         if cause.cycle:
             circle = " -> ".join(map(str, [*cause.cycle, cause.cycle[0]]))
             return f"deadlock in group {self.name}: ranks {circle} wait for each other"
-        if not cause.missing or not cause.call:
+        if not (cause.missing or cause.apart) or not cause.call:
             return ""
+        call = f"call #{cause.call} of " if self.doing else ""
+        what = f"{self.doing or 'a call'} ({call}group {self.name})"
+        what += f" reached its timeout of {self.limit_s:g} s"
+        if cause.apart:
+            return (
+                f"{what}: {' and '.join(map(self.name_rank, cause.apart))} have both come, but the "
+                "data between them does not arrive, though short messages do. The network drops "
+                "large packets (compare the MTU of all interfaces on the way; try ping -M do "
+                "-s 1472), or is too slow for this timeout"
+            )
         late = [self.name_rank(rank) for rank in cause.missing[:4]]
         late += [f"{len(cause.missing) - 4} more"] if len(cause.missing) > 4 else []
-        call = f"call #{cause.call} of " if self.doing else ""
-        return (
-            f"{self.doing or 'a call'} ({call}group {self.name}) reached its timeout of "
-            f"{self.limit_s:g} s because {', '.join(late)} never came"
-        )
+        return f"{what} because {', '.join(late)} never came"
 
     # -- calls -----------------------------------------------------------------------------------
 

@@ -73,13 +73,20 @@ class Hosts:
 
 class Claim:
     """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
-    says that UNISONO_HOSTID has told it; `socket` is where it can be reached on that host."""
+    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`."""
 
     def __init__(
-        self, identity: str, is_given: bool, name: str, pid: int, socket: str, secret: str
+        self,
+        identity: str,
+        is_given: bool,
+        name: str,
+        pid: int,
+        socket: str,
+        secret: str,
+        machine: str = "",
     ) -> None:
         self.identity, self.is_given = identity, is_given
-        self.name, self.pid = name, pid
+        self.name, self.machine, self.pid = name, machine, pid
         self.socket = socket
         self.secret = secret
 
@@ -90,6 +97,7 @@ def find_hosts(
     size: int,
     deadline: Deadline,
     check: Callable[[], None] = lambda: None,
+    group: str = "world",
 ) -> Hosts:
     """Where the ranks of a world are; every rank calls this, and has the same afterwards.
 
@@ -101,27 +109,29 @@ def find_hosts(
             door = stack.enter_context(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
-        mine = _claim(door)
-        texts = exchange(store, "hosts", rank, range(size), json.dumps(vars(mine)), deadline, check)
+        mine = json.dumps(vars(_claim(door)))
+        texts = exchange(store, "hosts", rank, range(size), mine, deadline, check, group)
         claims = [Claim(**json.loads(text)) for text in texts]
         hosts = group_claims(claims, rank)
-        if hosts.count == 1:  # whose ranks prove it when they come to share a segment
-            return hosts
+        if hosts.count == 1 and not any(claim.is_given for claim in claims):
+            return hosts  # whose ranks prove it when they come to share a segment
         from unisono.comm.hosts import network  # what one host alone need not load
 
         addresses: network.Addresses = {}
         try:
             _prove(claims, rank, hosts.leader(hosts.mine))
-            addresses = network.find_addresses(store)
+            addresses = network.find_addresses(store) if hosts.count > 1 else {}
             problem = ""
         except RendezvousError as error:  # which all ranks shall hear
             problem = str(error)
-        finding = {"problem": problem, "addresses": addresses}
-        texts = exchange(store, "proofs", rank, range(size), json.dumps(finding), deadline, check)
+        mine = json.dumps({"problem": problem, "addresses": addresses})
+        texts = exchange(store, "proofs", rank, range(size), mine, deadline, check, group)
     findings = [json.loads(text) for text in texts]
     problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
     if problems:
         raise RendezvousError(problems[0])
+    if hosts.count == 1:
+        return hosts
     address = network.choose_address(
         [theirs["addresses"] for theirs in findings],
         rank,
@@ -159,14 +169,15 @@ def _claim(door: socket.socket) -> Claim:
     name = f"unisono-{os.urandom(16).hex()}"
     door.bind(b"\0" + name.encode())
     door.listen(1024)
-    given = variables.HOSTID.read()
+    given, machine = variables.HOSTID.read(), socket.gethostname()
     return Claim(
         identify_host(),
         bool(given),
-        given or socket.gethostname(),
+        given or machine,
         os.getpid(),
         name,
         os.urandom(32).hex(),
+        machine,
     )
 
 
@@ -180,10 +191,11 @@ def _prove(claims: Sequence[Claim], rank: int, leader: int) -> None:
             user = peer_uid(caller)
         except OSError as error:
             raise RendezvousError(
-                f"ranks {leader} and {rank} both claim to be on host {own.name} ({own.identity}), "
-                f"but rank {rank} (pid {own.pid}) does not find rank {leader} (pid {first.pid}) "
-                f"there ({error.strerror or error}): has it ended? If they are on different "
-                "machines, give each machine a UNISONO_HOSTID of its own"
+                f"rank {leader} (pid {first.pid} on {first.machine}) and rank {rank} (pid "
+                f"{own.pid} on {own.machine}) have the same host id, {own.identity}"
+                f"{' (UNISONO_HOSTID)' if own.is_given else ''}, but rank {rank} does not find the "
+                f"other on its machine ({error.strerror or error}): has it ended? If they are on "
+                "different machines, give each machine a UNISONO_HOSTID of its own"
             ) from error
     if user != os.geteuid():
         raise RendezvousError(

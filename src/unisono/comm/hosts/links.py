@@ -23,8 +23,10 @@ from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
-from unisono.comm.hosts.network import await_store, make_device, make_gloo
+from unisono.comm.hosts.network import INSTEAD, find_interface, make_device, make_gloo, open_store
 from unisono.comm.hosts.questions import Questions
+from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
+from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.errors import RendezvousError
 
 _ASKED_S = 60.0
@@ -46,11 +48,13 @@ class GroupMembers:
 
 class Answer(NamedTuple):
     """Where the program of a rank is, "" where that did not answer; and of a group which ranks of
-    its host are stopped, and for which rank of another host it waits itself, as global ranks."""
+    its host are stopped, and for which rank of another host it waits itself, as global ranks; and
+    in which call it is, or has been last."""
 
     at: str = ""
     stopped: tuple[int, ...] = ()
     awaited: int = -1
+    call: int = -1
 
 
 class Party(Protocol):
@@ -100,7 +104,8 @@ class Links:
         )
         self._device = make_device(hosts.address)
         self.questions = Questions(self._lines.send, {"stuck": self._tell_where})
-        store.set(_where_key(me), json.dumps(self._lines.where))
+        where = [*self._lines.where, find_interface(hosts.address)]
+        BoundedStore(store, lambda: _ASKED_S).set(_where_key(me), json.dumps(where))
         all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -189,24 +194,23 @@ class Links:
         else:
             self._draw_line(peer, summons=True)
 
-    def open_store(self) -> Any:
-        """A connection of one's own to the store in which the ranks have met."""
-        return self._store.clone()
+    def open_store(self, timeout_s: float) -> Any:
+        """A connection of one's own to the store in which the ranks have met; or StoreGone."""
+        return open_store(self._store, timeout_s)
 
-    def decide(self, key: bytes, text: str) -> str:
-        """What the first rank of a group that called this has said; "" where the store is gone."""
-        with contextlib.suppress(RuntimeError):
-            store = self.open_store()
-            return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
-        return ""
+    def decide(self, key: bytes, text: str, timeout_s: float) -> str:
+        """What the first rank of a group that called this has said. Raises StoreGone."""
+        limit = Deadline(timeout_s)
+        store = BoundedStore(self.open_store(timeout_s), limit.left_s)
+        return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
 
     def ask_where(self, peer: int, timeout_s: float, key: bytes = b"") -> Answer:
         """Where the program of a global rank is, and what keeps it in a group."""
         told = self.questions.ask([peer], "stuck", key.hex(), timeout_s).get(peer)
         if told is None:
             return Answer()
-        at, stopped, awaited = told
-        return Answer(str(at), tuple(map(int, stopped)), int(awaited))
+        at, stopped, awaited, call = told
+        return Answer(str(at), tuple(map(int, stopped)), int(awaited), int(call))
 
     def _tell_where(self, key: str) -> Answer:
         party = self._party(bytes.fromhex(key))
@@ -271,6 +275,8 @@ class Links:
             return
         if "link" in message:
             self._begin(peer, _ASKED_S, False)
+        elif "problem" in message:
+            self._fail(peer, str(message["problem"]))
         else:
             self._on_group_message(bytes.fromhex(message["group"]), message)
 
@@ -292,8 +298,7 @@ class Links:
 
         def draw() -> None:
             with contextlib.suppress(Exception):  # then there is no line: nobody depends on it
-                await_store(self._store, _DRAW_S)  # torch would try for long, and loudly
-                address, port = json.loads(self._store.clone().get(_where_key(peer)))
+                address, port, _ = json.loads(self.open_store(_DRAW_S).get(_where_key(peer)))
                 self._lines.connect(peer, (address, port), _ASKED_S, summons=summons)
             self._drawn.discard(peer)
 
@@ -340,7 +345,7 @@ class Links:
         """A gloo group of this process and that of a global rank, which makes it by the same name;
         apart from all others. Raises RendezvousError if there is none in time."""
         low, high = sorted((self.me, peer))
-        store, me = self._store.clone(), int(self.me == high)
+        store, me = self.open_store(timeout_s), int(self.me == high)
         return make_gloo(store, f"{name}/{low}-{high}", me, 2, self._device, timeout_s)
 
     def _begin(self, peer: int, timeout_s: float, summons: bool) -> threading.Event | None:
@@ -351,6 +356,8 @@ class Links:
             if known is not None:
                 return known
             event = self._links[peer] = threading.Event()
+            if peer in self._problems:  # it has found that there can be none
+                event.set()
         # beside each other: processes have their peers in different orders
         threading.Thread(
             target=self._make,
@@ -362,14 +369,16 @@ class Links:
 
     def _make(self, peer: int, event: threading.Event, timeout_s: float, summons: bool) -> None:
         low, high = sorted((self.me, peer))
+        limit, address, interface = Deadline(timeout_s), "?", "?"
         try:
-            store = self._store.clone()  # its own connection: a store answers one at a time
-            address, port = json.loads(store.get(_where_key(peer)))
-            self._lines.connect(peer, (address, port), timeout_s, summons=summons)
+            store = self.open_store(timeout_s)
+            told = BoundedStore(store, limit.left_s).get(_where_key(peer))
+            address, port, interface = json.loads(told)
+            self._lines.connect(peer, (address, port), limit.left_s(), summons=summons)
             if summons:
                 self._lines.send(peer, {"link": "please"})
             name = f"unisono/link/{low}-{high}"
-            gloo = make_gloo(store, name, int(self.me == high), 2, self._device, timeout_s)
+            gloo = make_gloo(store, name, int(self.me == high), 2, self._device, limit.left_s())
             link = Link(peer, gloo, self._on_frame, self._on_end)
             with self._lock:
                 self._links[peer] = link  # first: what comes in is answered on it
@@ -378,8 +387,24 @@ class Links:
             if is_late:
                 link.close()
         except Exception as error:
-            self._problems[peer] = f"no connection to {self.hosts.name_rank(peer)}: {error}"
+            here = f"{self.hosts.address} on {find_interface(self.hosts.address)}"
+            advice = f". Open all ports between these hosts, or {INSTEAD}"
+            problem = (
+                f"no connection between {self.hosts.name_rank(self.me)}, at {here}, and "
+                f"{self.hosts.name_rank(peer)}, at {address} on {interface}: {error}"
+                f"{'' if isinstance(error, StoreGone) else advice}"
+            )
+            self._lines.send(peer, {"problem": problem})  # it may wait in vain
+            self._fail(peer, problem)
         event.set()
+
+    def _fail(self, peer: int, problem: str) -> None:
+        """There is no connection to a rank: let those hear why who wait for it."""
+        with self._lock:
+            self._problems.setdefault(peer, problem)
+            known = self._links.get(peer)
+        if isinstance(known, threading.Event):
+            known.set()
 
 
 def _where_key(rank: int) -> str:

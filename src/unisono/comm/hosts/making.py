@@ -73,8 +73,9 @@ def _make_local(placement: Placement, meeting: Rendezvous) -> Communicator:
     if len(here) == 1:
         return SoloCommunicator(meeting.name, global_ranks, meeting.timeout_s)
     first = min(placement.members[rank] for rank in here)
+    store = PrefixStore(f"unisono/host/{first}", meeting.store)
     return SharedMemoryCommunicator.connect(
-        StoreAnnouncements(PrefixStore(f"unisono/host/{first}", meeting.store)),
+        StoreAnnouncements(store, limit=meeting.deadline),
         placement.index,
         len(here),
         name=meeting.name,

@@ -120,7 +120,10 @@ class Meeting:
         mine = encode_call(call, self._size)
         rows = self._share(mine.numpy(), mine.numel(), _TEXTS)
         group = self._group
-        calls = [decode_call(torch.from_numpy(row), self._size) for row in rows]
+        calls = [
+            decode_call(torch.from_numpy(row), self._size, host)
+            for row, host in zip(rows, group.host_names, strict=True)
+        ]
         error = find_mismatch(calls, group.rank, group.name, group.calls)
         assert error is not None
         return error

@@ -13,25 +13,27 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from unisono.comm.rendezvous.bounded_store import StoreGone, answer_within
 from unisono.errors import RendezvousError
 
 Addresses = dict[str, str]
 """A rank's own addresses by family: "4" and "6"."""
 
 _SIOCGIFADDR = 0x8915
-_INSTEAD = "set GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other"
+INSTEAD = "set GLOO_SOCKET_IFNAME on each host to the interface by which it reaches the others"
 
 
 def find_addresses(store: Any) -> Addresses:
     """Where this process may be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
-    the one by which it reaches MASTER_ADDR, or the store, or the address of its own host's name.
+    the one by which it reaches the store, which may lie outside its world, or MASTER_ADDR, or the
+    address of its own host's name.
 
     Raises RendezvousError if that interface does not exist or has no address.
     """
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     if chosen:
         return _addresses_of(chosen)
-    target = os.environ.get("MASTER_ADDR") or _host_of(store) or socket.gethostname()
+    target = _host_of(store) or os.environ.get("MASTER_ADDR") or socket.gethostname()
     return _sources_towards(target)
 
 
@@ -51,7 +53,7 @@ def choose_address(
     if not shared:
         texts = [f"{name_rank(r)}: {_describe(theirs)}" for r, theirs in enumerate(everyone)]
         raise RendezvousError(
-            f"the hosts have no kind of address in common: {_INSTEAD}\n" + "\n".join(texts)
+            f"the hosts have no kind of address in common: {INSTEAD}\n" + "\n".join(texts)
         )
     for family in shared:
         outward = [theirs[family] for theirs in everyone if not is_loopback(theirs[family])]
@@ -67,7 +69,7 @@ def choose_address(
         return own
     raise RendezvousError(
         f"{name_rank(rank)} would be reached at {own}, which is the loopback interface, and no "
-        f"other host gets there: set MASTER_ADDR to an address that all hosts reach, or {_INSTEAD}"
+        f"other host gets there: set MASTER_ADDR to an address that all hosts reach, or {INSTEAD}"
     )
 
 
@@ -109,14 +111,12 @@ def make_gloo(store: Any, name: str, me: int, size: int, device: Any, timeout_s:
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
     options._devices = [device]
+    own, limit_s = PrefixStore(name, store), timeout_s + 1.0  # gloo has a limit of its own
     try:
-        return ProcessGroupGloo(PrefixStore(name, store), me, size, options)
+        return answer_within(limit_s, lambda: ProcessGroupGloo(own, me, size, options))
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise RendezvousError(
-            f"gloo did not connect {size} processes ({name}): {reason}; may hosts reach each other "
-            f"on all ports? Else {_INSTEAD}"
-        ) from error
+        reason = str(error).partition("\n")[0].rpartition("vs -1. ")[2]  # without gloo's own line
+        raise RendezvousError(f"gloo did not connect {size} processes: {reason}") from error
 
 
 # -- addresses -----------------------------------------------------------------------------------
@@ -174,11 +174,23 @@ def _keep(found: Addresses, family: str, address: str) -> None:
         found.setdefault(family, address)
 
 
-def await_store(store: Any, timeout_s: float) -> None:
-    """Return once a TCPStore can be reached; raises OSError if it cannot. Others always can."""
+def open_store(store: Any, timeout_s: float) -> Any:
+    """A connection of one's own to a store: it answers one at a time. Raises StoreGone if there is
+    none in time, and at once if its host has ended, whom torch would call again and again."""
     host, port = _host_of(store), getattr(_lowest(store), "port", 0)
-    if host and port:
-        socket.create_connection((host, port), timeout_s).close()
+
+    def call() -> Any:
+        if host and port:
+            socket.create_connection((host, port), timeout_s).close()
+        return store.clone()
+
+    try:
+        return answer_within(timeout_s, call)
+    except OSError as error:
+        raise StoreGone(
+            f"the torch Store by which the ranks met, at {host}:{port}, has ended or cannot be "
+            f"reached ({error.strerror or error})"
+        ) from error
 
 
 def _host_of(store: Any) -> str:

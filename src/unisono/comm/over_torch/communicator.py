@@ -20,6 +20,7 @@ from unisono.comm.over_torch.arithmetic import choose_encoding
 from unisono.comm.over_torch.messages import TorchMessages
 from unisono.comm.over_torch.process_groups import new_group
 from unisono.comm.over_torch.transport import ON_STREAMS
+from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.comm.row_group import Rows
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError
 
@@ -47,7 +48,8 @@ class TorchCommunicator(TorchMessages):
         parent = self._transport.group
         global_of = dist.get_process_group_ranks(parent)
         try:
-            group = new_group(parent, [global_of[rank] for rank in members], name, self.timeout_s)
+            ranks, limit_s = [global_of[rank] for rank in members], self.timeout_s
+            group = answer_within(limit_s + 1.0, lambda: new_group(parent, ranks, name, limit_s))
         except UnisonoError:
             raise
         except RuntimeError as error:  # gloo connects the ranks at once: one may have ended

@@ -15,6 +15,7 @@ import re
 import time
 from typing import Any
 
+from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -36,6 +37,7 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _CAUSE_COMES_S = 0.3
+_STORE_ANSWERS_S = 2.0
 
 
 class Faults:
@@ -44,7 +46,7 @@ class Faults:
     def __init__(self, name: str, rank: int, store: Any) -> None:
         self._name = name
         self._rank = rank
-        self._store = store
+        self._store = BoundedStore(store, lambda: _STORE_ANSWERS_S)
         self._pid = os.getpid()
         self.cause: GroupError | None = None
 
@@ -63,7 +65,7 @@ class Faults:
     def closed(self, *, tell: bool) -> None:
         """The group was closed here; with `tell` the others learn who has left."""
         if tell and self.cause is None:
-            self._tell(PeerLost(f"rank {self._rank} closed group {self._name}"))
+            self._tell(PeerLost(f"rank {self._rank} closed group {self._name}", peer=self._rank))
         text = f"group {self._name} is closed"
         self.cause = GroupClosed(text, rank=self._rank, group=self._name)
 
@@ -102,7 +104,7 @@ class Faults:
     def _tell(self, error: GroupError) -> GroupError | None:
         """Leave the cause for the others; the one that another member has left before, if any."""
         record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
-        record["reason"] = getattr(error, "reason", "")
+        record |= {"reason": getattr(error, "reason", ""), "peer": getattr(error, "peer", -1)}
         with contextlib.suppress(Exception):  # its host may have gone with the group
             first = self._store.compare_set(_KEY, "", json.dumps(record))
             return self._cause_from(json.loads(first))
@@ -126,6 +128,8 @@ class Faults:
         kind = _KINDS.get(record["kind"], GroupError)
         text = f"{record['text']} (told by rank {record['rank']})"
         error = kind(text, rank=self._rank, group=self._name)
+        if isinstance(error, (GroupAborted, PeerLost)):
+            error.peer = int(record["peer"])
         if isinstance(error, GroupAborted):
-            error.peer, error.reason = int(record["rank"]), str(record.get("reason", ""))
+            error.reason = str(record["reason"])
         return error

@@ -7,8 +7,10 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting
 from unisono.errors import RendezvousError
@@ -49,17 +51,11 @@ def store_at(
         if not hosts:
             _wait_for_host(address, int(port), named, waiting, deadline)
         patience_s = max(min(deadline.left_s(), _ATTEMPT_S), 1.0)
+        call = partial(TCPStore, address, int(port), size, hosts, timedelta(seconds=patience_s))
+        libuv = os.environ.get("USE_LIBUV", "1") == "1"
+        call = partial(call, wait_for_workers=False, multi_tenant=True, use_libuv=libuv)
         try:
-            store = TCPStore(
-                address,
-                int(port),
-                size,
-                is_master=hosts,
-                timeout=timedelta(seconds=patience_s),
-                wait_for_workers=False,
-                multi_tenant=True,
-                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-            )
+            store = answer_within(patience_s + 1.0, call)
             store.set_timeout(timedelta(seconds=_OPERATION_S))
             return store
         except RuntimeError as error:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from unisono.comm.base import Communicator
 from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.errors import RendezvousError, UnisonoError
 
 _c10d: Any = dist  # its stubs do not know all of these names
@@ -89,7 +90,8 @@ def _connect(backend: str, store: Any, rank: int, size: int, timeout: timedelta)
     check_backend(backend)
     kinds = _c10d.ProcessGroup.BackendType
     group = _c10d.ProcessGroup(store, rank, size)
-    gloo = _c10d.ProcessGroupGloo(_c10d.PrefixStore("cpu", store), rank, size, timeout)
+    own, limit_s = _c10d.PrefixStore("cpu", store), timeout.total_seconds() + 1.0
+    gloo = answer_within(limit_s, lambda: _c10d.ProcessGroupGloo(own, rank, size, timeout))
     gloo._set_sequence_number_for_group()
     group._set_default_backend(kinds.GLOO)
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)

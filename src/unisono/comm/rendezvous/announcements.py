@@ -8,13 +8,14 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import RendezvousError, UnisonoError
+from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, Waiting, in_seconds
+from unisono.errors import RendezvousError
 
 Announcement = dict[str, Any]
 """What a rank says of itself: its lobby's address, host, boot, pid."""
@@ -131,24 +132,21 @@ def _describe(status: os.stat_result) -> str:
 
 class StoreAnnouncements:
     """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
-    job. Meetings in one store are told apart by their `prefix`."""
+    job, and is asked until a `limit`. Meetings in one store are told apart by their `prefix`."""
 
-    def __init__(self, store: Any, prefix: str = "unisono") -> None:
-        self._store = store
+    def __init__(self, store: Any, prefix: str = "unisono", limit: Deadline | None = None) -> None:
+        self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
         self._prefix = prefix
 
     def announce(self, rank: int, announcement: Announcement) -> None:
-        with store_answers():
-            self._store.set(f"{self._prefix}/{rank}", json.dumps(announcement))
+        self._store.set(f"{self._prefix}/{rank}", json.dumps(announcement))
 
     def look_up(self, rank: int) -> Announcement | None:
         key = f"{self._prefix}/{rank}"
-        with store_answers():
-            if not self._store.check([key]):
-                return None
-            text = self._store.get(key)
+        if not self._store.check([key]):
+            return None
         try:
-            announcement = json.loads(text)
+            announcement = json.loads(self._store.get(key))
         except ValueError:
             return None
         return (
@@ -161,23 +159,7 @@ class StoreAnnouncements:
             if announcement is not None and self.look_up(rank) != announcement:
                 return
             # Not deleted: whoever has just seen that it is there would wait for it.
-            with store_answers():
-                self._store.set(key, "")
-
-
-@contextlib.contextmanager
-def store_answers() -> Iterator[None]:
-    """torch's errors speak of sockets; whoever reads ours wants to know that rank 0 may be gone."""
-    try:
-        yield
-    except UnisonoError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise RendezvousError(
-            f"the torch Store by which the ranks meet does not answer; has the process that hosts "
-            f"it ended? ({reason})"
-        ) from error
+            self._store.set(key, "")
 
 
 def exchange(
@@ -188,6 +170,7 @@ def exchange(
     text: str,
     deadline: Deadline,
     check: Callable[[], None] = lambda: None,
+    group: str = "world",
 ) -> list[str]:
     """The texts of these ranks, in their order; each of them calls this, and has it once all have
     come.
@@ -196,25 +179,25 @@ def exchange(
     Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
     """
     size = len(ranks)
-    waiting = Waiting(rank, size, "world", deadline)
-    with store_answers():
-        serial = store.add(f"unisono/{name}/count/{rank}", 1)
-        keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
-        store.set(keys[rank], text)
-        pause_s = 0.001
-        while not store.check(list(keys.values())):
-            is_late = not deadline.left_s()
-            if is_late or waiting.is_long():
-                missing = [member for member, key in keys.items() if not store.check([key])]
-                if is_late and missing:
-                    from unisono.wording import name_ranks  # few ever wait in vain
+    waiting = Waiting(rank, size, group, deadline)
+    store = BoundedStore(store, deadline.left_s)
+    serial = store.add(f"unisono/{name}/count/{rank}", 1)
+    keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
+    store.set(keys[rank], text)
+    pause_s = 0.001
+    while not store.check(list(keys.values())):
+        is_late = not deadline.left_s()
+        if is_late or waiting.is_long():
+            missing = [member for member, key in keys.items() if not store.check([key])]
+            if is_late and missing:
+                from unisono.wording import name_ranks  # few ever wait in vain
 
-                    raise RendezvousError(
-                        f"{name_ranks(missing)} of {size} did not come within "
-                        f"{in_seconds(deadline.timeout_s)}"
-                    )
-                waiting.say(missing, size - len(missing))
-            check()
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.05)
-        return [text.decode() for text in store.multi_get(list(keys.values()))]
+                raise RendezvousError(
+                    f"group {group}: {name_ranks(missing)} of {size} did not come within "
+                    f"{in_seconds(deadline.timeout_s)}"
+                )
+            waiting.say(missing, size - len(missing))
+        check()
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.05)
+    return [text.decode() for text in store.multi_get(list(keys.values()))]

@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Any
 
-from unisono.comm.rendezvous.announcements import store_answers
+from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.errors import RendezvousError
@@ -33,13 +33,12 @@ def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -
     Raises RendezvousError if they do not come by the deadline, come with another size, or if
     another process comes as this rank.
     """
-    with store_answers():
-        call = _RollCall(store, name, rank, size, deadline)
-        call.come()
-        try:
-            return call.propose_until_all_agree() if rank == 0 else call.agree_until_it_begins()
-        finally:
-            call.leave()
+    call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size, deadline)
+    call.come()
+    try:
+        return call.propose_until_all_agree() if rank == 0 else call.agree_until_it_begins()
+    finally:
+        call.leave()
 
 
 class _RollCall:

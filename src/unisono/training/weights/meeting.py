@@ -19,6 +19,7 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.stateless import StatelessCommunicator, check_backend
+from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError
@@ -70,7 +71,8 @@ def meet_at(
     try:
         store = reach(deadline.left_s(), hosts=False)
         where = f"the weight update group {name!r} at {address}:{port}"
-        _Meeting(store, name, rank, size, where).gather(backend, deadline)
+        bounded = BoundedStore(store, deadline.left_s)
+        _Meeting(bounded, name, rank, size, where).gather(backend, deadline)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         left_s = max(deadline.left_s(), 1.0)
         if backend not in ("auto", "unisono"):
@@ -96,16 +98,14 @@ class _Meeting:
         try:
             self._announce(backend)
             self._wait_for_others(deadline)
+        except StoreGone as error:
+            raise self._failure(str(error)) from error
         except RendezvousError as error:
             self._tell(str(error), deadline)
             raise
         except UnisonoError as error:
             self._tell(f"rank {self._rank}: {error}", deadline)
             raise
-        except RuntimeError as error:  # of the store
-            raise RendezvousError(
-                f"rank 0, who hosts {self._where}, has left while the others came"
-            ) from error
 
     def _announce(self, backend: str) -> None:
         if self._size < 2:

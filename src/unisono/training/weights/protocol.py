@@ -145,7 +145,11 @@ class UpdateProtocol:
 
     def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
         """Commit if that is what all decide: what the first rank to come here wants."""
-        self._committed = verdict._conclude(wanted) == _COMMIT
+        try:
+            self._committed = verdict._conclude(wanted) == _COMMIT
+        except RendezvousError:  # the store is gone: others may have decided before
+            self._moving = True
+            raise
         if self._committed:
             with self.keep_failure():
                 commit()
@@ -180,7 +184,7 @@ class UpdateProtocol:
         ending = self.comm.errored
         cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
         failed: dict[int, str] = {}
-        if isinstance(cause, (PeerLost, GroupAborted)):
+        if isinstance(cause, (PeerLost, GroupAborted)) and cause.peer >= 0:  # gloo names nobody
             failed[self.groups.rank_of(cause.group, cause.peer)] = str(cause)
         elif isinstance(cause, CollectiveTimeout):
             ranks = [self.groups.rank_of(cause.group, rank) for rank in cause.missing]
@@ -199,7 +203,8 @@ class UpdateProtocol:
             what = f"the other engines serve {served}"
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
-            what = f"{moved} was not completed: engines may hold parts of two versions"
+            mixed = "hold parts of two" if self._verdict is None else "serve different"
+            what = f"{moved} was not completed: engines may {mixed} versions"
         else:
             new = "" if version < 0 else f" to version {version}"
             what = f"the weights were not updated{new}: every engine keeps what it had"

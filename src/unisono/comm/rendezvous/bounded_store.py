@@ -1,0 +1,62 @@
+"""torch Stores that answer in time. torch's own wait for ever for a host that is stopped or cut
+off, and call one that has ended for as long as their own timeout says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from unisono.comm.rendezvous.waiting import in_seconds
+from unisono.errors import RendezvousError
+
+
+class StoreGone(RendezvousError):
+    """The torch Store by which ranks meet has ended, or does not answer."""
+
+
+def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
+    """What `ask` returns or raises, which asks a torch Store. Raises StoreGone where that takes
+    longer; it goes on then, in a thread that nobody can end."""
+    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="unisono asks a store", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=max(limit_s, 1.0))  # it tells who was missing
+    except queue.Empty:
+        raise StoreGone(
+            f"the torch Store by which the ranks meet did not answer within {in_seconds(limit_s)}: "
+            "its process is stopped, or the network to it drops packets (by a wrong MTU?)"
+        ) from None
+    if error is not None:
+        raise error
+    return answer
+
+
+class BoundedStore:
+    """A torch Store of which each operation has `limit_s()` seconds, and fails with StoreGone."""
+
+    def __init__(self, store: Any, limit_s: Callable[[], float]) -> None:
+        self._store, self._limit_s = store, limit_s
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args: self._ask(lambda: getattr(self._store, name)(*args))
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return answer_within(self._limit_s(), ask)
+        except StoreGone:
+            raise
+        except RuntimeError as error:  # torch's speak of sockets
+            reason = str(error).partition("\n")[0]
+            raise StoreGone(
+                "the torch Store by which the ranks meet does not answer; has the process that "
+                f"hosts it ended? ({reason})"
+            ) from error

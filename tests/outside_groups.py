@@ -1,0 +1,30 @@
+"""Process groups outside torch's world, made as trainers make them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+_torch: Any = c10d
+
+
+def outside_group(
+    backend: str, store: Any, name: str, rank: int, size: int, timeout_s: float = 30.0
+) -> Any:
+    """A group with a rank and a size of its own, as by the helper that OpenRLHF, SGLang and others
+    have copied from `init_process_group`. `store` is one, or the path of a file."""
+    store = dist.FileStore(store, size) if isinstance(store, str) else store
+    group, _ = _torch._new_process_group_helper(
+        size,
+        rank,
+        [],
+        dist.Backend(backend),
+        dist.PrefixStore(name, store),
+        group_name=name,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    _torch._world.pg_group_ranks[group] = {number: number for number in range(size)}
+    return group
