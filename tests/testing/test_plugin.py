@@ -59,7 +59,10 @@ assert {name for name in new if "unisono" in name} == {"unisono", "unisono.pytes
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester) -> None:
+def test_ranks_share_a_world_and_each_test_has_its_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")  # where ranks start, too
     pytester.makepyfile(
         test_world="""
         import gc, os, pathlib, numpy, pytest, unisono
