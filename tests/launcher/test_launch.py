@@ -26,7 +26,7 @@ import unisono
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
-from user_programs import WriteProgram, eventually, lives, read_pids
+from user_programs import WriteProgram, eventually, ignoring, lives, read_pids
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -322,9 +322,11 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
+@pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf", "started with it ignored"])
 def test_ctrl_c_ends_all_ranks(program: WriteProgram, how: str) -> None:
-    process = program(INTERRUPTED).start(how)
+    ignored = how == "started with it ignored"
+    with ignoring(signal.SIGINT) if ignored else contextlib.nullcontext():
+        process = program(INTERRUPTED).start(how)
     pids = read_pids(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)

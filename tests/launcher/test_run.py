@@ -16,7 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
-from user_programs import Program, WriteProgram, eventually, lives, plain_environment, read_pids
+from user_programs import (
+    Program,
+    WriteProgram,
+    eventually,
+    ignoring,
+    lives,
+    plain_environment,
+    read_pids,
+)
 
 RUN = ("-m", "unisono", "run")
 
@@ -348,13 +356,26 @@ WAITS = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, (signal.SIGINT, signal.SIGHUP)),  # as a script's `nohup ... &` does
+    ],
+)
 def test_signals_are_passed_on_and_everything_ends(
-    program: WriteProgram, number: signal.Signals
+    program: WriteProgram, number: signal.Signals, ignored: tuple[signal.Signals, ...]
 ) -> None:
-    process = program(WAITS).start(before=(*RUN, "-n", "2"))
+    """SIGINT counts even where it was ignored at the start, as under torchrun."""
+    with contextlib.ExitStack() as stack:
+        for one in ignored:
+            stack.enter_context(ignoring(one))
+        process = program(WAITS).start(before=(*RUN, "-n", "2"))
     pids = read_pids(process, 2)
     time.sleep(0.1)
+    if signal.SIGHUP in ignored:
+        process.send_signal(signal.SIGHUP)  # nohup has its way
     process.send_signal(number)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 128 + number

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from user_programs import eventually, lives
+from user_programs import eventually, ignoring, lives, run_python
 
 pytest_plugins = ["pytester"]
 
@@ -580,6 +580,18 @@ def test_an_interrupt_ends_all_at_once(pytester: pytest.Pytester) -> None:
     assert controller.returncode == pytest.ExitCode.INTERRUPTED
     assert b"KeyboardInterrupt" in output
     assert eventually(lambda: not any(map(lives, pids)), 2)
+
+
+def test_sigint_interrupts_what_this_suite_starts() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_also_where_the_suite_was_started_with_sigint_ignored() -> None:
+    """As a script's `make test &` does it."""
+    that = f"{__file__}::{test_sigint_interrupts_what_this_suite_starts.__name__}"
+    with ignoring(signal.SIGINT):
+        done = run_python("-m", "pytest", "-q", that)
+    assert done.returncode == 0, done.stdout
 
 
 def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> None:

@@ -16,8 +16,10 @@ class Interrupts:
 
     An exception out of a signal handler could strike between the start of a rank and our note of
     it. A handler that the program has set for SIGINT stays, and in threads other than the main one
-    nothing changes, since they get no signals. `fileno` becomes readable when one has come: the
-    interpreter writes to it within the signal itself, so that none is slept through.
+    nothing changes, since they get no signals. SIGINT counts even where it was ignored, as a
+    script's `&` does it: torchrun listens there, too, and ranks start with the default. An ignored
+    SIGHUP is nohup's wish and stays. `fileno` becomes readable when one has come: the interpreter
+    writes to it within the signal itself, so that none is slept through.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
@@ -33,7 +35,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             plain = (signal.SIG_DFL, signal.default_int_handler)
             for number in self._signals:
-                if signal.getsignal(number) in plain:
+                before = signal.getsignal(number)
+                if before in plain or (number == signal.SIGINT and before == signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._note)
         if self._before:
             self._other_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
