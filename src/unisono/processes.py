@@ -19,10 +19,19 @@ _PR_SET_PDEATHSIG = 1
 _STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
 
 
+def check_proc() -> None:
+    """Raise OSError, with what to do, where /proc is not mounted."""
+    if not os.path.exists("/proc/self/fd"):
+        raise OSError(
+            "/proc is not mounted here, and unisono finds processes by it: mount -t proc proc /proc"
+        )
+
+
 @functools.cache
 def boot_id() -> str:
     """What tells this machine since its start from every other one. Raises OSError where there is
     no /proc."""
+    check_proc()
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -417,6 +418,25 @@ def guards_of(pid: int) -> list[str]:
             if any(word.endswith("guard_process.py") for word in words) and str(pid) in words:
                 found.append(file.parent.name)
     return found
+
+
+def test_without_proc_one_sentence_says_so(program: WriteProgram) -> None:
+    alone = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+    hidden = "mount -t tmpfs none /proc"
+    if shutil.which("unshare") is None or subprocess.run([*alone, hidden]).returncode:
+        pytest.skip("/proc cannot be hidden here")
+    script = program("import unisono; unisono.launch(len, 1, ('',))")
+    ways = '"$0" -m unisono run -n 1 "$1"; "$0" "$1"; true'
+    done = subprocess.run(
+        [*alone, f"{hidden} && {ways}", sys.executable, script.path],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+    )
+    *_, by_launch = done.stderr.splitlines()
+    sentence = "/proc is not mounted here, and unisono finds processes by it: mount -t proc"
+    assert done.stderr.startswith(f"Error: {sentence}")
+    assert by_launch.startswith(f"unisono.errors.UnisonoError: {sentence}")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])

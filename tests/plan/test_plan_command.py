@@ -243,6 +243,10 @@ def test_the_legend_has_every_chunk() -> None:
         ("all_reduce --algorithm circle", "all_reduce has no algorithm 'circle', only"),
         ("all_reduce --algorithm lanes --pieces 0", "at least one piece, not 0"),
         ("all_reduce --algorithm lanes -n 2048", "lanes: too large to write down beyond 1,024"),
+        (
+            "show lanes -n 2048 --nodes 2",
+            "all_reduce by lanes is too large to write down beyond 1,024",
+        ),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
         (
             "all_reduce --topology bad.toml",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from unisono.comm import engine
 from unisono.errors import EngineUnavailable, UnisonoError
+from unisono.processes import check_proc
 from unisono.wording import name_number
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,8 +33,12 @@ def core_count() -> int:
         return len(cores())
 
 
-def check_memory(ranks: int) -> None:
-    """Refuse a number of ranks that cannot even start."""
+def check_room(ranks: int) -> None:
+    """Refuse ranks that could not even start: too many, or on a machine without /proc."""
+    try:
+        check_proc()
+    except OSError as error:
+        raise UnisonoError(str(error)) from None
     try:
         room = engine.memory_room()
     except EngineUnavailable:

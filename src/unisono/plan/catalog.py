@@ -20,9 +20,9 @@ class Algorithm:
     `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
     the busiest rank sends; `source` who described it. `options` are what it takes besides the
     number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
-    ranks or faster, `most_ranks` says up to how many it is reasonable to write it down. One that
-    should not be run by its schedule says in `only_planned` why. `collective` and `name` are what
-    `find` knows it by; `make` is the function that was registered.
+    ranks or faster, `schedule` refuses more than `most_ranks`. One that should not be run by its
+    schedule says in `only_planned` why. `collective` and `name` are what `find` knows it by; `make`
+    is the function that was registered.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring")
@@ -46,13 +46,24 @@ class Algorithm:
         """The names of what `make` takes besides the number of ranks."""
         return tuple(inspect.signature(self.make).parameters)[1:]
 
+    def too_large(self, ranks: int) -> str:
+        """Why `schedule` refuses so many ranks; "" where it does not."""
+        if self.most_ranks is None or ranks <= self.most_ranks:
+            return ""
+        return f"too large to write down beyond {self.most_ranks:,} ranks"
+
     def schedule(self, ranks: int, **options: int) -> Schedule:
         """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
 
-        Raises ValueError where the algorithm does not work for that many ranks.
+        Raises ValueError where the algorithm does not work for that many ranks, or the schedule
+        would be too large.
         """
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
+        if reason := self.too_large(ranks):
+            raise ValueError(
+                f"{self.collective} by {self.name} is {reason}: {ranks:,} are too many"
+            )
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
         if (schedule.collective, schedule.algorithm) != (self.collective, self.name):

@@ -91,7 +91,7 @@ def schedules(
     left_out = []
     wanted = [find(collective, name) for name in names] or catalog(collective)
     for entry in wanted:
-        if reason := _too_many(entry, ranks):
+        if reason := entry.too_large(ranks):
             left_out.append((entry.name, reason))
             continue
         try:
@@ -107,19 +107,13 @@ def schedules(
 def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
     """The algorithms that `costs` leaves out, each with the reason."""
     for entry in catalog(collective):
-        if reason := _too_many(entry, ranks):
+        if reason := entry.too_large(ranks):
             yield f"{entry.name} of {entry.collective}", reason
         elif "node_size" in entry.options:
             try:
                 entry.schedule(ranks, node_size=node_size)
             except ValueError as error:
                 yield entry.name, str(error)
-
-
-def _too_many(entry: Algorithm, ranks: int) -> str:
-    if entry.most_ranks is None or ranks <= entry.most_ranks:
-        return ""
-    return f"too large to write down beyond {entry.most_ranks:,} ranks"
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
