@@ -6,6 +6,7 @@ needs comes with the first marked test.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         plan_of(item)
     except BadMark as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """What fails by an error of unisono is shown without the frames of unisono, as elsewhere."""
+    if call.excinfo is not None:
+        from unisono.tracebacks import is_shortened
+
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "unisono":
+                hide = vars(module).setdefault
+                hide("__tracebackhide__", lambda excinfo: is_shortened(excinfo.value))
 
 
 @pytest.hookimpl(tryfirst=True)

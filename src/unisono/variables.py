@@ -120,10 +120,13 @@ def _label(text: str) -> str:
     return text.strip()
 
 
-def _replaced(text: str) -> str:
-    if text.strip().lower() != "gloo":
-        raise ValueError("must be gloo")
-    return "gloo"
+def _only(word: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() != word:
+            raise ValueError(f"must be {word}")
+        return word
+
+    return parse
 
 
 def _rendezvous(text: str) -> int | str:
@@ -195,7 +198,7 @@ HOSTID = Variable(
 REPLACE = Variable(
     "UNISONO_REPLACE",
     "gloo: programs that ask torch for gloo by name get unisono",
-    _replaced,
+    _only("gloo"),
     ("gloo",),
     worth_knowing=True,
 )
@@ -234,6 +237,12 @@ ROUND_HALVES = _on_or_off(
 CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+)
+TRACEBACK = Variable(
+    "UNISONO_TRACEBACK",
+    "full: tracebacks of unisono's errors show its own frames, too",
+    _only("full"),
+    ("full",),
 )
 WATCH = _on_or_off(
     "UNISONO_WATCH", "1: the watch starts with the rank, or with import torch", worth_knowing=True

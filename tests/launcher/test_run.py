@@ -336,6 +336,35 @@ def test_a_program_that_gives_signals_their_defaults_back_is_not_killed_by_the_q
     assert "killed by signal" not in done.stderr
 
 
+DIFFERENT = """
+    import torch, torch.distributed as dist, unisono
+    def step():
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(4))
+        else:
+            dist.broadcast(torch.ones(4), src=0)
+    dist.init_process_group("unisono")
+    step()
+"""
+
+
+@pytest.mark.parametrize("wanted", ["", "full"])
+def test_the_verdict_comes_first_and_once_and_frames_of_unisono_are_left_out(
+    program: WriteProgram, wanted: str
+) -> None:
+    script = program(DIFFERENT)
+    environment = {"UNISONO_TRACEBACK": wanted}
+    err = script.run(before=(*RUN, "-n", "2"), environment=environment).stderr
+    *_, verdict, first, second = err.strip().split("\n\n")
+    assert "failed first, of 2 ranks: CollectiveMismatch: the ranks called different" in verdict
+    assert verdict.count("program.py:5 in step") == verdict.count("program.py:7 in step") == 1
+    assert verdict.endswith("Make every rank call the same, in the same order.")
+    for part in (first, second):
+        assert re.search(r"line [57], in step\n +dist\.(all_reduce|broadcast)", part)
+        assert part.splitlines()[-1].startswith("    unisono.errors.CollectiveMismatch: the ranks")
+        assert ("/unisono/comm/" in part) == (wanted == "full")
+
+
 def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> None:
     script = program("import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
     quiet = run(script, 2, "0", options=("--capture",))

@@ -192,6 +192,8 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
         ]
     )
     assert result.outlines.count("said by all") == 1
+    result.stdout.fnmatch_lines(["*comm.barrier()", "*PeerLost: rank 0 *"])
+    result.stdout.no_fnmatch_line("*unisono/comm/*")  # no frames of ours
     assert 'errors="2" failures="2"' in (pytester.path / "report.xml").read_text()
 
 

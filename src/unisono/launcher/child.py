@@ -18,7 +18,7 @@ import types
 from typing import IO, Any
 
 from unisono import variables
-from unisono.errors import GroupAborted, PeerLost
+from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.launcher.protocol import (
     FAILED,
     STACK_SIGNAL,
@@ -31,6 +31,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.processes import end_with_parent
 from unisono.torch_backend.autoload import inherit_store
+from unisono.tracebacks import shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF
@@ -99,12 +100,16 @@ class _ResultPipe:
                 view = view[os.write(self._descriptor, view) :]
 
     def send_failure(self, error: BaseException, exit_code: int) -> None:
+        shorten(error)
         frames = error.__traceback__
         while frames and frames.tb_frame.f_code.co_filename in (__file__, "<string>"):  # ours
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = _has_cause(error, (PeerLost, GroupAborted))
-        failure = Failure(exit_code, _first_line(error), text, follows)
+        summary = _first_line(error)
+        if isinstance(error, UnisonoError):  # all of it: what the ranks did, and what to do
+            summary = f"{type(error).__name__}: {error}"
+        failure = Failure(exit_code, summary, text, follows)
         self.send(FAILED, json.dumps(vars(failure)).encode())
 
 
@@ -167,9 +172,10 @@ def _run_script(script: Script, results: _ResultPipe) -> int:
 
 def _show_in_the_programs_own_way(error: BaseException) -> None:
     """Call a hook that the program has set; torch.distributed's would only say it twice."""
-    by_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.distributed")
-    if sys.excepthook is not sys.__excepthook__ and not by_torch:
-        sys.excepthook(type(error), error, error.__traceback__)
+    hook = getattr(sys.excepthook, "__wrapped__", sys.excepthook)  # by ours, which has done it
+    by_torch = str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    if hook is not sys.__excepthook__ and not by_torch:
+        hook(type(error), error, error.__traceback__)
 
 
 def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:

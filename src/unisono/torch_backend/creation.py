@@ -26,6 +26,7 @@ from unisono.requirements import (
     is_untried,
 )
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator
@@ -44,6 +45,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
     as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
     over that one."""
+    shorten_uncaught()
     _check_torch(options.group_rank, options.global_ranks_in_group)
     if isinstance(made, Communicator):
         return group_over(made, options.store)
