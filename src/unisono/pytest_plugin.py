@@ -84,16 +84,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """What fails by an error of unisono is shown without the frames of unisono, as elsewhere."""
+    """Errors of unisono are shown without the frames of unisono, as elsewhere."""
     if call.excinfo is not None:
         from unisono.tracebacks import is_shortened
 
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] == "unisono":
-                hide = vars(module).setdefault
-                hide("__tracebackhide__", lambda excinfo: is_shortened(excinfo.value))
+        for name in [name for name in sys.modules if name.startswith("unisono.")]:
+            vars(sys.modules[name])["__tracebackhide__"] = lambda info: is_shortened(info.value)
 
 
 @pytest.hookimpl(tryfirst=True)

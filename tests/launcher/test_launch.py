@@ -552,12 +552,21 @@ def test_kernels_and_sandboxes_that_lack_something(monkeypatch: pytest.MonkeyPat
 # -- threads and cores ---------------------------------------------------------------------------
 
 
-def test_threads_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_fit_the_cores(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name in share.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     ranks = 2
     fitting = str(max(1, share.core_count() // ranks))
+    share._say_once.cache_clear()
     assert unisono.launch(thread_variables, ranks) == [[fitting] * 3] * ranks
+    notice = f"unisono: 2 ranks share {share.core_count()} cores, so each gets {fitting} thread"
+    assert (notice in capfd.readouterr().err) == (share.core_count() > 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(share, "core_count", lambda: 1)
+        share.thread_variables(2, None, {})
+    assert not capfd.readouterr().err  # as many as without us
     assert unisono.launch(thread_variables, 1, threads=7) == [["7"] * 3]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert unisono.launch(thread_variables, 2) == [["5", None, None]] * 2

@@ -463,9 +463,9 @@ def test_without_proc_one_sentence_says_so(program: WriteProgram) -> None:
         text=True,
     )
     *_, by_launch = done.stderr.splitlines()
-    sentence = "/proc is not mounted here, and unisono finds processes by it: mount -t proc"
+    sentence = "unisono needs /proc: run mount -t proc proc /proc"
     assert done.stderr.startswith(f"Error: {sentence}")
-    assert by_launch.startswith(f"unisono.errors.UnisonoError: {sentence}")
+    assert by_launch.startswith(f"OSError: {sentence}")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])

@@ -31,7 +31,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.processes import end_with_parent
 from unisono.torch_backend.autoload import inherit_store
-from unisono.tracebacks import shorten
+from unisono.tracebacks import causes, shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF
@@ -105,11 +105,8 @@ class _ResultPipe:
         while frames and frames.tb_frame.f_code.co_filename in (__file__, "<string>"):  # ours
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
-        follows = _has_cause(error, (PeerLost, GroupAborted))
-        summary = _first_line(error)
-        if isinstance(error, UnisonoError):  # all of it: what the ranks did, and what to do
-            summary = f"{type(error).__name__}: {error}"
-        failure = Failure(exit_code, summary, text, follows)
+        follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
+        failure = Failure(exit_code, _summary(error), text, follows)
         self.send(FAILED, json.dumps(vars(failure)).encode())
 
 
@@ -140,7 +137,7 @@ def _pickle(value: Any) -> bytes:
         except Exception as error:
             raise TypeError(
                 f"what the function returned, a {type(value).__name__}, cannot be sent back: "
-                f"{_first_line(error)}"
+                f"{_summary(error)}"
             ) from None
 
 
@@ -245,17 +242,8 @@ def _connect_to_record_keeper() -> None:
         use_launcher_socket(int(descriptor))
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n", 1)[0]
+def _summary(error: BaseException) -> str:
+    """The first line, and all lines of an error of ours: what the ranks did, and what to do."""
+    text = str(error).strip().split("\n", 0 if isinstance(error, UnisonoError) else 1)[0]
     name = type(error).__name__
     return f"{name}: {text}" if text else name
-
-
-def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether `error` is one of these kinds, or was raised from one."""
-    cause: BaseException | None = error
-    for _ in range(20):  # a chain may be a circle
-        if cause is None or isinstance(cause, kinds):
-            break
-        cause = cause.__cause__
-    return isinstance(cause, kinds)

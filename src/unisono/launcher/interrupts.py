@@ -15,11 +15,10 @@ class Interrupts:
     """Within its context the given signals are noted down and do nothing else.
 
     An exception out of a signal handler could strike between the start of a rank and our note of
-    it. A handler that the program has set for SIGINT stays, and in threads other than the main one
-    nothing changes, since they get no signals. SIGINT counts even where it was ignored, as a
-    script's `&` does it: torchrun listens there, too, and ranks start with the default. An ignored
-    SIGHUP is nohup's wish and stays. `fileno` becomes readable when one has come: the interpreter
-    writes to it within the signal itself, so that none is slept through.
+    it. A handler that the program has set for SIGINT stays, and threads other than the main one get
+    no signals. SIGINT counts even if a script's `&` has it ignored, as with torchrun; SIGHUP does
+    not. `fileno` becomes readable when one has come: the interpreter writes to it within the signal
+    itself, so that none is slept through.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:

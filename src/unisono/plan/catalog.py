@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from unisono.plan.schedule import COLLECTIVES, Schedule
+from unisono.wording import name_choices
 
 Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 
@@ -46,23 +47,16 @@ class Algorithm:
         """The names of what `make` takes besides the number of ranks."""
         return tuple(inspect.signature(self.make).parameters)[1:]
 
-    def too_large(self, ranks: int) -> str:
-        """Why `schedule` refuses so many ranks; "" where it does not."""
-        if self.most_ranks is None or ranks <= self.most_ranks:
-            return ""
-        return f"too large to write down beyond {self.most_ranks:,} ranks"
-
     def schedule(self, ranks: int, **options: int) -> Schedule:
         """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
 
-        Raises ValueError where the algorithm does not work for that many ranks, or the schedule
-        would be too large.
+        Raises ValueError where it does not work for that many ranks, or they exceed `most_ranks`.
         """
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
-        if reason := self.too_large(ranks):
+        if ranks > (self.most_ranks or ranks):
             raise ValueError(
-                f"{self.collective} by {self.name} is {reason}: {ranks:,} are too many"
+                f"{self.name} is too large to write down beyond {self.most_ranks:,} ranks"
             )
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
@@ -137,7 +131,8 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
     """
     _load_ours()
     if collective is not None and collective not in COLLECTIVES:
-        raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
+        choices = name_choices(COLLECTIVES, collective)
+        raise ValueError(f"there is no collective {collective!r}, only {choices}")
     return tuple(
         entry
         for wanted in COLLECTIVES
@@ -163,7 +158,9 @@ def find(collective: str, name: str) -> Algorithm:
     now = RENAMED.get((collective, name.casefold()), name.casefold())
     found = entries.get(name) or in_any_case.get(name.casefold()) or in_any_case.get(now)
     if found is None:
-        raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
+        raise ValueError(
+            f"{collective} has no algorithm {name!r}, only {name_choices(entries, name)}"
+        )
     return found
 
 

@@ -91,9 +91,6 @@ def schedules(
     left_out = []
     wanted = [find(collective, name) for name in names] or catalog(collective)
     for entry in wanted:
-        if reason := entry.too_large(ranks):
-            left_out.append((entry.name, reason))
-            continue
         try:
             for pieces in pieces_to_try if "pieces" in entry.options else (None,):
                 options = {"node_size": min(node_size, ranks)}
@@ -107,13 +104,11 @@ def schedules(
 def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
     """The algorithms that `costs` leaves out, each with the reason."""
     for entry in catalog(collective):
-        if reason := entry.too_large(ranks):
-            yield f"{entry.name} of {entry.collective}", reason
-        elif "node_size" in entry.options:
+        if ranks > (entry.most_ranks or ranks) or "node_size" in entry.options:
             try:
                 entry.schedule(ranks, node_size=node_size)
             except ValueError as error:
-                yield entry.name, str(error)
+                yield f"{entry.name} of {entry.collective}", str(error)
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
