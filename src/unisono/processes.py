@@ -26,7 +26,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
-        raise OSError("unisono needs /proc: run mount -t proc proc /proc") from None
+        raise FileNotFoundError("unisono needs /proc: run mount -t proc proc /proc") from None
 
 
 def namespace(kind: str) -> int:

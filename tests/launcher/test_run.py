@@ -465,7 +465,7 @@ def test_without_proc_one_sentence_says_so(program: WriteProgram) -> None:
     *_, by_launch = done.stderr.splitlines()
     sentence = "unisono needs /proc: run mount -t proc proc /proc"
     assert done.stderr.startswith(f"Error: {sentence}")
-    assert by_launch.startswith(f"OSError: {sentence}")
+    assert by_launch.startswith(f"FileNotFoundError: {sentence}")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])

@@ -153,7 +153,10 @@ def test_the_table() -> None:
     cut = plan("--table", "-n", 8, "broadcast", "--pieces", 4).output
     assert ["chain", "10"] in [line.split()[:2] for line in cut.splitlines()]  # n - 2 + pieces
     left_out = plan("--table", "-n", 12, "all_reduce").output
-    assert "Left out: hierarchical, hierarchical needs nodes of equal size: 12" in left_out
+    assert (
+        "Left out: hierarchical of all_reduce, hierarchical needs nodes of equal size: 12"
+        in left_out
+    )
 
 
 def test_nodes_are_those_of_the_topology() -> None:

@@ -34,8 +34,8 @@ def core_count() -> int:
 
 
 def check_room(ranks: int) -> None:
-    """Refuse ranks that could not even start: too many, or (OSError) without /proc."""
-    boot_id()
+    """Refuse ranks that could not even start: too many, or (FileNotFoundError) without /proc."""
+    boot_id()  # without /proc no rank could read its instructions
     try:
         room = engine.memory_room()
     except EngineUnavailable:
