@@ -384,7 +384,9 @@ def test_what_is_left_out_says_why() -> None:
         "hierarchical": "hierarchical needs nodes of equal size: 9 ranks do not fill nodes of 8"
     }
     ranking = rank_algorithms("all_gather", 2048, 8, PRESETS["h100"])
-    assert dict(ranking.left_out)["direct"] == "direct is too large to write down beyond 1,024 ranks"
+    assert (
+        dict(ranking.left_out)["direct"] == "direct is too large to write down beyond 1,024 ranks"
+    )
 
 
 def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> None:
