@@ -1,7 +1,7 @@
 """A learning rate that changes while training: rank 0 decides, everybody follows.
 
 Ranks see different losses, and would decay at different times. The number arrives exactly: 0.1 as a
-float32 tensor would be 0.10000000149 on the others.
+float32 tensor would be 0.10000000149 everywhere.
 
     unisono run -n 4 examples/learning_rate.py
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from alarms import Alarms
-from user_programs import WriteProgram, write_program
+from user_programs import Program, WriteProgram, write_program
 
 if TYPE_CHECKING:  # it imports torch, which the process that shares out the tests does without
     from ranks import RankPool
@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # it imports torch, which the process that shares out the tes
 def pytest_configure(config: pytest.Config) -> None:
     # No test sees, or changes, what the user's own runs have kept.
     os.environ.setdefault("UNISONO_CACHE", "/dev/null/nothing")
+    # A script's `make test &` ignores SIGINT, and all that it starts would inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
 
@@ -134,9 +137,17 @@ def memory_folder() -> Iterator[str]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> WriteProgram:
+def program(tmp_path: Path) -> Iterator[WriteProgram]:
     """Writes a program down in the folder of this test."""
-    return functools.partial(write_program, tmp_path)
+    written: list[Program] = []
+
+    def write(text: str, name: str = "program.py") -> Program:
+        written.append(write_program(tmp_path, text, name))
+        return written[-1]
+
+    yield write
+    for one in written:
+        one.end()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,6 +35,8 @@ def test_every_public_name_is_there_once() -> None:
     for name in unisono.__all__:
         assert getattr(unisono, name) is not None
         assert name in dir(unisono)
+    assert not {"Any", "importlib", "sys"} & {*dir(unisono)}
+    assert {"rank", "size", "global_ranks", "all_reduce"} <= {*dir(unisono.Communicator)}
     with pytest.raises(AttributeError, match="has no attribute 'all_reduced'"):
         _ = unisono.all_reduced
 

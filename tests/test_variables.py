@@ -24,6 +24,7 @@ BAD = {
     "UNISONO_STRICT_ORDER": "rank",
     "UNISONO_ROUND_HALVES": "rank",
     "UNISONO_CHECK_SHAPES": "all",
+    "UNISONO_TRACEBACK": "short",
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",
     "UNISONO_WATCH_CHECK": "-1",

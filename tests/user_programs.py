@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.processes import state_of
@@ -21,12 +23,13 @@ class Program:
     """A script in a folder of its own."""
 
     path: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(
         self, *args: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Start it; `before` stands between the interpreter and the script."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *before, str(self.path), *args],
             env=plain_environment() | (environment or {}),
             stdin=subprocess.DEVNULL,
@@ -35,6 +38,15 @@ class Program:
             text=True,
             cwd=self.path.parent,
         )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kill what still runs, after a test that failed: nothing may outlive the test run."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def run(
         self, *args: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
@@ -70,6 +82,16 @@ def run_python(
 
 WriteProgram = Callable[..., Program]
 """The fixture `program`: writes one down in the folder of the test."""
+
+
+@contextlib.contextmanager
+def ignoring(number: signal.Signals) -> Iterator[None]:
+    """What is started meanwhile begins with this signal ignored, as a script's `&` and nohup do."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:

@@ -10,6 +10,7 @@ torch_import.py   tells whoever asked that torch has been imported
 torch_compile.py  what keeps torch.compile out of our classes
 torch_habits.py   what people who know torch may write here, and the call that they mean
 environment.py    which rank of how many this process is, as launchers say
+tracebacks.py     tracebacks of our errors, without our own frames
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
 comm/             the Communicator, which moves data, and its implementations
 watch/            which rank, which call, which line (docs/diagnosis.md)
@@ -132,7 +133,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"Any", "importlib", "sys"})
 
 
 if "torch" in sys.modules:  # else torch calls unisono.torch_backend.autoload when it is imported

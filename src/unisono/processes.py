@@ -23,7 +23,10 @@ _STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
 def boot_id() -> str:
     """What tells this machine since its start from every other one. Raises OSError where there is
     no /proc."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        raise FileNotFoundError("unisono needs /proc: run mount -t proc proc /proc") from None
 
 
 def namespace(kind: str) -> int:
@@ -95,17 +98,17 @@ def kernel_function(pid: int) -> str:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process, without folders and the interpreter; "?" if not known."""
+    """The command line of a process, without folders and the interpreter; "?" if it has ended."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return "?"
     parts = arguments.split("\0")[:-1]
-    if "-c" in parts[:6]:  # a rank of a launch: its parent's command tells more
-        parent = parent_of(pid)
-        return command_of(parent) if parent > 1 else "?"
-    parts = [os.path.basename(part) if os.sep in part else part for part in parts]
-    return " ".join(parts[1:] if parts and parts[0].startswith("python") else parts) or "?"
+    if "main(" in arguments.partition("\0-c\0")[2] and (above := command_of(parent_of(pid))) != "?":
+        return above  # a rank of a launch, or of multiprocessing: its parent's command tells more
+    parts = [part if " " in part else os.path.basename(part) or part for part in parts]
+    words = parts[1:] if parts and parts[0].startswith("python") else parts
+    return " ".join(" ".join(words or parts or "?").split())
 
 
 # -- how they end ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ needs comes with the first marked test.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         plan_of(item)
     except BadMark as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Errors of unisono are shown without the frames of unisono, as elsewhere."""
+    if call.excinfo is not None:
+        from unisono.tracebacks import is_shortened
+
+        for name in [name for name in sys.modules if name.startswith("unisono.")]:
+            vars(sys.modules[name])["__tracebackhide__"] = lambda info: is_shortened(info.value)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -120,12 +120,6 @@ def _label(text: str) -> str:
     return text.strip()
 
 
-def _replaced(text: str) -> str:
-    if text.strip().lower() != "gloo":
-        raise ValueError("must be gloo")
-    return "gloo"
-
-
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -175,6 +169,15 @@ def _on_or_off(name: str, meaning: str, worth_knowing: bool = False) -> Variable
     return Variable(name, meaning, _switch, ("0", "1"), worth_knowing)
 
 
+def _only(name: str, word: str, meaning: str, worth_knowing: bool = False) -> Variable[str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() != word:
+            raise ValueError(f"must be {word}")
+        return word
+
+    return Variable(name, f"{word}: {meaning}", parse, (word,), worth_knowing)
+
+
 RANK = Variable(
     "UNISONO_RANK",
     "this process's rank; set by unisono.launch and unisono run",
@@ -192,12 +195,8 @@ HOSTID = Variable(
     "this rank's host: ranks with the same text share memory; instead of what the system tells",
     _label,
 )
-REPLACE = Variable(
-    "UNISONO_REPLACE",
-    "gloo: programs that ask torch for gloo by name get unisono",
-    _replaced,
-    ("gloo",),
-    worth_knowing=True,
+REPLACE = _only(
+    "UNISONO_REPLACE", "gloo", "programs that ask torch for gloo by name get unisono", True
 )
 ALGO = Variable(
     "UNISONO_ALGO",
@@ -234,6 +233,9 @@ ROUND_HALVES = _on_or_off(
 CHECK_SHAPES = _on_or_off(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+)
+TRACEBACK = _only(
+    "UNISONO_TRACEBACK", "full", "tracebacks of unisono's errors show its own frames, too"
 )
 WATCH = _on_or_off(
     "UNISONO_WATCH", "1: the watch starts with the rank, or with import torch", worth_knowing=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _MOST_SPANS = 6
 
@@ -34,6 +34,14 @@ def list_ranks(ranks: Iterable[int]) -> str:
 def name_number(number: int, thing: str) -> str:
     """ "1 step", "1,024 steps"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def name_choices(known: Collection[str], asked: str | None) -> str:
+    """ "all_gather, all_reduce. Did you mean all_reduce?" for somebody who asked for allreduce."""
+    from difflib import get_close_matches
+
+    like = get_close_matches((asked or "").casefold(), known, 1)
+    return ", ".join(known) + (f". Did you mean {like[0]}?" if like else "")
 
 
 def plural(text: str) -> str:

@@ -322,6 +322,8 @@ def test_every_collective_of_mpi_is_right_or_left_out(
     ("arguments", "said"),
     [
         (["all_redcue"], "there is no collective all_redcue: choose from all_reduce, all_gather"),
+        (["allreduce"], "all_reduce_async, gradients. Did you mean all_reduce?\n"),
+        (["--dtype", "flot64"], ". Did you mean float64?\n"),
         (["--backends", "glue"], "there is no backend glue: choose from unisono, unisono-torch"),
         (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binary_tree"),
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),

@@ -26,7 +26,7 @@ import unisono
 from unisono.errors import RanksFailed, RanksTimedOut, UnisonoError
 from unisono.launcher import share
 from unisono.launcher.output import Lines, Terminal
-from user_programs import WriteProgram, eventually, lives, read_pids
+from user_programs import WriteProgram, eventually, ignoring, lives, read_pids
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares every rank pytest's import
 
@@ -322,9 +322,11 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf"])
+@pytest.mark.parametrize("how", ["asleep", "in a barrier", "deaf", "started with it ignored"])
 def test_ctrl_c_ends_all_ranks(program: WriteProgram, how: str) -> None:
-    process = program(INTERRUPTED).start(how)
+    ignored = how == "started with it ignored"
+    with ignoring(signal.SIGINT) if ignored else contextlib.nullcontext():
+        process = program(INTERRUPTED).start(how)
     pids = read_pids(process, 2)
     time.sleep(0.3 if how == "in a barrier" else 0.0)
     process.send_signal(signal.SIGINT)
@@ -550,12 +552,21 @@ def test_kernels_and_sandboxes_that_lack_something(monkeypatch: pytest.MonkeyPat
 # -- threads and cores ---------------------------------------------------------------------------
 
 
-def test_threads_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_fit_the_cores(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name in share.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     ranks = 2
     fitting = str(max(1, share.core_count() // ranks))
+    share._say_once.cache_clear()
     assert unisono.launch(thread_variables, ranks) == [[fitting] * 3] * ranks
+    notice = f"unisono: 2 ranks share {share.core_count()} cores, so each gets {fitting} thread"
+    assert (notice in capfd.readouterr().err) == (share.core_count() > 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(share, "core_count", lambda: 1)
+        share.thread_variables(2, None, {})
+    assert not capfd.readouterr().err  # as many as without us
     assert unisono.launch(thread_variables, 1, threads=7) == [["7"] * 3]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert unisono.launch(thread_variables, 2) == [["5", None, None]] * 2

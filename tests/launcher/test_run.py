@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,15 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
-from user_programs import Program, WriteProgram, eventually, lives, plain_environment, read_pids
+from user_programs import (
+    Program,
+    WriteProgram,
+    eventually,
+    ignoring,
+    lives,
+    plain_environment,
+    read_pids,
+)
 
 RUN = ("-m", "unisono", "run")
 
@@ -327,6 +336,35 @@ def test_a_program_that_gives_signals_their_defaults_back_is_not_killed_by_the_q
     assert "killed by signal" not in done.stderr
 
 
+DIFFERENT = """
+    import torch, torch.distributed as dist, unisono
+    def step():
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(4))
+        else:
+            dist.broadcast(torch.ones(4), src=0)
+    dist.init_process_group("unisono")
+    step()
+"""
+
+
+@pytest.mark.parametrize("wanted", ["", "full"])
+def test_the_verdict_comes_first_and_once_and_frames_of_unisono_are_left_out(
+    program: WriteProgram, wanted: str
+) -> None:
+    script = program(DIFFERENT)
+    environment = {"UNISONO_TRACEBACK": wanted}
+    err = script.run(before=(*RUN, "-n", "2"), environment=environment).stderr
+    *_, verdict, first, second = err.strip().split("\n\n")
+    assert "failed first, of 2 ranks: CollectiveMismatch: the ranks called different" in verdict
+    assert verdict.count("program.py:5 in step") == verdict.count("program.py:7 in step") == 1
+    assert verdict.endswith("Make every rank call the same, in the same order.")
+    for part in (first, second):
+        assert re.search(r"line [57], in step\n +dist\.(all_reduce|broadcast)", part)
+        assert part.splitlines()[-1].startswith("    unisono.errors.CollectiveMismatch: the ranks")
+        assert ("/unisono/comm/" in part) == (wanted == "full")
+
+
 def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> None:
     script = program("import sys\nprint('so far')\nsys.exit(int(sys.argv[1]))\n")
     quiet = run(script, 2, "0", options=("--capture",))
@@ -348,13 +386,26 @@ WAITS = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, (signal.SIGINT, signal.SIGHUP)),  # as a script's `nohup ... &` does
+    ],
+)
 def test_signals_are_passed_on_and_everything_ends(
-    program: WriteProgram, number: signal.Signals
+    program: WriteProgram, number: signal.Signals, ignored: tuple[signal.Signals, ...]
 ) -> None:
-    process = program(WAITS).start(before=(*RUN, "-n", "2"))
+    """SIGINT counts even where it was ignored at the start, as under torchrun."""
+    with contextlib.ExitStack() as stack:
+        for one in ignored:
+            stack.enter_context(ignoring(one))
+        process = program(WAITS).start(before=(*RUN, "-n", "2"))
     pids = read_pids(process, 2)
     time.sleep(0.1)
+    if signal.SIGHUP in ignored:
+        process.send_signal(signal.SIGHUP)  # nohup has its way
     process.send_signal(number)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 128 + number
@@ -396,6 +447,25 @@ def guards_of(pid: int) -> list[str]:
             if any(word.endswith("guard_process.py") for word in words) and str(pid) in words:
                 found.append(file.parent.name)
     return found
+
+
+def test_without_proc_one_sentence_says_so(program: WriteProgram) -> None:
+    alone = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+    hidden = "mount -t tmpfs none /proc"
+    if shutil.which("unshare") is None or subprocess.run([*alone, hidden]).returncode:
+        pytest.skip("/proc cannot be hidden here")
+    script = program("import unisono; unisono.launch(len, 1, ('',))")
+    ways = '"$0" -m unisono run -n 1 "$1"; "$0" "$1"; true'
+    done = subprocess.run(
+        [*alone, f"{hidden} && {ways}", sys.executable, script.path],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+    )
+    *_, by_launch = done.stderr.splitlines()
+    sentence = "unisono needs /proc: run mount -t proc proc /proc"
+    assert done.stderr.startswith(f"Error: {sentence}")
+    assert by_launch.startswith(f"FileNotFoundError: {sentence}")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])

@@ -153,7 +153,10 @@ def test_the_table() -> None:
     cut = plan("--table", "-n", 8, "broadcast", "--pieces", 4).output
     assert ["chain", "10"] in [line.split()[:2] for line in cut.splitlines()]  # n - 2 + pieces
     left_out = plan("--table", "-n", 12, "all_reduce").output
-    assert "Left out: hierarchical, hierarchical needs nodes of equal size: 12" in left_out
+    assert (
+        "Left out: hierarchical of all_reduce, hierarchical needs nodes of equal size: 12"
+        in left_out
+    )
 
 
 def test_nodes_are_those_of_the_topology() -> None:
@@ -218,6 +221,10 @@ def test_the_legend_has_every_chunk() -> None:
         ("all_reduce -n 8 --nodes 0", "8 ranks do not fill 0 nodes evenly"),
         ("", "say what to plan: all_reduce, "),
         ("shout", "cannot plan 'shout': all_reduce, "),
+        ("allreduce", "show ALGORITHM, --table. Did you mean all_reduce?\n"),
+        ("--table all-gather", ", barrier. Did you mean all_gather?\n"),
+        ("show doubletree", ", dissemination. Did you mean double_tree?\n"),
+        ("all_reduce --algorithm Rings", ", ring, ring_2d. Did you mean ring?\n"),
         ("all_reduce ring", "to see ring, write: unisono plan show ring"),
         ("--table shout", "there is no collective 'shout', only all_reduce"),
         ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),
@@ -242,7 +249,14 @@ def test_the_legend_has_every_chunk() -> None:
         ("show binomial --collective broadcast --root 9", "root 9 is not among 8 ranks"),
         ("all_reduce --algorithm circle", "all_reduce has no algorithm 'circle', only"),
         ("all_reduce --algorithm lanes --pieces 0", "at least one piece, not 0"),
-        ("all_reduce --algorithm lanes -n 2048", "lanes: too large to write down beyond 1,024"),
+        (
+            "all_reduce --algorithm lanes -n 2048",
+            "lanes is too large to write down beyond 1,024 ranks",
+        ),
+        (
+            "show lanes -n 2048 --nodes 2",
+            "lanes is too large to write down beyond 1,024 ranks",
+        ),
         ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
         (
             "all_reduce --topology bad.toml",

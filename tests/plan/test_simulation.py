@@ -384,7 +384,18 @@ def test_what_is_left_out_says_why() -> None:
         "hierarchical": "hierarchical needs nodes of equal size: 9 ranks do not fill nodes of 8"
     }
     ranking = rank_algorithms("all_gather", 2048, 8, PRESETS["h100"])
-    assert dict(ranking.left_out)["direct"] == "too large to write down beyond 1,024 ranks"
+    assert (
+        dict(ranking.left_out)["direct"] == "direct is too large to write down beyond 1,024 ranks"
+    )
+
+
+def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> None:
+    limited = [entry for entry in catalog() if entry.most_ranks is not None]
+    assert find("all_reduce", "lanes") in limited
+    for entry in limited:
+        assert entry.most_ranks is not None
+        with pytest.raises(ValueError, match=f"{entry.name} is too large to write down beyond"):
+            entry.schedule(entry.most_ranks + 8, node_size=8)
 
 
 def test_complexity_is_computed() -> None:

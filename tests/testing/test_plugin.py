@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from user_programs import eventually, lives
+from user_programs import eventually, ignoring, lives, run_python
 
 pytest_plugins = ["pytester"]
 
@@ -59,7 +59,10 @@ assert {name for name in new if "unisono" in name} == {"unisono", "unisono.pytes
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_ranks_share_a_world_and_each_test_has_its_own(pytester: pytest.Pytester) -> None:
+def test_ranks_share_a_world_and_each_test_has_its_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")  # where ranks start, too
     pytester.makepyfile(
         test_world="""
         import gc, os, pathlib, numpy, pytest, unisono
@@ -189,6 +192,8 @@ def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Py
         ]
     )
     assert result.outlines.count("said by all") == 1
+    result.stdout.fnmatch_lines(["*comm.barrier()", "*PeerLost: rank 0 *"])
+    result.stdout.no_fnmatch_line("*unisono/comm/*")  # no frames of ours
     assert 'errors="2" failures="2"' in (pytester.path / "report.xml").read_text()
 
 
@@ -577,6 +582,18 @@ def test_an_interrupt_ends_all_at_once(pytester: pytest.Pytester) -> None:
     assert controller.returncode == pytest.ExitCode.INTERRUPTED
     assert b"KeyboardInterrupt" in output
     assert eventually(lambda: not any(map(lives, pids)), 2)
+
+
+def test_sigint_interrupts_what_this_suite_starts() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_also_where_the_suite_was_started_with_sigint_ignored() -> None:
+    """As a script's `make test &` does it."""
+    that = f"{__file__}::{test_sigint_interrupts_what_this_suite_starts.__name__}"
+    with ignoring(signal.SIGINT):
+        done = run_python("-m", "pytest", "-q", that)
+    assert done.returncode == 0, done.stdout
 
 
 def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> None:

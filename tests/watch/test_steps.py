@@ -15,7 +15,7 @@ from made_up_records import group, record
 from ranks import subgroup
 from unisono import watch
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords
+from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually
 
@@ -43,9 +43,19 @@ def test_who_made_fewer_or_more_is_named() -> None:
         "rank 1 made 2 calls in step 3 where the others made 3: it left out 1 all_reduce "
         "(train.py:8), and the calls of group world have been shifted since"
     )
+    both = counted([3, 3, 3, 3, 1], [3, 3, 3, 1, 3], [3, 3, 3, 3, 1])
+    ranks = [replace(r, records=tuple(map(_last_is_a_barrier, r.records))) for r in both.ranks]
+    shift = Steps().look(replace(both, ranks=tuple(ranks)))
+    assert shift is not None
+    assert "made 3: it left out 1 all_reduce and 1 barrier (train" in sentence(both, shift)
     shift = look([3, 3, 3, 4, 1], [3, 3, 3, 3, 2])  # of two, who differs from the step before
     assert shift is not None
     assert shift.odd == (0,)
+
+
+def _last_is_a_barrier(call: Record) -> Record:
+    """The third call of every step, that is."""
+    return replace(call, operation="barrier") if (call.number % 3 == 0) else call
 
 
 def test_what_is_no_shift() -> None:

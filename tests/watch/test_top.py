@@ -23,7 +23,7 @@ from rich.console import Console
 
 from unisono.cli import main
 from unisono.watch.report import RankReport, Report
-from unisono.watch.top import Job, RankRow, as_reported
+from unisono.watch.top import Job, RankRow, as_reported, jobs
 from unisono.watch.top_view import COLUMNS, Window, choose_columns, render
 from user_programs import WriteProgram
 
@@ -141,6 +141,28 @@ def test_a_wrong_pid_is_told_so() -> None:
         other.kill()
     assert done.exit_code == 2
     assert f"process {other.pid} (sleep 60) is neither a rank nor the launcher" in done.output
+
+
+def test_a_job_is_named_by_a_process_that_lives(tmp_path: Path) -> None:
+    """Not by rank 0, which has died; and by its own command if that is no rank of a launcher."""
+    code = "import time, unisono\nunisono.init(rank={}, size=2, rendezvous={!r})\nprint()\n"
+    script, meeting = tmp_path / "train.py", str(tmp_path / "meeting")
+    script.write_text(code.format(0, meeting) + "time.sleep(600)")
+    command = [sys.executable, "-c", code.format(1, meeting) + "time.sleep(600)"]
+    with (
+        subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as first,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as second,
+    ):
+        assert first.stdout is not None
+        assert second.stdout is not None
+        first.stdout.readline()
+        second.stdout.readline()
+        assert [job.command for job in jobs(second.pid)] == ["train.py"]
+        first.kill()
+        first.wait()
+        (after,) = jobs(second.pid)
+        second.kill()
+    assert after.command.startswith("-c import time, unisono unisono.init(rank=1, size=2")
 
 
 class Terminal:

@@ -77,6 +77,8 @@ def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(
 def test_an_empty_trace_is_a_file(tmp_path: Path, program: WriteProgram) -> None:
     done = program("pass").run(before=RUN)
     assert done.returncode == 0, done.stderr
+    file = tmp_path / "trace.json"
+    assert f"unisono: the trace is in {file}; https://ui.perfetto.dev opens it\n" in done.stderr
     assert events(tmp_path / "trace.json") == []
 
 

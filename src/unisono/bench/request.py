@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from unisono.wording import name_choices
+
 if TYPE_CHECKING:
     from unisono.bench.settings import BenchSettings
 
@@ -130,7 +132,7 @@ def _split(names: Names) -> list[str]:
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no {what} {name}: choose from {', '.join(known)}")
+            raise ValueError(f"there is no {what} {name}: choose from {name_choices(known, name)}")
     return tuple(dict.fromkeys(names))
 
 

@@ -131,11 +131,11 @@ class Communicator(Collectives, SharedTensors):
     True
     """
 
-    rank: int
-    size: int
-    global_ranks: tuple[int, ...] | None
-    name: str
-    timeout_s: float
+    rank: int = -1  # every group has its own; dir(Communicator) shows what has a value
+    size: int = 0
+    global_ranks: tuple[int, ...] | None = None
+    name: str = ""
+    timeout_s: float = DEFAULT_TIMEOUT_S
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
     allow_reorder: bool = False

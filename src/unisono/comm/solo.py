@@ -200,7 +200,7 @@ class SoloCommunicator(Communicator):
     # -- what stands behind them -----------------------------------------------------------------
 
     def _refuse(self, operation: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
-        raise kind(f"{operation} on group {self.name}: {why}")
+        raise kind(f"{operation} on group {self.name}: {why}") from None
 
     def _checked(self, operation: str, check: Callable[..., _T], *arguments: Any) -> _T:
         """What a check of `arguments` returns, or its refusal as this group's."""

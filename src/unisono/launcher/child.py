@@ -18,7 +18,7 @@ import types
 from typing import IO, Any
 
 from unisono import variables
-from unisono.errors import GroupAborted, PeerLost
+from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.launcher.protocol import (
     FAILED,
     STACK_SIGNAL,
@@ -31,6 +31,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.processes import end_with_parent
 from unisono.torch_backend.autoload import inherit_store
+from unisono.tracebacks import causes, shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF
@@ -99,12 +100,13 @@ class _ResultPipe:
                 view = view[os.write(self._descriptor, view) :]
 
     def send_failure(self, error: BaseException, exit_code: int) -> None:
+        shorten(error)
         frames = error.__traceback__
         while frames and frames.tb_frame.f_code.co_filename in (__file__, "<string>"):  # ours
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
-        follows = _has_cause(error, (PeerLost, GroupAborted))
-        failure = Failure(exit_code, _first_line(error), text, follows)
+        follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
+        failure = Failure(exit_code, _summary(error), text, follows)
         self.send(FAILED, json.dumps(vars(failure)).encode())
 
 
@@ -135,7 +137,7 @@ def _pickle(value: Any) -> bytes:
         except Exception as error:
             raise TypeError(
                 f"what the function returned, a {type(value).__name__}, cannot be sent back: "
-                f"{_first_line(error)}"
+                f"{_summary(error)}"
             ) from None
 
 
@@ -167,9 +169,10 @@ def _run_script(script: Script, results: _ResultPipe) -> int:
 
 def _show_in_the_programs_own_way(error: BaseException) -> None:
     """Call a hook that the program has set; torch.distributed's would only say it twice."""
-    by_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.distributed")
-    if sys.excepthook is not sys.__excepthook__ and not by_torch:
-        sys.excepthook(type(error), error, error.__traceback__)
+    hook = getattr(sys.excepthook, "__wrapped__", sys.excepthook)  # by ours, which has done it
+    by_torch = str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    if hook is not sys.__excepthook__ and not by_torch:
+        hook(type(error), error, error.__traceback__)
 
 
 def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:
@@ -239,17 +242,8 @@ def _connect_to_record_keeper() -> None:
         use_launcher_socket(int(descriptor))
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n", 1)[0]
+def _summary(error: BaseException) -> str:
+    """The first line, and all lines of an error of ours: what the ranks did, and what to do."""
+    text = str(error).strip().split("\n", 0 if isinstance(error, UnisonoError) else 1)[0]
     name = type(error).__name__
     return f"{name}: {text}" if text else name
-
-
-def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether `error` is one of these kinds, or was raised from one."""
-    cause: BaseException | None = error
-    for _ in range(20):  # a chain may be a circle
-        if cause is None or isinstance(cause, kinds):
-            break
-        cause = cause.__cause__
-    return isinstance(cause, kinds)

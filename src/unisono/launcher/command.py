@@ -128,7 +128,7 @@ def run(
     )
     try:
         outcome = run_script(Script(program, module, args), settings)
-    except UnisonoError as error:
+    except (UnisonoError, FileNotFoundError) as error:
         raise click.ClickException(str(error)) from error
     if outcome.report is not None:
         click.echo(f"\nunisono.watch: {outcome.report}", err=True)

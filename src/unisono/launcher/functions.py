@@ -118,7 +118,7 @@ def launch(
             for process, host in zip(placed.processes, placed.hosts, strict=True):
                 crew.add(process, host)
         else:
-            share.check_memory(ranks)
+            share.check_room(ranks)
             start = stack.enter_context(_starter(instructions, job, ranks, threads, pin))
             crew = new_crew()
             for rank in range(ranks):

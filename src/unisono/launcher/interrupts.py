@@ -15,9 +15,10 @@ class Interrupts:
     """Within its context the given signals are noted down and do nothing else.
 
     An exception out of a signal handler could strike between the start of a rank and our note of
-    it. A handler that the program has set for SIGINT stays, and in threads other than the main one
-    nothing changes, since they get no signals. `fileno` becomes readable when one has come: the
-    interpreter writes to it within the signal itself, so that none is slept through.
+    it. A handler that the program has set for SIGINT stays, and threads other than the main one get
+    no signals. SIGINT counts even if a script's `&` has it ignored, as with torchrun; SIGHUP does
+    not. `fileno` becomes readable when one has come: the interpreter writes to it within the signal
+    itself, so that none is slept through.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
@@ -33,7 +34,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             plain = (signal.SIG_DFL, signal.default_int_handler)
             for number in self._signals:
-                if signal.getsignal(number) in plain:
+                before = signal.getsignal(number)
+                if before in plain or (number == signal.SIGINT and before == signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._note)
         if self._before:
             self._other_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

@@ -109,6 +109,9 @@ def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured:
     for ending in sorted(endings, key=lambda end: (end.rank != first, not end.failed, end.rank)):
         groups.setdefault(_without_names(ending), []).append(ending)
     parts = [_paragraph(group, first, captured) for group in groups.values()]
+    details = _indented(sentence.partition("\n")[2]).rstrip()  # once is enough
+    if details:
+        parts = [f"{part}\n".replace(f"\n{details}\n", "\n").rstrip() for part in parts]
     return "\n\n".join([sentence, *parts])
 
 

@@ -105,9 +105,10 @@ class RecordKeeper:
             return
         try:
             self._trace.write()
+            say = f"the trace is in {self._trace.path}; https://ui.perfetto.dev opens it"
         except OSError as error:  # how the ranks ended counts for more
-            problem = f"the trace {self._trace.path} could not be written: {error.strerror}"
-            print(f"unisono: {problem}", file=sys.stderr)
+            say = f"the trace {self._trace.path} could not be written: {error.strerror}"
+        print(f"unisono: {say}", file=sys.stderr)
 
     def _run(self) -> None:
         period_s = _PERIOD_S if self._trace is None else _TRACE_PERIOD_S

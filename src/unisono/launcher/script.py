@@ -83,7 +83,7 @@ def run_script(script: Script, settings: RunSettings) -> Outcome:
     timeout. SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
     """
     check_not_nested()
-    share.check_memory(settings.ranks)
+    share.check_room(settings.ranks)
     listener: Listener = Callback() if settings.capture else Terminal(settings.prefix)
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     with ExitStack() as stack:

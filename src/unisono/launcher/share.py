@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from unisono.comm import engine
 from unisono.errors import EngineUnavailable, UnisonoError
+from unisono.processes import boot_id
 from unisono.wording import name_number
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,8 +33,9 @@ def core_count() -> int:
         return len(cores())
 
 
-def check_memory(ranks: int) -> None:
-    """Refuse a number of ranks that cannot even start."""
+def check_room(ranks: int) -> None:
+    """Refuse ranks that could not even start: too many, or (FileNotFoundError) without /proc."""
+    boot_id()  # without /proc no rank could read its instructions
     try:
         room = engine.memory_room()
     except EngineUnavailable:
@@ -57,7 +59,8 @@ def thread_variables(
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
     fitting = max(1, core_count() // ranks)
-    _say_once(ranks, fitting)
+    if fitting < core_count():  # else each would take as many by itself
+        _say_once(ranks, fitting)
     return {name: str(fitting) for name in THREAD_VARIABLES if name not in environment}
 
 
@@ -72,11 +75,10 @@ def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
 
 @functools.cache
 def _say_once(ranks: int, threads: int) -> None:
-    print(
-        f"unisono: {ranks} ranks on {core_count()} cores get {name_number(threads, 'thread')} "
-        "each; set OMP_NUM_THREADS or ask for a number of threads to have another",
-        file=sys.stderr,
+    each = (
+        f"{ranks} ranks share {core_count()} cores, so each gets {name_number(threads, 'thread')}"
     )
+    print(f"unisono: {each}; set OMP_NUM_THREADS to change that", file=sys.stderr)
 
 
 def _gib(count: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from unisono.plan.schedule import COLLECTIVES, Schedule
+from unisono.wording import name_choices
 
 Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 
@@ -20,9 +21,9 @@ class Algorithm:
     `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
     the busiest rank sends; `source` who described it. `options` are what it takes besides the
     number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
-    ranks or faster, `most_ranks` says up to how many it is reasonable to write it down. One that
-    should not be run by its schedule says in `only_planned` why. `collective` and `name` are what
-    `find` knows it by; `make` is the function that was registered.
+    ranks or faster, `schedule` refuses more than `most_ranks`. One that should not be run by its
+    schedule says in `only_planned` why. `collective` and `name` are what `find` knows it by; `make`
+    is the function that was registered.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring")
@@ -49,10 +50,14 @@ class Algorithm:
     def schedule(self, ranks: int, **options: int) -> Schedule:
         """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
 
-        Raises ValueError where the algorithm does not work for that many ranks.
+        Raises ValueError where it does not work for that many ranks, or they exceed `most_ranks`.
         """
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
+        if ranks > (self.most_ranks or ranks):
+            raise ValueError(
+                f"{self.name} is too large to write down beyond {self.most_ranks:,} ranks"
+            )
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
         if (schedule.collective, schedule.algorithm) != (self.collective, self.name):
@@ -126,7 +131,8 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
     """
     _load_ours()
     if collective is not None and collective not in COLLECTIVES:
-        raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
+        choices = name_choices(COLLECTIVES, collective)
+        raise ValueError(f"there is no collective {collective!r}, only {choices}")
     return tuple(
         entry
         for wanted in COLLECTIVES
@@ -152,7 +158,9 @@ def find(collective: str, name: str) -> Algorithm:
     now = RENAMED.get((collective, name.casefold()), name.casefold())
     found = entries.get(name) or in_any_case.get(name.casefold()) or in_any_case.get(now)
     if found is None:
-        raise ValueError(f"{collective} has no algorithm {name!r}, only {', '.join(entries)}")
+        raise ValueError(
+            f"{collective} has no algorithm {name!r}, only {name_choices(entries, name)}"
+        )
     return found
 
 

@@ -91,9 +91,6 @@ def schedules(
     left_out = []
     wanted = [find(collective, name) for name in names] or catalog(collective)
     for entry in wanted:
-        if reason := _too_many(entry, ranks):
-            left_out.append((entry.name, reason))
-            continue
         try:
             for pieces in pieces_to_try if "pieces" in entry.options else (None,):
                 options = {"node_size": min(node_size, ranks)}
@@ -107,19 +104,11 @@ def schedules(
 def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
     """The algorithms that `costs` leaves out, each with the reason."""
     for entry in catalog(collective):
-        if reason := _too_many(entry, ranks):
-            yield f"{entry.name} of {entry.collective}", reason
-        elif "node_size" in entry.options:
+        if ranks > (entry.most_ranks or ranks) or "node_size" in entry.options:
             try:
                 entry.schedule(ranks, node_size=node_size)
             except ValueError as error:
-                yield entry.name, str(error)
-
-
-def _too_many(entry: Algorithm, ranks: int) -> str:
-    if entry.most_ranks is None or ranks <= entry.most_ranks:
-        return ""
-    return f"too large to write down beyond {entry.most_ranks:,} ranks"
+                yield f"{entry.name} of {entry.collective}", str(error)
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:

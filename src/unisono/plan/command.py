@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unisono.misuse import Misuse
+from unisono.wording import name_choices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,7 +147,8 @@ def plan(
                 _sweep(console, what, ranks, sizes, cluster, wanted, output, as_json)
         else:
             asked = "say what to plan" if what is None else f"cannot plan {what!r}"
-            raise ValueError(f"{asked}: {', '.join(COLLECTIVES)}, show ALGORITHM, or --table")
+            choices = name_choices((*COLLECTIVES, "show ALGORITHM", "--table"), what)
+            raise ValueError(f"{asked}: {choices}")
     except (ValueError, RuntimeError, OSError) as error:
         raise Misuse(str(error)) from error
 
@@ -208,9 +210,9 @@ def _named(name: str | None, collective: str | None, wanted: set[str]) -> Algori
             name = find(known, name).name
     entries = [e for e in catalog(collective) if name and e.name.casefold() == name.casefold()]
     if not entries:
-        listed = ", ".join(dict.fromkeys(entry.name for entry in catalog(collective)))
+        choices = name_choices(dict.fromkeys(entry.name for entry in catalog(collective)), name)
         asked = "say which algorithm" if name is None else f"there is no algorithm {name!r}"
-        raise ValueError(f"{asked}: {listed}")
+        raise ValueError(f"{asked}: {choices}")
     names = {"--root": "root", "--pieces": "pieces", "--nodes": "node_size"}
     for entry in entries:
         if all(names[option] in entry.options for option in wanted):

@@ -75,7 +75,7 @@ def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cos
     """
     found = []
     for entry in catalog(collective):
-        if entry.most_ranks is None or ranks <= entry.most_ranks:
+        if ranks <= (entry.most_ranks or ranks):
             try:
                 found.append(cost(entry, ranks, **options))
             except ValueError:

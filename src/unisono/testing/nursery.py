@@ -101,7 +101,7 @@ def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
         numpy.random.seed()  # or all ranks would draw the same numbers, unasked
     import pytest
 
-    code = pytest.console_main()
+    code = pytest.main()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

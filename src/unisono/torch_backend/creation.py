@@ -26,6 +26,7 @@ from unisono.requirements import (
     is_untried,
 )
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator
@@ -45,6 +46,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
     over that one. A group outside the world, which trainers make by torch's own helper, has no
     global ranks, and members that need not be in this world, nor on its hosts."""
+    shorten_uncaught()
     given = _given_to_torch()
     _check_torch(options.group_rank, options.global_ranks_in_group, given)
     if isinstance(made, Communicator):

@@ -109,12 +109,12 @@ def _rank_counts(ranks: str | None, shows: bool) -> list[int]:
 def _measure(path: str, counts: list[int], budget_s: float) -> dict[str, Any]:
     from unisono.cache import check_writable
     from unisono.launcher.functions import launch
-    from unisono.launcher.share import check_memory
+    from unisono.launcher.share import check_room
     from unisono.tune import document, rank
 
     groups = []
     try:
-        check_memory(counts[-1])
+        check_room(counts[-1])
         check_writable(path)  # before a minute is spent
         with _progress() as say:
             for number, ranks in enumerate(counts, 1):

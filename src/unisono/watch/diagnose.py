@@ -166,7 +166,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     shift = steps.look(group)
     if shift is None:
         return None
-    example = shift.example
+    example = shift.examples[0]
     found = Report(
         kind="apart",
         verdict=_global(group, sentence(group, shift)),

@@ -15,7 +15,7 @@ from typing import Any
 from unisono.comm.engine import count_step, keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.watch.calls import line_of
-from unisono.wording import name_ranks
+from unisono.wording import name_number, name_ranks
 
 _ENOUGH = 2
 """After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers
@@ -65,15 +65,15 @@ def _count(*_: Any) -> None:
 class Shift:
     """Steps in which not all ranks made the same number of calls: one, where the records show it,
     or all from `since` to `step`. `counts` are the calls of each rank in them, `first` is the
-    number of the first one; `odd` are the ranks that differ, as far as that is known, and `example`
-    is a call that they made more, or not."""
+    number of the first one; `odd` are the ranks that differ, as far as that is known, and
+    `examples` are calls that they made more, or not, at least one."""
 
     since: int
     step: int
     first: int
     counts: tuple[int, ...]
     odd: tuple[int, ...]
-    example: Record
+    examples: tuple[Record, ...]
 
 
 class Steps:
@@ -122,9 +122,9 @@ class Steps:
         )
         if not are_marked and more and more % whole == 0:
             return None  # an optimizer that one rank did not step: the calls are fine
-        example = _example(calls, step, odd[0] if odd else 0)
+        examples = _examples(calls, step, odd[0] if odd else 0)
         since = self._last_even + 1
-        return Shift(since, step, self._last_call + 1, tuple(counts), odd, example)
+        return Shift(since, step, self._last_call + 1, tuple(counts), odd, examples)
 
 
 def _calls(member: RankRecords) -> list[Record]:
@@ -144,8 +144,8 @@ def _last_call(records: Sequence[Record], step: int) -> int:
     return max(record.call or 0 for record in records if record.step <= step)
 
 
-def _example(calls: Sequence[Sequence[Record]], step: int, rank: int) -> Record:
-    """A call on a line from which `rank` called more or less often than another rank."""
+def _examples(calls: Sequence[Sequence[Record]], step: int, rank: int) -> tuple[Record, ...]:
+    """The calls that `rank` made more or less often than another rank."""
     own = [record for record in calls[rank] if record.step == step]
     other = next(
         [record for record in records if record.step == step]
@@ -153,23 +153,27 @@ def _example(calls: Sequence[Sequence[Record]], step: int, rank: int) -> Record:
         if peer != rank
     )
     more, less = (own, other) if len(own) > len(other) else (other, own)
-    left = Counter(record.site for record in less)
+    left = Counter((record.site, record.operation) for record in less)
+    found = []
     for record in more:
-        left[record.site] -= 1
-        if left[record.site] < 0:
-            return record
-    return (more or less or calls[rank])[-1]
+        left[record.site, record.operation] -= 1
+        if left[record.site, record.operation] < 0:
+            found.append(record)
+    return (*found,) or ((more or less or calls[rank])[-1],)
 
 
 def sentence(group: GroupRecords, shift: Shift) -> str:
     """The verdict."""
-    at = f" ({line_of(shift.example.site)})" if shift.example.site else ""
+    at = f" ({line_of(shift.examples[0].site)})" if shift.examples[0].site else ""
     if not shift.odd:
         made = ", ".join(f"rank {rank} made {count}" for rank, count in enumerate(shift.counts))
         return f"the ranks made different numbers of calls in {step_name(shift)}{at}: {made}"
     odd, rest = shift.counts[shift.odd[0]], {*range(len(shift.counts))} - {*shift.odd}
     usual = shift.counts[min(rest)]
-    much = f"{abs(odd - usual)} {shift.example.operation}"
+    kinds = Counter(record.operation for record in shift.examples)
+    much = " and ".join(f"{count} {operation}" for operation, count in kinds.items())
+    if kinds.total() != abs(odd - usual):  # the rest has left the records
+        much = name_number(abs(odd - usual), "call")
     did = f"left out {much}" if odd < usual else f"made {much} more"
     return (
         f"{name_ranks(shift.odd)} made {odd} calls in {step_name(shift)} where the others made "

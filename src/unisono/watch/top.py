@@ -115,7 +115,8 @@ def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
             rows = [as_reported(row, report) for row in rows]
         ordered = sorted(rows, key=lambda row: (row.group, row.rank))
         verdict = "" if report is None else report.verdict
-        found.append(Job(command_of(min(pids)), tuple(sorted(pids)), tuple(ordered), verdict))
+        names = [name for name in map(command_of, sorted(pids)) if name != "?"]  # of who lives
+        found.append(Job(" ".join(names[:1]) or "?", tuple(sorted(pids)), tuple(ordered), verdict))
     return found
 
 

@@ -27,6 +27,7 @@ from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.requirements import require_torch
+from unisono.tracebacks import shorten_uncaught
 from unisono.wording import name_number, name_ranks
 
 _log = logging.getLogger("unisono")
@@ -69,6 +70,7 @@ def start(
 ) -> StartedWorld:
     """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
     `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
+    shorten_uncaught()
     timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
     with _meeting(info, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
         store = where if hasattr(where, "get") and hasattr(where, "set") else None

@@ -452,4 +452,4 @@ class HostsGroup(RowCollectives):
                 what, refused=True, timeout_s=self.timeout_s, site=site_of(_caller(1)) or ""
             )
             self._refusal = self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
-        raise kind(f"{what} on group {self.name}: {why}")
+        raise kind(f"{what} on group {self.name}: {why}") from None

@@ -194,7 +194,7 @@ class TorchGroup(RowCollectives):
                     self._meet(call)
 
             self._thread.begin(tell, what)
-        raise kind(f"{what} on group {self.name}: {why}")
+        raise kind(f"{what} on group {self.name}: {why}") from None
 
 
 def _this_gpu() -> torch.device:

@@ -175,7 +175,7 @@ class EngineCalls(GpuTensors):
         """Raise about our own arguments, once the peers know that this call will not happen."""
         if self._exceptions.cause is None:
             self._group.refuse(operation)
-        raise kind(f"{operation.name.lower()} on group {self.name}: {why}")
+        raise kind(f"{operation.name.lower()} on group {self.name}: {why}") from None
 
     def _fail(
         self, status: int, operation: Operation, reduction: int = 0, tensors: Any = None
