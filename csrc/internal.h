@@ -430,8 +430,7 @@ void stop_worker(un_group *g);
 /* watcher.c */
 void stop_watching(un_group *g);
 void forget_watching_after_fork(void);
-int64_t ending_of_peer(const un_group *g, int rank);
-bool peer_is_dead(const un_group *g, int rank);
+bool peer_is_dead(const un_group *g, int rank, int64_t *ending);
 
 /* stream.c */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes);

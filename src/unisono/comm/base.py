@@ -272,8 +272,9 @@ class Communicator(Collectives, SharedTensors):
         Groups of the same members are told apart by the order in which they are made, or by a
         `label`, which is part of the group's name: differently labelled ones never mix.
 
-        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost or
-        CollectiveTimeout if a member does not come.
+        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
+        with its rank in this group, as soon as a member has died; RendezvousError if one does not
+        come in time. On one host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank

@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.errors import GroupError, PeerLost, UnisonoError
+from unisono.errors import GroupError, UnisonoError
 from unisono.requirements import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
@@ -107,11 +107,14 @@ def _world() -> _World | None:
 def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -> None:
     """The members of a new group, which has these global ranks, wait for each other: raise how the
     world ended, if it took one of them along or the latecomers' time is over."""
-    ending = world.ending(_describe_making(ranks)) if world is not None else None
-    if ending is None:
+    if world is None:
         return
-    if (isinstance(ending, PeerLost) and ending.peer in ranks) or time.monotonic() > end:
-        raise ending
+    doing = _describe_making(ranks)
+    error = world.loss_among(ranks, doing)
+    if error is None and time.monotonic() > end:
+        error = world.ending(doing)
+    if error is not None:
+        raise error
 
 
 def _raise_if_ended(
@@ -122,7 +125,8 @@ def _raise_if_ended(
     """A new group could not be made: raise how the world ended, if that is why."""
     end = time.monotonic() + _NOTICE_S
     while world is not None:
-        ending = world.ending(_describe_making(ranks))
+        doing = _describe_making(ranks)
+        ending = world.loss_among(ranks, doing) or world.ending(doing)
         if ending is not None:
             raise ending from error
         if time.monotonic() > end:

@@ -22,14 +22,14 @@ from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.links import Answer, GroupMembers, Links
-from unisono.comm.hosts.local_failures import cause_of
+from unisono.comm.hosts.local_failures import cause_of, how_it_ended
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
 from unisono.comm.row_collectives import RowCollectives
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
-from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
+from unisono.errors import CollectiveMismatch, GroupClosed, GroupError, PeerLost
 from unisono.processes import state_of
 
 _GRACE_S = 1.0
@@ -131,6 +131,17 @@ class HostsGroup(RowCollectives):
     def ending(self, doing: str) -> GroupError | None:
         """How the group ended, or None; `doing` is what this rank was about."""
         return self.errored
+
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        if isinstance(self.errored, PeerLost) and self.errored.peer in ranks:
+            return self.errored
+        for rank in ranks:
+            why = how_it_ended(rank, self)
+            if why:
+                cause = Cause("PeerLost", f"{self.name_rank(rank)} {why}", peer=rank)
+                return cause.error(self.rank, self.name, doing)
+        return None
 
     def _look_at_local(self) -> None:
         """End with the group of this host, if that has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unisono.comm.base import Communicator
@@ -102,9 +103,8 @@ def split_group(parent: HostsCommunicator, members: tuple[int, ...], label: str)
         local: Communicator = SoloCommunicator(name, ranks_here, parent.timeout_s)
     else:
         assert isinstance(parent.local, SharedMemoryCommunicator)
-        made = parent.local.split(here, label=f"{label}@{name}", name=name)
-        assert made is not None
-        local = made
+        split = partial(parent.local.split, here, label=f"{label}@{name}", name=name)
+        local = parent._locally(split)
     if len(placement.hosts) == 1:
         return local
     return _over(links, placement, local, name, global_ranks, parent.timeout_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
@@ -61,14 +62,15 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
             _decline(announcements, _hello(request, me, error))
             raise
         try:
-            return _follow(connection, request, me, sends_pidfd=True)
+            return _follow(connection, request, me, sends_pidfd=True, check=lambda: None)
         except Departed:
             clear_if_over(announcements, me)
             raise
 
 
 def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membership:
-    """Meet members of an existing group: the leader's address is known."""
+    """Meet members of an existing group: the leader's address is known. Its lobby takes visitors
+    in before it leads, and even if it never does: followers check by themselves, too."""
     if lobby.pid != os.getpid():
         raise GroupClosed(
             f"the parent group belongs to process {lobby.pid}: a forked child cannot split it"
@@ -79,7 +81,8 @@ def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membersh
             from unisono.comm.rendezvous.leading import Leader  # followers need not load it
 
             return Leader(lobby, request, me).make_group()
-        return _follow(_call(leader_address, request), request, me, sends_pidfd=False)
+        connection = _call(leader_address, request)
+        return _follow(connection, request, me, sends_pidfd=False, check=request.check)
 
 
 def _call(leader_address: str, request: JoinRequest) -> Connection:
@@ -112,7 +115,11 @@ def _decline(announcements: Announcements, hello: Announcement) -> None:
 
 
 def _follow(
-    connection: Connection, request: JoinRequest, me: Announcement, sends_pidfd: bool
+    connection: Connection,
+    request: JoinRequest,
+    me: Announcement,
+    sends_pidfd: bool,
+    check: Callable[[], None],
 ) -> Membership:
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
     group: Group | None = None
@@ -120,7 +127,7 @@ def _follow(
         try:
             with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
                 connection.send(_hello(request, me), *(mine if sends_pidfd else ()))
-            invitation = _await_invitation(connection, request, patient)
+            invitation = _await_invitation(connection, request, patient, check)
         except TooFewDescriptors as error:
             connection.try_send(_hello(request, me, error))
             raise
@@ -133,7 +140,7 @@ def _follow(
             connection.try_send({"error": f"rank {request.rank}: {error}"})
             raise
         connection.try_send({"opened": True})
-        connection.receive(patient)  # or hear why there is nobody to send to any more
+        connection.receive(patient, check)  # or hear why there is nobody to send to any more
         payloads = tuple(map(str, invitation["payloads"]))
         tuning = request.tuning if invitation.get("tuned") else None
         return Membership(request.key, request.rank, request.size, group, members, payloads, tuning)
@@ -150,13 +157,13 @@ def _follow(
 
 
 def _await_invitation(
-    connection: Connection, request: JoinRequest, patient: Deadline
+    connection: Connection, request: JoinRequest, patient: Deadline, check: Callable[[], None]
 ) -> Announcement:
     """Wait until rank 0 says that all are there; who is missing, it may say before."""
     waiting = Waiting(request.rank, request.size, request.key, request.deadline)
     missing: list[int] = []
     try:
-        while "missing" in (message := connection.receive(patient)):
+        while "missing" in (message := connection.receive(patient, check)):
             missing = [int(rank) for rank in message["missing"]]
             waiting.say(missing, request.size - len(missing))
     except NoAnswer as error:

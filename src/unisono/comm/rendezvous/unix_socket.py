@@ -6,11 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import select
 import socket
 import struct
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono.errors import RendezvousError
@@ -18,6 +19,8 @@ from unisono.errors import RendezvousError
 _LONGEST_MESSAGE_BYTES = 1 << 22
 _FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
 _MOST_DESCRIPTORS = 253  # that Linux lets travel with one message
+_GLANCE_S = 0.2
+"""How often whoever waits for a message checks that somebody can still send it."""
 
 
 class Deadline:
@@ -134,8 +137,19 @@ class Connection:
         data, self._unread = self._unread[4 : 4 + length], self._unread[4 + length :]
         return _message(data)
 
-    def receive(self, deadline: Deadline) -> dict[str, Any]:
-        """Wait for a message; an error that the other side reports is raised here."""
+    def receive(
+        self, deadline: Deadline, check: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Wait for a message; an error that the other side reports is raised here. `check` is
+        called now and then, and raises when no message will come; one that is there counts."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        while deadline.left_s() and not poller.poll(1000 * min(_GLANCE_S, deadline.left_s())):
+            try:
+                check()
+            except Exception:
+                if not poller.poll(0):
+                    raise
         self._socket.settimeout(max(deadline.left_s(), 0.001))
         try:
             message = _message(self._exactly(_length(self._exactly(4))))

@@ -28,7 +28,7 @@ from unisono.comm.engine import (
     work_types,
 )
 from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_at, meet_by
+from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
@@ -175,31 +175,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self.rank not in members:
             self._exceptions.left_out_of = members
             return None
-        if self._lobby is None:
-            raise self._exceptions.closed()
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]"
-        if name is None:
-            name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-            name += f"/{serial}" if serial > 1 else ""
-        parents = self.global_ranks
-        global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
-        if len(members) == 1:
-            from unisono.comm.solo import SoloCommunicator
+        from unisono.comm.shared_memory.splitting import make_split  # few programs have groups
 
-            return SoloCommunicator(name, global_ranks, self.timeout_s)
-        request = JoinRequest(
-            f"{self._membership.key}/{listed}/{serial}",
-            members.index(self.rank),
-            len(members),
-            Deadline(self.timeout_s),
-            open_with(self.timeout_s),
-            check=self._raise_if_ended,
-            tuning=read_tuning(len(members), self.rank),
-        )
-        leader = self._membership.members[members[0]]
-        membership = meet_at(leader.address, self._lobby, request)
-        return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
+        return make_split(self, members, label, name)
 
     def _raise_if_ended(self) -> None:
         ending = self.errored
@@ -268,9 +246,13 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._exceptions.forked()
         return self._exceptions.failure(doing) if status else None
 
-    def failure(self) -> tuple[int, int, int, int]:
-        """How the group ended, in the engine's words: status, culprit, call and detail."""
-        return self._group.failure()
+    def departure(self, rank: int) -> tuple[int, int]:
+        """Whether a rank has left the group, in the engine's words: status and detail."""
+        return self._group.departure(rank)
+
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        return self._exceptions.departure(ranks, (), doing)
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
@@ -138,6 +138,26 @@ class GroupExceptions:
         if diagnose is not None and self.cause.report is None and not self.is_part:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
+
+    def departure(
+        self, ended: Iterable[int], closed: Iterable[int], doing: str
+    ) -> GroupError | None:
+        """The exception for the first rank of `ended` whose process has ended, or of `closed` that
+        has closed the group, whatever else has ended it before; None if they are all there."""
+        group = self._membership.group
+        gone = [(rank, *group.departure(rank)) for rank in ended]
+        gone = [found for found in gone if found[1] == Status.PEER_LOST]
+        gone += [(rank, status, 0) for rank in closed if (status := group.departure(rank)[0])]
+        if not gone:
+            return None
+        rank, status, detail = gone[0]
+        if group.failure()[:2] == (status, rank):
+            return self.failure(doing)
+        from unisono.comm.shared_memory.failures import describe_departure, with_global_ranks
+
+        error = describe_departure(self._membership, self._name, doing, (status, rank, 0, detail))
+        error.args = (with_global_ranks(error, self._global_ranks),)
+        return error
 
     def forked(self) -> GroupClosed:
         return self._of_group(

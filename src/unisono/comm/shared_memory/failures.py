@@ -42,19 +42,8 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
         return _timeout(membership, name, call, culprit)
-    if status == Status.PEER_CLOSED:
-        who = f"rank {culprit}" if culprit >= 0 else "every other rank"
-        text = f"{who} closed group {name}; this rank was in {doing}"
-        return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
-    if status == Status.PEER_LOST:
-        text = (
-            f"rank {culprit} (pid {membership.members[culprit].pid}) "
-            f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
-        )
-        last_words = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES)
-        if last_words:
-            text = f"{text}\n  rank {culprit} {last_words}"
-        return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
+    if status in (Status.PEER_CLOSED, Status.PEER_LOST):
+        return describe_departure(membership, name, doing, (status, culprit, call, detail))
     if status == Status.UNFIT:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
@@ -75,6 +64,25 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     text += f": {reason}" if reason else ""
     return GroupAborted(text, rank=rank, group=name, call=call, peer=culprit, reason=reason)
+
+
+def describe_departure(
+    membership: Membership, name: str, doing: str, failure: tuple[int, int, int, int]
+) -> PeerLost:
+    """The exception for a rank that has ended or closed the group: status, rank, call, detail."""
+    status, peer, call, detail = failure
+    if status == Status.PEER_CLOSED:
+        who = f"rank {peer}" if peer >= 0 else "every other rank"
+        text = f"{who} closed group {name}; this rank was in {doing}"
+        return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
+    text = (
+        f"rank {peer} (pid {membership.members[peer].pid}) "
+        f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
+    )
+    last_words = membership.group.read_note(peer, Note.REASON, ABOUT_MESSAGES)
+    if last_words:
+        text = f"{text}\n  rank {peer} {last_words}"
+    return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
 
 
 def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:
