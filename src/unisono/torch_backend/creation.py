@@ -18,6 +18,7 @@ from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, UnisonoError
+from unisono.preloading import load_soon
 from unisono.requirements import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
@@ -90,6 +91,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator, such that this torch's hooks can be attached."""
+    load_soon("unisono.torch_backend.work")
     if hasattr(_distributed_c10d, "FlightRecorderHook"):
         from unisono.torch_backend.flight_recorder import recorded_group_over
 

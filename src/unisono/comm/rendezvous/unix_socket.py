@@ -47,9 +47,7 @@ class TooFewDescriptors(RendezvousError):
     """This process may open no more files, or the machine has no more."""
 
     def __init__(self, reason: str) -> None:
-        import resource  # when there is need: few ever have
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = os.sysconf("SC_OPEN_MAX")  # the module `resource` may need one to be imported
         super().__init__(
             f"process {os.getpid()} has no file descriptors left for the group ({reason}; its "
             f"limit is {limit}): raise it (ulimit -n), two for each rank and ten more will do"

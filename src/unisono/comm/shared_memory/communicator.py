@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -38,12 +39,13 @@ from unisono.comm.shared_memory.engine_calls import (
     EngineCall,
     EngineCalls,
 )
-from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_memory.tuned_group import TunedGroup
 from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
+from unisono.preloading import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 # Looking a member up in its enumeration takes longer than a global.
 _ALL_REDUCE, _REDUCE, _BROADCAST = Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST
 _GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operation.REDUCE_SCATTER
+_MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
 _BARRIER: EngineCall = (Operation.BARRIER, 0, 0, 1.0, None)
 _ALL_GATHER: EngineCall = (Operation.ALL_GATHER, 0, 0, 1.0, None)
 _ALL_TO_ALL: EngineCall = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
@@ -134,6 +137,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
+        load_soon("unisono.wording")
         deadline = deadline or Deadline(join_timeout_s)
         tuning = read_tuning(size, rank)
         request = JoinRequest(
@@ -141,6 +145,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         )
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
+            load_soon(*NEEDED_LATER)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     def become_part(self, name: str) -> Group:
@@ -196,13 +201,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self._lobby is None:
             raise self._exceptions.closed()
         try:
-            return self._allocator.allocate(
-                size_bytes,
-                self._exchange,
-                self._lobby,
-                Deadline(self.timeout_s),
-                self._raise_if_ended,
-            )
+            try:
+                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
+            except OSError as error:  # it is not imported yet, and no descriptor is left
+                allocator, wanted = None, -(error.errno or 1)
+            sizes = self._exchange(array("q", [wanted]))
+            if allocator is None or min(sizes) < 0:
+                raise SegmentError(_describe_unable(self.name, sizes))
+            deadline = Deadline(self.timeout_s)
+            check = self._raise_if_ended
+            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
@@ -351,7 +359,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
-        from unisono.comm.compiled_schedules import algorithm_mark, compile_schedule, schedule_for
+        from unisono.comm.compiled_schedules import compile_schedule, schedule_for
+        from unisono.comm.mismatches import algorithm_mark
 
         try:
             schedule = schedule_for("all_reduce", algorithm, self.size)
@@ -472,6 +481,16 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if chosen is not None:
             return self._run_by(chosen, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
+
+
+def _describe_unable(name: str, sizes: list[int]) -> str:
+    """Some ranks could not even ask for memory: their sizes are negative numbers of errors."""
+    unable = (
+        f"rank {rank} cannot map it: {os.strerror(-size)}"
+        for rank, size in enumerate(sizes)
+        if size < 0
+    )
+    return "\n".join([f"no shared memory for group {name}", *unable])
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:

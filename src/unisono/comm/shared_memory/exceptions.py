@@ -21,7 +21,16 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.membership import Membership
 
-# What words them is imported with the first one: most groups never fail.
+NEEDED_LATER = (
+    "unisono.comm.shared_memory.failures",
+    "unisono.comm.arguments",
+    "unisono.comm.shared_memory.dtypes",
+    "unisono.comm.shared_memory.allocation",
+    "unisono.comm.shared_memory.splitting",
+    "unisono.comm.rendezvous.leading",
+)
+"""What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
+once a group is made: every process would pay for it as it starts."""
 
 _Error = TypeVar("_Error", bound=GroupError)
 
