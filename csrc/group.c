@@ -157,13 +157,12 @@ void un_group_abort(un_group *g, const char *reason) {
 }
 
 /* Another rank may have noticed a death before we do. */
-un_status un_group_departure(const un_group *g, int rank, int64_t *detail) {
+bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
     *detail = 0;
-    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return UN_OK;
-    if (peer_is_dead(g, rank, detail)) return UN_PEER_LOST;
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
     uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
-    if (status_of(g, word) == UN_PEER_LOST && culprit(g, word) == rank) return UN_PEER_LOST;
-    return atomic_load(&control_of(g, rank)->closed) ? UN_PEER_CLOSED : UN_OK;
+    return peer_is_dead(g, rank, detail) ||
+           (status_of(g, word) == UN_PEER_LOST && culprit(g, word) == rank);
 }
 
 /* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
@@ -175,7 +174,7 @@ un_failure un_group_failure(un_group *g) {
     un_failure failure = {.status = status, .rank = culprit(g, word), .call = word >> 24};
     if (status == UN_PEER_LOST) {
         failure.call = g->calls.noticed_end - 1;
-        un_group_departure(g, failure.rank, &failure.detail);
+        un_group_has_lost(g, failure.rank, &failure.detail);
     }
     return failure;
 }

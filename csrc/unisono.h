@@ -437,9 +437,8 @@ un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_
 /* This thread begins its next step, which its records bear from now on. */
 void un_count_step(void);
 
-/* Whether a rank has left the group: UN_PEER_LOST once its process has ended, with the `detail` of a
- * un_failure, UN_PEER_CLOSED once it has closed the group. */
-un_status un_group_departure(const un_group *group, int rank, int64_t *detail);
+/* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
+bool un_group_has_lost(const un_group *group, int rank, int64_t *detail);
 
 /* How the group ended: UN_FORKED in a forked child, which has no part in it. */
 un_failure un_group_failure(un_group *group);

@@ -66,15 +66,14 @@ static PyObject *group_failure(PyObject *object, PyObject *ignored) {
                          (long long)f.detail);
 }
 
-/* departure(rank): (status, detail) */
-static PyObject *group_departure(PyObject *object, PyObject *rank) {
+/* loss(rank): how its process ended, or None */
+static PyObject *group_loss(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(rank);
     if (PyErr_Occurred()) return NULL;
-    int64_t detail = 0;
-    un_status status = UN_OK;
-    if (self->group) status = un_group_departure(self->group, (int)number, &detail);
-    return Py_BuildValue("iL", (int)status, (long long)detail);
+    int64_t detail;
+    if (!self->group || !un_group_has_lost(self->group, (int)number, &detail)) Py_RETURN_NONE;
+    return PyLong_FromLongLong(detail);
 }
 
 static PyObject *group_posted(PyObject *object, PyObject *arguments) {
@@ -315,7 +314,7 @@ static PyMethodDef group_methods[] = {
     {"release_works", group_release_works, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
-    {"departure", group_departure, METH_O, NULL},
+    {"loss", group_loss, METH_O, NULL},
     {"posted", group_posted, METH_VARARGS, NULL},
     {0},
 };

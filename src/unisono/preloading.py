@@ -1,8 +1,8 @@
 """Modules that a failure needs, imported before there is one.
 
 Once something fails, files may be out of reach: the process has no descriptors left, or a file
-system hangs. So a thread imports what words the exceptions, a moment after the first group was
-begun: the group itself does not wait for it.
+system hangs. So a thread imports what words the exceptions, a moment after the first group is
+made, which does not wait for it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ gone, and the lock of the module that it was importing would never be released."
 
 
 def load_soon(*names: str) -> None:
-    """Have these modules imported by a thread. Whoever needs one that could not be imported tries
-    again."""
+    """Have these modules imported by a thread. Where that fails, whoever needs one tries again."""
     missing = [name for name in names if name not in sys.modules and name not in _names]
-    if not missing:
-        return
     _names.extend(missing)
-    with contextlib.suppress(RuntimeError):  # no thread can be started
-        _thread.start_new_thread(_load, ())
+    if missing:
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            _thread.start_new_thread(_load, ())
 
 
 def _load() -> None:
@@ -42,21 +40,14 @@ def _load() -> None:
             importlib.import_module(_names.pop(0))
 
 
-def _end() -> None:
+def _finish() -> None:
     _names.clear()
     with _importing:
         pass
 
 
-def _end_in_child() -> None:
-    _names.clear()
-    _importing.release()
-
-
-atexit.register(_end)
+atexit.register(_finish)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_importing.acquire,
-        after_in_parent=_importing.release,
-        after_in_child=_end_in_child,
-    )
+    go_on = _importing.release
+    os.register_at_fork(before=_importing.acquire, after_in_parent=go_on, after_in_child=go_on)
+    os.register_at_fork(after_in_child=_names.clear)

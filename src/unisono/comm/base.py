@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
@@ -296,6 +297,16 @@ class Communicator(Collectives, SharedTensors):
                 hint = f": they are global ranks, and {meant} within this group"
             raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
         return members
+
+    def _name_split(self, members: tuple[int, ...], label: str) -> str:
+        """What a new group of these members is called: on all of them alike, and each time anew."""
+        splits: Counter[tuple[tuple[int, ...], str]] = self.__dict__.setdefault(
+            "_splits", Counter()
+        )
+        splits[members, label] += 1
+        serial = f"/{splits[members, label]}" if splits[members, label] > 1 else ""
+        dot = "." if label else ""
+        return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{serial}"
 
     @abstractmethod
     def refuse(self, operation: str, why: str) -> NoReturn:

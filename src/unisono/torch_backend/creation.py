@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 _World: TypeAlias = "SharedMemoryCommunicator | HostsCommunicator"
 
-_NOTICE_S = 0.5
-"""How long it may take until a death that a meeting has noticed is known to the world."""
-
 _LATECOMERS_S = 2.0
 """How long a new group waits for its members in a world that has ended for another reason than
 the death of one of them: whoever caught the error may still come."""
@@ -83,8 +80,11 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             )
     except GroupError:
         raise
-    except (RuntimeError, OSError) as error:
-        _raise_if_ended(world, ranks, error)
+    except (RuntimeError, OSError):
+        end = 0.0
+        for _ in range(50 if world is not None else 0):  # why it failed may be known in a moment
+            check()
+            time.sleep(0.01)
         raise
     return group_over(comm, options.store)
 
@@ -117,23 +117,6 @@ def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -
         error = world.ending(doing)
     if error is not None:
         raise error
-
-
-def _raise_if_ended(
-    world: _World | None,
-    ranks: Sequence[int],
-    error: Exception,
-) -> None:
-    """A new group could not be made: raise how the world ended, if that is why."""
-    end = time.monotonic() + _NOTICE_S
-    while world is not None:
-        doing = _describe_making(ranks)
-        ending = world.loss_among(ranks, doing) or world.ending(doing)
-        if ending is not None:
-            raise ending from error
-        if time.monotonic() > end:
-            return
-        time.sleep(0.01)
 
 
 def _describe_making(ranks: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
 from unisono.comm.hosts.links import Answer, GroupMembers, Links
-from unisono.comm.hosts.local_failures import cause_of, how_it_ended
+from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
@@ -83,7 +83,6 @@ class HostsGroup(RowCollectives):
         self._awaited = -1
         self._meeting = Meeting(self)
         self._has_met = False
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         host = links.hosts.names[links.hosts.mine]
         # Worlds have the same keys: only the secret tells their records on one machine apart.
         digest = hashlib.blake2b(self.key, key=links.hosts.secret[:64], digest_size=8)
@@ -133,15 +132,9 @@ class HostsGroup(RowCollectives):
         return self.errored
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, whatever else has ended the group."""
-        if isinstance(self.errored, PeerLost) and self.errored.peer in ranks:
-            return self.errored
-        for rank in ranks:
-            why = how_it_ended(rank, self)
-            if why:
-                cause = Cause("PeerLost", f"{self.name_rank(rank)} {why}", peer=rank)
-                return cause.error(self.rank, self.name, doing)
-        return None
+        """What to raise because one of these ranks has died."""
+        ending = self.errored
+        return ending if isinstance(ending, PeerLost) and ending.peer in ranks else None
 
     def _look_at_local(self) -> None:
         """End with the group of this host, if that has ended."""

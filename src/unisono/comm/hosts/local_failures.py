@@ -28,21 +28,21 @@ def cause_of(error: GroupError, group: HostsGroup) -> Cause:
         return Cause("GroupAborted", text, peer=by, reason=error.reason, call=group.calls)
     if isinstance(error, PeerLost) and 0 <= error.peer < len(here):
         rank = here[error.peer]
-        how = how_it_ended(rank, group) or f"has left group {group.name}"
-        return Cause("PeerLost", f"{group.name_rank(rank)} {how}", rank, call=group.calls)
+        return Cause("PeerLost", f"{group.name_rank(rank)} {_how(group)}", rank, call=group.calls)
     if isinstance(error, CollectiveTimeout):
         return _timeout(error, group)
     text = str(error)
     return Cause(type(error).__name__, text, call=group.calls)
 
 
-def how_it_ended(rank: int, group: HostsGroup) -> str | None:
-    """How the process of a rank ended, behind its name in a sentence; None or "" if it did not."""
-    here, local = group.placement.here, group.local
-    if rank not in here or not isinstance(local, SharedMemoryCommunicator):
-        return group.links.loss_of(group.placement.members[rank])
-    status, detail = local.departure(here.index(rank))
-    return error_texts.describe_ending(detail) if status == Status.PEER_LOST else None
+def _how(group: HostsGroup) -> str:
+    """How the process of a rank of this host ended."""
+    local = group.local
+    if isinstance(local, SharedMemoryCommunicator):
+        status, _, _, detail = local.failure()
+        if status == Status.PEER_LOST:
+            return error_texts.describe_ending(detail)
+    return f"has left group {group.name}"
 
 
 def _timeout(error: CollectiveTimeout, group: HostsGroup) -> Cause:

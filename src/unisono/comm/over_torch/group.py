@@ -56,7 +56,6 @@ class TorchGroup(RowCollectives):
         self._faults = Faults(self.name, self.rank, store)
         self._thread = ThreadExecutor(self.name)
         self._streams = StreamExecutor()
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
 
     @property
     def process_group(self) -> Any:

@@ -62,7 +62,7 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
             _decline(announcements, _hello(request, me, error))
             raise
         try:
-            return _follow(connection, request, me, sends_pidfd=True, check=lambda: None)
+            return _follow(connection, request, me, sends_pidfd=True)
         except Departed:
             clear_if_over(announcements, me)
             raise
@@ -119,7 +119,7 @@ def _follow(
     request: JoinRequest,
     me: Announcement,
     sends_pidfd: bool,
-    check: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
 ) -> Membership:
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
     group: Group | None = None

@@ -97,7 +97,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._isend = membership.group.isend
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
@@ -207,7 +206,12 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
                 allocator, wanted = None, -(error.errno or 1)
             sizes = self._exchange(array("q", [wanted]))
             if allocator is None or min(sizes) < 0:
-                raise SegmentError(_describe_unable(self.name, sizes))
+                unable = [
+                    f"rank {rank} cannot map it: {os.strerror(-size)}"
+                    for rank, size in enumerate(sizes)
+                    if size < 0
+                ]
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
             deadline = Deadline(self.timeout_s)
             check = self._raise_if_ended
             return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
@@ -254,13 +258,13 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._exceptions.forked()
         return self._exceptions.failure(doing) if status else None
 
-    def departure(self, rank: int) -> tuple[int, int]:
-        """Whether a rank has left the group, in the engine's words: status and detail."""
-        return self._group.departure(rank)
-
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
         """What to raise because one of these ranks has died, whatever else has ended the group."""
-        return self._exceptions.departure(ranks, (), doing)
+        return self._exceptions.loss_among(ranks, doing)
+
+    def failure(self) -> tuple[int, int, int, int]:
+        """How the group ended, in the engine's words: status, culprit, call and detail."""
+        return self._group.failure()
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
@@ -481,16 +485,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if chosen is not None:
             return self._run_by(chosen, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
-
-
-def _describe_unable(name: str, sizes: list[int]) -> str:
-    """Some ranks could not even ask for memory: their sizes are negative numbers of errors."""
-    unable = (
-        f"rank {rank} cannot map it: {os.strerror(-size)}"
-        for rank, size in enumerate(sizes)
-        if size < 0
-    )
-    return "\n".join([f"no shared memory for group {name}", *unable])
 
 
 def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:

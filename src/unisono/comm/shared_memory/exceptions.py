@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono.comm.base import REDUCTION_NAMES, dtype_name
@@ -21,12 +21,10 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.membership import Membership
 
+_LATER = "failures allocation dtypes splitting"
 NEEDED_LATER = (
-    "unisono.comm.shared_memory.failures",
+    *(f"{__package__}.{name}" for name in _LATER.split()),
     "unisono.comm.arguments",
-    "unisono.comm.shared_memory.dtypes",
-    "unisono.comm.shared_memory.allocation",
-    "unisono.comm.shared_memory.splitting",
     "unisono.comm.rendezvous.leading",
 )
 """What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
@@ -148,23 +146,18 @@ class GroupExceptions:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
-    def departure(
-        self, ended: Iterable[int], closed: Iterable[int], doing: str
-    ) -> GroupError | None:
-        """The exception for the first rank of `ended` whose process has ended, or of `closed` that
-        has closed the group, whatever else has ended it before; None if they are all there."""
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
         group = self._membership.group
-        gone = [(rank, *group.departure(rank)) for rank in ended]
-        gone = [found for found in gone if found[1] == Status.PEER_LOST]
-        gone += [(rank, status, 0) for rank in closed if (status := group.departure(rank)[0])]
-        if not gone:
+        lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
+        if not lost:
             return None
-        rank, status, detail = gone[0]
-        if group.failure()[:2] == (status, rank):
+        peer, detail = next(iter(lost.items()))
+        if group.failure()[:2] == (Status.PEER_LOST, peer):
             return self.failure(doing)
-        from unisono.comm.shared_memory.failures import describe_departure, with_global_ranks
+        from unisono.comm.shared_memory.failures import describe_loss, with_global_ranks
 
-        error = describe_departure(self._membership, self._name, doing, (status, rank, 0, detail))
+        error = describe_loss(self._membership, self._name, doing, peer, detail)
         error.args = (with_global_ranks(error, self._global_ranks),)
         return error
 

@@ -42,8 +42,12 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         return CollectiveTimeout(text, rank=rank, group=name)
     if status == Status.TIMEOUT:
         return _timeout(membership, name, call, culprit)
-    if status in (Status.PEER_CLOSED, Status.PEER_LOST):
-        return describe_departure(membership, name, doing, (status, culprit, call, detail))
+    if status == Status.PEER_CLOSED:
+        who = f"rank {culprit}" if culprit >= 0 else "every other rank"
+        text = f"{who} closed group {name}; this rank was in {doing}"
+        return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
+    if status == Status.PEER_LOST:
+        return describe_loss(membership, name, doing, culprit, detail, call)
     if status == Status.UNFIT:
         text = f"a message of rank {culprit} in group {name} did not fit its receiver"
         return MessageMismatch(text, rank=rank, group=name)
@@ -66,15 +70,10 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     return GroupAborted(text, rank=rank, group=name, call=call, peer=culprit, reason=reason)
 
 
-def describe_departure(
-    membership: Membership, name: str, doing: str, failure: tuple[int, int, int, int]
+def describe_loss(
+    membership: Membership, name: str, doing: str, peer: int, detail: int, call: int = 0
 ) -> PeerLost:
-    """The exception for a rank that has ended or closed the group: status, rank, call, detail."""
-    status, peer, call, detail = failure
-    if status == Status.PEER_CLOSED:
-        who = f"rank {peer}" if peer >= 0 else "every other rank"
-        text = f"{who} closed group {name}; this rank was in {doing}"
-        return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
+    """The exception for a rank whose process has ended."""
     text = (
         f"rank {peer} (pid {membership.members[peer].pid}) "
         f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
