@@ -150,6 +150,14 @@ un_status fail_from_abort(un_group *g) {
     return status_from_abort(g);
 }
 
+un_status interrupt(un_group *g, uint64_t call) {
+    if (!status_from_abort(g))
+        un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES,
+                            "it was interrupted by Ctrl-C, or by a signal handler that raised");
+    abort_group(g, UN_INTERRUPTED, g->rank, call);
+    return fail_from_abort(g);
+}
+
 void un_group_abort(un_group *g, const char *reason) {
     if (group_is_inherited(g)) return;
     if (reason) un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES, reason);

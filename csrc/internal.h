@@ -328,6 +328,9 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
     int64_t deadline_ns; /* 0: no clock read yet */
     bool blocked;        /* the caller knows that we wait */
     bool asked;          /* the missing know that we miss them */
+    bool may_leave;      /* if the caller is interrupted, another thread goes on from here */
+    bool may_finish;     /* no longer, but what is left will soon be over */
+    int64_t leaves_ns;   /* the caller has been interrupted, and waits until then at most */
 } patience;
 
 int64_t clock_ns(void);
@@ -373,6 +376,7 @@ void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
+un_status interrupt(un_group *g, uint64_t call); /* the group, in a call that only we can go on with */
 un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
 
 /* segment.c */
@@ -424,7 +428,7 @@ void find_deadlock(un_group *g, const un_message *m);
 /* worker.c */
 un_status lock_calls(un_group *g, patience *p);
 void unlock_calls(un_group *g);
-void run_queue(un_group *g, const un_work *last, const un_call *hooks);
+bool run_queue(un_group *g, const un_work *last, const un_call *hooks, bool may_leave);
 void stop_worker(un_group *g);
 
 /* watcher.c */

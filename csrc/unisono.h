@@ -357,7 +357,6 @@ un_status un_message_start(un_group *group, un_message *message);
 un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
 bool un_message_done(const un_message *message);
-void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 

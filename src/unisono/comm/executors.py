@@ -16,6 +16,7 @@ from unisono.comm.base import Work
 from unisono.errors import CollectiveTimeout
 
 Job = Callable[[], Any]
+INTERRUPTED = "it was interrupted by Ctrl-C, or by a signal handler that raised"
 
 
 class ThreadWork(Work):

@@ -17,7 +17,7 @@ import torch
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
 from unisono.comm.engine import site_of
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
@@ -374,8 +374,8 @@ class HostsGroup(RowCollectives):
                     carried_out()
             else:
                 self._thread.begin(carried_out, call.operation).wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            self.abort(INTERRUPTED)  # unless the call has failed, which ended it already
             raise
         return None
 

@@ -18,7 +18,7 @@ from unisono.comm.announced_calls import (
     find_mismatch,
 )
 from unisono.comm.base import Work
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.over_torch.executors import StreamExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.transport import ON_STREAMS, Transport
@@ -155,8 +155,9 @@ class TorchGroup(RowCollectives):
         """Wait in Python, so that Ctrl-C is heard; what is under way then is given up."""
         try:
             work.wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            if not work.is_completed():
+                self.abort(INTERRUPTED)
             raise
 
     def _meet(self, call: AnnouncedCall) -> None:
