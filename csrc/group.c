@@ -96,6 +96,33 @@ static void wake_everyone(un_group *g) {
     }
 }
 
+enum { ABSENT_MS = 1000, STALLED_MS = 10 * 1000, ASK_EVERY = 64 };
+
+bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {
+    const struct timespec moment = {.tv_nsec = 500 * 1000};
+    patience p = {.call = hooks};
+    int64_t since = clock_ns();
+    uint64_t seen = 0;
+    for (int looks = 1; !group_is_inherited(g) && !status_from_abort(g); looks++) {
+        unfinished left = {.missing = memset(missing, 0, (size_t)g->ranks * sizeof *missing)};
+        look_at_works(g, &left);
+        look_at_messages(g, &left);
+        if (!left.any) return true;
+        int64_t now = clock_ns();
+        if (left.moved != seen) since = now;
+        seen = left.moved;
+        if (now - since > (left.moving ? STALLED_MS : ABSENT_MS) * (int64_t)1000000) return false;
+        prepare_to_block(&p);
+        if (looks % ASK_EVERY == 0 && hooks->pause && hooks->pause(hooks->argument)) return false;
+        nanosleep(&moment, NULL);
+    }
+    return true;
+}
+
+void end_if_unfinished(un_group *g, bool unfinished) {
+    if (unfinished && !status_from_abort(g)) un_group_abort(g, "it closed the group");
+}
+
 void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
         stop_watching(g);

@@ -329,7 +329,13 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 #define UN_FLAG_RELEASED (UINT32_C(1) << 30)
 void un_group_set_flags(un_group *group, void *flags);
 
-/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
+/* Before we leave: let the works and messages finish that every member has begun, and wait for others
+ * to begin theirs for a second. False: some have not, and `missing` says of each rank whether it is
+ * one of those; or `hooks` asked to stop. */
+bool un_group_finish(un_group *group, const un_call *hooks, bool *missing);
+
+/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED; if it has works and messages
+ * that have not finished, all do, and the group ends. */
 void un_group_close(un_group *group);
 
 /* Take part in one call. On failure nothing of the output has changed if the status is

@@ -323,10 +323,23 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
     return work->status;
 }
 
+void look_at_works(un_group *g, unfinished *left) {
+    if (!atomic_load(&g->worker.queued)) return;
+    if (atomic_load(&g->worker.may_rest)) wake_worker(g);
+    uint64_t latest = read_word(&g->calls.latest);
+    left->any = left->moving = true;
+    left->moved = left->moved * 31 + atomic_load(&g->worker.finished);
+    for (int rank = 0; rank < g->ranks; rank++) {
+        left->moved = left->moved * 31 + read_word(&control_of(g, rank)->progress);
+        left->missing[rank] = read_word(&post_of(g, rank, latest)->call) < latest;
+        left->moving &= !left->missing[rank];
+    }
+}
+
 /* The group closes: nothing may be under way any more when its memory goes. */
 void stop_worker(un_group *g) {
     if (!g->worker.has_thread) return;
-    if (atomic_load(&g->worker.queued)) abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
+    end_if_unfinished(g, atomic_load(&g->worker.queued));
     atomic_store(&g->worker.stopping, 1);
     wake_worker(g);
     pthread_join(g->worker.thread, NULL);

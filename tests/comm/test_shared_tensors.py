@@ -232,7 +232,12 @@ def test_a_tensor_outlives_its_group_and_works_their_tensors(comm: Communicator)
     for work in works:
         work.wait()
     pair.barrier()
+    assert pair.is_shared(x)
     pair.close()
+    assert not pair.is_shared(x)
+    assert pair._own_parts() == []
+    assert pair.peer(x, comm.rank) is x
+    assert "not in memory that the group shares" in str(attempt(pair.peer, x, 1 - comm.rank))
     assert x.sum() == LARGE * comm.rank
     raised(GroupClosed, pair.empty, 3)
     comm.barrier()

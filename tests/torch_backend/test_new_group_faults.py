@@ -79,7 +79,7 @@ def die_before(rank: int, size: int, path: str, victim: int) -> Any:
 def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
     """Rank 0 is in no row or column with it, but with those who are."""
     outcomes = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, connected=False)
-    check_losses(outcomes, 3, "new_group(", creation._LATECOMERS_S + WITHIN_S)
+    check_losses(outcomes, 3, "new_group(", creation.LATECOMERS_S + WITHIN_S)
 
 
 def mesh_with_a_dead_rank(rank: int, size: int, path: str) -> Any:
@@ -188,9 +188,9 @@ def leave_after_a_mismatch(rank: int, size: int, path: str) -> tuple[str, str, i
         while not told.exists():
             time.sleep(0.01)
         os._exit(7)
-    creation._LATECOMERS_S = 0.3  # type: ignore[misc]
+    creation.LATECOMERS_S = 0.3  # type: ignore[misc]
     error = attempt(dist.new_group)
-    creation._LATECOMERS_S = 30.0  # type: ignore[misc]
+    creation.LATECOMERS_S = 30.0  # type: ignore[misc]
     told.touch()
     lost = attempt(dist.new_group)
     assert isinstance(lost, PeerLost), lost

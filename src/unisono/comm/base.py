@@ -349,8 +349,9 @@ class Communicator(Collectives, SharedTensors):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing; calls raise GroupClosed from now on,
-        and peers that still need this rank PeerLost.
+        """Give everything back, once works and messages that every member has begun have finished.
+        Others are cancelled after 1 s: their `wait` says which ranks never came. Closing twice does
+        nothing; calls raise GroupClosed from now on, and peers that still need this rank PeerLost.
 
         >>> pair = comm.split([0, 1])
         >>> pair.close()

@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
+from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, UnisonoError
 from unisono.preloading import load_soon
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator
 
 _World: TypeAlias = "SharedMemoryCommunicator | HostsCommunicator"
-
-_LATECOMERS_S = 2.0
-"""How long a new group waits for its members in a world that has ended for another reason than
-the death of one of them: whoever caught the error may still come."""
 
 
 def create(options: Any, made: Any) -> UnisonoProcessGroup:
@@ -54,10 +51,16 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
 
         return group_over(SoloCommunicator(name, ranks, timeout_s), options.store)
     world = _world()
-    end = time.monotonic() + _LATECOMERS_S
+    end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:
-        _raise_if_hopeless(world, ranks, end)
+        """The members wait for each other: raise if one has died, or how the world ended."""
+        doing = f"new_group([{', '.join(map(str, ranks))}])"
+        error = world.loss_among(ranks, doing) if world is not None else None
+        if error is None and world is not None and time.monotonic() > end:
+            error = world.ending(doing)
+        if error is not None:
+            raise error
 
     try:
         if world is not None and not isinstance(world, SharedMemoryCommunicator):
@@ -104,23 +107,6 @@ def _world() -> _World | None:
     group = dist.group.WORLD if dist.is_initialized() else None
     comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
     return cast(_World, comm) if hasattr(comm, "ending") else None
-
-
-def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -> None:
-    """The members of a new group, which has these global ranks, wait for each other: raise how the
-    world ended, if it took one of them along or the latecomers' time is over."""
-    if world is None:
-        return
-    doing = _describe_making(ranks)
-    error = world.loss_among(ranks, doing)
-    if error is None and time.monotonic() > end:
-        error = world.ending(doing)
-    if error is not None:
-        raise error
-
-
-def _describe_making(ranks: Sequence[int]) -> str:
-    return f"new_group([{', '.join(map(str, ranks))}])"
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:

@@ -192,10 +192,14 @@ class HostsGroup(RowCollectives):
         if self._refusal is not None and os.getpid() == self._pid:
             with contextlib.suppress(Exception):  # else the others would miss this rank in the call
                 self._refusal.wait(_REFUSAL_S)
+        text = f"group {self.name} is closed"
+        can_finish = self._cause is None and os.getpid() == self._pid
+        if can_finish and not self._thread.settle(lambda: self._has_met) and self._awaited >= 0:
+            absent = self.name_rank(self.placement.members.index(self._awaited))
+            text += f": {absent} never joined what rank {self.rank} had begun"
         with self._lock:
             if isinstance(self._cause, GroupClosed):
                 return
-            text = f"group {self.name} is closed"
             before, self._cause = self._cause, GroupClosed(text, rank=self.rank, group=self.name)
         if os.getpid() != self._pid:
             return
@@ -428,9 +432,10 @@ class HostsGroup(RowCollectives):
 
     def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Findings:
         """Compare with what the others are about to do."""
-        self._has_met = True
         try:
-            return self._meeting.hold(call, payload)
+            findings = self._meeting.hold(call, payload)
+            self._has_met = True
+            return findings
         except CollectiveMismatch as error:  # which all see
             with self._lock:
                 self._cause = self._cause or error

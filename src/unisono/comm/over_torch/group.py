@@ -96,8 +96,8 @@ class TorchGroup(RowCollectives):
         return self._faults.cause
 
     def close(self) -> None:
-        """Give everything back. A group that this object has made ends, and what is under way in
-        it fails; another goes on, once what was begun here is over."""
+        """Give everything back. A group that this object has made ends, and a call in it for which
+        the others have not come within 1 s fails; another goes on, once what was begun is over."""
         if isinstance(self._faults.cause, GroupClosed):
             return
         if not self._owns:
@@ -105,7 +105,7 @@ class TorchGroup(RowCollectives):
             self._faults.closed(tell=False)
             self._thread.close()
             return
-        is_busy = not self._thread.is_idle()
+        is_busy = not self._thread.settle()
         self._faults.closed(tell=is_busy)
         if is_busy:
             self._hang_up()

@@ -228,10 +228,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         return everyone.tolist()
 
     def _find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return self._allocator.find(address)
+        return None if self._lobby is None else self._allocator.find(address)
 
     def _own_parts(self) -> list[tuple[int, int, int]]:
-        return self._allocator.own_parts()
+        return [] if self._lobby is None else self._allocator.own_parts()
 
     def _memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
@@ -262,16 +262,17 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         """What to raise because one of these ranks has died, whatever else has ended the group."""
         return self._exceptions.loss_among(ranks, doing)
 
-    def failure(self) -> tuple[int, int, int, int]:
-        """How the group ended, in the engine's words: status, culprit, call and detail."""
-        return self._group.failure()
-
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
-            self._close_gpu_group()
-            self._group.close()
-            lobby.close()
+            try:
+                absent = self._group.finish()
+                if absent is not None:
+                    self._group.abort(self._exceptions.close_without(absent))
+            finally:
+                self._close_gpu_group()
+                self._group.close()
+                lobby.close()
 
     # -- collectives -----------------------------------------------------------------------------
 

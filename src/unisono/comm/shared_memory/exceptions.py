@@ -50,6 +50,7 @@ class GroupExceptions:
         self.cause: GroupError | None = None
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
+        self._why_unfinished = ""
         self.is_part = False  # of a group over hosts, which makes the reports
 
     def message_error(
@@ -169,7 +170,16 @@ class GroupExceptions:
         )
 
     def closed(self) -> GroupClosed:
-        return self._of_group(GroupClosed, f"group {self._name} is closed")
+        return self._of_group(GroupClosed, f"group {self._name} is closed{self._why_unfinished}")
+
+    def close_without(self, absent: Sequence[int]) -> str:
+        """The group closes before these ranks have come: what to tell the others."""
+        from unisono.wording import name_ranks
+
+        if absent:
+            who = name_ranks(absent)
+            self._why_unfinished = f": {who} never joined what rank {self._rank} had begun"
+        return f"it closed the group{self._why_unfinished}"
 
     def _under_way(self, doing: str) -> CollectiveTimeout:
         text = f"{doing} on group {self._name} is still under way"

@@ -8,13 +8,10 @@ from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.meeting import meet_at
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
 from unisono.comm.tuning import read_tuning
 from unisono.errors import RendezvousError
-
-LATECOMERS_S = 2.0
-"""How long the leader waits for the members in a group that has ended for another reason than the
-death of one of them: whoever caught the error may still come."""
 
 
 def make_split(
