@@ -201,6 +201,8 @@ static void bring_and_post(execution *x) {
 static un_status meet_and_move(execution *x) {
     un_status status = meet(x);
     if (status) return status;
+    x->patience.may_finish = x->patience.may_leave;
+    x->patience.may_leave = false;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
     if (x->call->schedule) return run_schedule(x);
@@ -262,25 +264,26 @@ static void write_failure_notes(un_group *g, const un_call *call, uint64_t numbe
 }
 
 static un_status end_call(execution *x, un_status status) {
+    if (status == UN_NOT_YET) return status;
     record_end(x->g, x->record, status);
     if (status) write_failure_notes(x->g, x->call, x->number);
     return status;
 }
 
-/* With the call lock: one call, unless the group has failed before. `hooks` says how to wait;
- * `record` is that of a call which waited in the queue. */
-static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
+/* With the call lock: one call, unless the group has failed before. `record` is that of a call which
+ * waited in the queue. */
+static un_status carry_out(execution *x, un_group *g, const un_call *call, patience patience,
                            uint64_t record, un_status (*body)(execution *)) {
     if (read_word(&g->calls.noticed_end)) return fail_from_abort(g);
     uint64_t number = read_word(&g->calls.latest) + 1;
     write_word(&g->calls.latest, number);
-    execution x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
+    *x = (execution){.g = g, .call = call, .number = number, .patience = patience};
     if (record)
-        record_call(g, record, x.number);
+        record_call(g, record, number);
     else
-        record = open_call_record(g, call, x.number, ARRIVED);
-    x.record = record;
-    return end_call(&x, read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(&x));
+        record = open_call_record(g, call, number, ARRIVED);
+    x->record = record;
+    return end_call(x, read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(x));
 }
 
 /* -- works ------------------------------------------------------------------------------------- */
@@ -293,9 +296,7 @@ static bool is_short(const execution *x) {
 
 bool begin_work(un_group *g, un_work *work) {
     if (read_word(&g->calls.noticed_end) || read_word(&g->segment.header->abort)) return false;
-    if (!g->worker.begun) g->worker.begun = malloc(sizeof *g->worker.begun);
     execution *x = g->worker.begun;
-    if (!x) return false;
     *x = (execution){.g = g,
                      .call = &work->call,
                      .number = read_word(&g->calls.latest) + 1,
@@ -316,11 +317,18 @@ bool need_not_wait(const un_group *g) {
     return !g->worker.begun->may_be_direct || givers_in_blocks(g->worker.begun) == NONE;
 }
 
-un_status run_work(un_group *g, un_work *work, const un_call *hooks) {
-    if (!work->begun) return carry_out(g, &work->call, hooks, work->record, run);
+un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_leave) {
     execution *x = g->worker.begun;
-    x->patience = (patience){.call = hooks};
-    return end_call(x, meet_and_move(x));
+    patience waiting = {.call = hooks, .may_leave = may_leave};
+    un_status status;
+    if (work->begun) waiting.deadline_ns = x->patience.deadline_ns;
+    x->patience = waiting;
+    if (work->begun)
+        status = end_call(x, meet_and_move(x));
+    else
+        status = carry_out(x, g, &work->call, waiting, work->record, run);
+    work->begun |= status == UN_NOT_YET;
+    return status;
 }
 
 /* -- blocking calls ---------------------------------------------------------------------------- */
@@ -331,14 +339,14 @@ static un_status run_locked(un_group *g, const un_call *call, uint64_t record,
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
     un_status status = lock_calls(g, &p);
-    if (status == UN_INTERRUPTED) /* peers expect us */
-        abort_group(g, status, g->rank, g->calls.latest);
+    if (status == UN_INTERRUPTED) interrupt(g, g->calls.latest); /* peers expect us */
     if (status) return status;
     if (atomic_load_explicit(&g->worker.queued, memory_order_relaxed)) {
         prepare_to_block(&p);
-        run_queue(g, NULL, call);
+        run_queue(g, NULL, call, false);
     }
-    status = carry_out(g, call, call, record, body);
+    execution x;
+    status = carry_out(&x, g, call, p, record, body);
     unlock_calls(g);
     return status;
 }

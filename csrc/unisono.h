@@ -329,7 +329,13 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 #define UN_FLAG_RELEASED (UINT32_C(1) << 30)
 void un_group_set_flags(un_group *group, void *flags);
 
-/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
+/* Before we leave: let the works and messages finish that every member has begun, and wait for others
+ * to begin theirs for a second. False: some have not, and `missing` says of each rank whether it is
+ * one of those; or `hooks` asked to stop. */
+bool un_group_finish(un_group *group, const un_call *hooks, bool *missing);
+
+/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED; if it has works and messages
+ * that have not finished, all do, and the group ends. */
 void un_group_close(un_group *group);
 
 /* Take part in one call. On failure nothing of the output has changed if the status is
@@ -357,7 +363,6 @@ un_status un_message_start(un_group *group, un_message *message);
 un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
 bool un_message_done(const un_message *message);
-void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
@@ -436,6 +441,9 @@ un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_
 
 /* This thread begins its next step, which its records bear from now on. */
 void un_count_step(void);
+
+/* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
+bool un_group_has_lost(const un_group *group, int rank, int64_t *detail);
 
 /* How the group ended: UN_FORKED in a forked child, which has no part in it. */
 un_failure un_group_failure(un_group *group);

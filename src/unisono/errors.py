@@ -207,8 +207,8 @@ class DeadlockError(GroupError):
 
 
 class GroupAborted(GroupError):
-    """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did, `reason` what
-    was given to `abort`.
+    """Somebody ended the group: by `abort`, by an interrupt, or by closing it while works were
+    under way. `peer` is who did, `reason` why, or what was given to `abort`.
 
     >>> pair = comm.split([0, 1])
     >>> if comm.rank == 1:

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ import torch
 import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
-from unisono import GroupClosed, PeerLost, SegmentError
+from unisono import GroupClosed, PeerLost, SegmentError, preloading
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -192,6 +193,7 @@ def test_too_much_is_refused_on_every_rank(comm: Communicator) -> None:
     error = raised(SegmentError, comm.empty, 1 << 40 if comm.rank else 10, torch.uint8)
     assert "rank 1 wants 1099511627776: its memory limits leave" in str(error)
     raised(SegmentError, comm.empty, 1 << 60, torch.uint8)
+    raised(SegmentError, comm.empty, (1 << 40, 1 << 40) if comm.rank else 10)  # not in 64 bits
     comm.all_reduce(x := comm.zeros(3))
     assert x.tolist() == [0.0] * 3
 
@@ -230,7 +232,12 @@ def test_a_tensor_outlives_its_group_and_works_their_tensors(comm: Communicator)
     for work in works:
         work.wait()
     pair.barrier()
+    assert pair.is_shared(x)
     pair.close()
+    assert not pair.is_shared(x)
+    assert pair._own_parts() == []
+    assert pair.peer(x, comm.rank) is x
+    assert "not in memory that the group shares" in str(attempt(pair.peer, x, 1 - comm.rank))
     assert x.sum() == LARGE * comm.rank
     raised(GroupClosed, pair.empty, 3)
     comm.barrier()
@@ -394,6 +401,7 @@ def test_allocations_come_and_go(fresh_pool: RankPool, cycles: int) -> None:
 
 
 def test_a_rank_without_descriptors_keeps_nobody_waiting(fresh_pool: RankPool) -> None:
+    """Also where what makes the memory is not imported yet, for which it takes one, too."""
     texts = fresh_pool.run(allocate_without_descriptors, 2, connected=False)
     for text in texts:
         assert "rank 1 cannot map it: Too many open files" in text
@@ -420,7 +428,9 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
 
 
 def allocate_without_descriptors(rank: int, size: int, path: str) -> str:
+    preloading.DELAY_S = 60.0
     comm = connect(path, rank, size)
+    sys.modules.pop("unisono.comm.shared_memory.allocation", None)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

@@ -16,7 +16,7 @@ from tuning_tables import LARGE, SMALL, table, write_table
 from unisono import Communicator, PremulSum
 from unisono.bench.ways import COLLECTIVES, way_of
 from unisono.comm import engine, tuning
-from unisono.comm.compiled_schedules import algorithm_mark
+from unisono.comm.mismatches import algorithm_mark
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 ROOT = 4  # what stands there in a post

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
@@ -272,8 +273,9 @@ class Communicator(Collectives, SharedTensors):
         Groups of the same members are told apart by the order in which they are made, or by a
         `label`, which is part of the group's name: differently labelled ones never mix.
 
-        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost or
-        CollectiveTimeout if a member does not come.
+        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
+        with its rank in this group, as soon as a member has died; RendezvousError if one does not
+        come in time. On one host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank
@@ -295,6 +297,16 @@ class Communicator(Collectives, SharedTensors):
                 hint = f": they are global ranks, and {meant} within this group"
             raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
         return members
+
+    def _name_split(self, members: tuple[int, ...], label: str) -> str:
+        """What a new group of these members is called: on all of them alike, and each time anew."""
+        splits: Counter[tuple[tuple[int, ...], str]] = self.__dict__.setdefault(
+            "_splits", Counter()
+        )
+        splits[members, label] += 1
+        serial = f"/{splits[members, label]}" if splits[members, label] > 1 else ""
+        dot = "." if label else ""
+        return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{serial}"
 
     @abstractmethod
     def refuse(self, operation: str, why: str) -> NoReturn:
@@ -337,8 +349,9 @@ class Communicator(Collectives, SharedTensors):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing; calls raise GroupClosed from now on,
-        and peers that still need this rank PeerLost.
+        """Give everything back, once works and messages that every member has begun have finished.
+        Others are cancelled after 1 s: their `wait` says which ranks never came. Closing twice does
+        nothing; calls raise GroupClosed from now on, and peers that still need this rank PeerLost.
 
         >>> pair = comm.split([0, 1])
         >>> pair.close()

@@ -58,7 +58,6 @@ class SoloCommunicator(Communicator):
         self.global_ranks = global_ranks
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
-        self._splits = 0
         self._algorithm = variables.ALGO.read()
 
     def all_reduce(
@@ -175,10 +174,7 @@ class SoloCommunicator(Communicator):
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         self._raise_if_ended()
-        self._members(ranks)
-        self._splits += 1
-        name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
-        name += f"/{self._splits}" if self._splits > 1 else ""
+        name = self._name_split(self._members(ranks), label)
         return SoloCommunicator(name, self.global_ranks, self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:

@@ -39,7 +39,7 @@ def _how(group: HostsGroup) -> str:
     """How the process of a rank of this host ended."""
     local = group.local
     if isinstance(local, SharedMemoryCommunicator):
-        status, _, _, detail = local.failure()
+        status, _, _, detail = local._group.failure()
         if status == Status.PEER_LOST:
             return error_texts.describe_ending(detail)
     return f"has left group {group.name}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono.comm.arguments import NotARank, check_peer, check_tensor
 from unisono.comm.base import Tensor, Work, dtype_name
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.any_source import AnySource
 from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
@@ -140,8 +140,8 @@ class HostsMessages(HostsGroup):
     def _wait(self, work: Work) -> None:
         try:
             work.wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            self.abort(INTERRUPTED)
             raise
 
     # -- what the links bring, in their threads --------------------------------------------------

@@ -164,7 +164,7 @@ class Leader:
                 for rank in self._visitors:
                     self._announcements.clear(rank)
             for connection in connections:
-                connection.receive(request.deadline)
+                connection.receive(request.deadline, request.check)
             for connection in connections:
                 connection.send({"go": True})
         except BaseException as error:

@@ -10,6 +10,10 @@ from unisono.comm.rendezvous.unix_socket import Deadline
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start, where nobody has said how long."""
 
+LATECOMERS_S = 2.0
+"""How long members of a group that has ended, though none of them has died, wait for each other to
+make another one: whoever caught the error may still come."""
+
 QUIET_S = 5.0
 """A rank that has waited for so long says for whom."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -28,7 +29,7 @@ from unisono.comm.engine import (
     work_types,
 )
 from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_at, meet_by
+from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
@@ -38,12 +39,13 @@ from unisono.comm.shared_memory.engine_calls import (
     EngineCall,
     EngineCalls,
 )
-from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_memory.tuned_group import TunedGroup
 from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
+from unisono.preloading import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.base import Tensor, Tensors
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 # Looking a member up in its enumeration takes longer than a global.
 _ALL_REDUCE, _REDUCE, _BROADCAST = Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST
 _GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operation.REDUCE_SCATTER
+_MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
 _BARRIER: EngineCall = (Operation.BARRIER, 0, 0, 1.0, None)
 _ALL_GATHER: EngineCall = (Operation.ALL_GATHER, 0, 0, 1.0, None)
 _ALL_TO_ALL: EngineCall = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
@@ -94,7 +97,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._isend = membership.group.isend
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
@@ -134,6 +136,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
+        load_soon("unisono.wording")
         deadline = deadline or Deadline(join_timeout_s)
         tuning = read_tuning(size, rank)
         request = JoinRequest(
@@ -141,6 +144,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         )
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
+            load_soon(*NEEDED_LATER)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     def become_part(self, name: str) -> Group:
@@ -175,31 +179,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self.rank not in members:
             self._exceptions.left_out_of = members
             return None
-        if self._lobby is None:
-            raise self._exceptions.closed()
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]"
-        if name is None:
-            name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-            name += f"/{serial}" if serial > 1 else ""
-        parents = self.global_ranks
-        global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
-        if len(members) == 1:
-            from unisono.comm.solo import SoloCommunicator
+        from unisono.comm.shared_memory.splitting import make_split  # few programs have groups
 
-            return SoloCommunicator(name, global_ranks, self.timeout_s)
-        request = JoinRequest(
-            f"{self._membership.key}/{listed}/{serial}",
-            members.index(self.rank),
-            len(members),
-            Deadline(self.timeout_s),
-            open_with(self.timeout_s),
-            check=self._raise_if_ended,
-            tuning=read_tuning(len(members), self.rank),
-        )
-        leader = self._membership.members[members[0]]
-        membership = meet_at(leader.address, self._lobby, request)
-        return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
+        return make_split(self, members, label, name)
 
     def _raise_if_ended(self) -> None:
         ending = self.errored
@@ -218,13 +200,21 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self._lobby is None:
             raise self._exceptions.closed()
         try:
-            return self._allocator.allocate(
-                size_bytes,
-                self._exchange,
-                self._lobby,
-                Deadline(self.timeout_s),
-                self._raise_if_ended,
-            )
+            try:
+                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
+            except OSError as error:  # it is not imported yet, and no descriptor is left
+                allocator, wanted = None, -(error.errno or 1)
+            sizes = self._exchange(array("q", [wanted]))
+            if allocator is None or min(sizes) < 0:
+                unable = [
+                    f"rank {rank} cannot map it: {os.strerror(-size)}"
+                    for rank, size in enumerate(sizes)
+                    if size < 0
+                ]
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+            deadline = Deadline(self.timeout_s)
+            check = self._raise_if_ended
+            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
@@ -238,10 +228,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         return everyone.tolist()
 
     def _find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return self._allocator.find(address)
+        return None if self._lobby is None else self._allocator.find(address)
 
     def _own_parts(self) -> list[tuple[int, int, int]]:
-        return self._allocator.own_parts()
+        return [] if self._lobby is None else self._allocator.own_parts()
 
     def _memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
@@ -268,16 +258,21 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._exceptions.forked()
         return self._exceptions.failure(doing) if status else None
 
-    def failure(self) -> tuple[int, int, int, int]:
-        """How the group ended, in the engine's words: status, culprit, call and detail."""
-        return self._group.failure()
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        return self._exceptions.loss_among(ranks, doing)
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
-            self._close_gpu_group()
-            self._group.close()
-            lobby.close()
+            try:
+                absent = self._group.finish()
+                if absent is not None:
+                    self._group.abort(self._exceptions.close_without(absent))
+            finally:
+                self._close_gpu_group()
+                self._group.close()
+                lobby.close()
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -369,7 +364,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
-        from unisono.comm.compiled_schedules import algorithm_mark, compile_schedule, schedule_for
+        from unisono.comm.compiled_schedules import compile_schedule, schedule_for
+        from unisono.comm.mismatches import algorithm_mark
 
         try:
             schedule = schedule_for("all_reduce", algorithm, self.size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Note, Operation, Status
-from unisono.comm.mismatches import PairwiseSizes
+from unisono.comm.mismatches import PairwiseSizes, algorithm_of
 from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
 
@@ -104,7 +104,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if root == GPU_MARK and operation not in ROOTED:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {_algorithm(root)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
     elif others and operation not in PAIRED:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
@@ -118,15 +118,6 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
     mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
     shape = group.read_note(rank, Note.SHAPE, call) if mark else None
     return str(mark) if mark else None, f", shape {shape}" if shape else ""
-
-
-def _algorithm(mark: int) -> str:
-    """The name behind a mark in a post."""
-    from unisono.comm.compiled_schedules import algorithm_mark
-    from unisono.plan.catalog import catalog
-
-    names = (entry.name for entry in catalog("all_reduce"))
-    return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
 
 
 def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:

@@ -21,7 +21,14 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.membership import Membership
 
-# What words them is imported with the first one: most groups never fail.
+_LATER = "failures allocation dtypes splitting"
+NEEDED_LATER = (
+    *(f"{__package__}.{name}" for name in _LATER.split()),
+    "unisono.comm.arguments",
+    "unisono.comm.rendezvous.leading",
+)
+"""What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
+once a group is made: every process would pay for it as it starts."""
 
 _Error = TypeVar("_Error", bound=GroupError)
 
@@ -43,6 +50,7 @@ class GroupExceptions:
         self.cause: GroupError | None = None
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
+        self._why_unfinished = ""
         self.is_part = False  # of a group over hosts, which makes the reports
 
     def message_error(
@@ -139,6 +147,21 @@ class GroupExceptions:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        group = self._membership.group
+        lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
+        if not lost:
+            return None
+        peer, detail = next(iter(lost.items()))
+        if group.failure()[:2] == (Status.PEER_LOST, peer):
+            return self.failure(doing)
+        from unisono.comm.shared_memory.failures import describe_loss, with_global_ranks
+
+        error = describe_loss(self._membership, self._name, doing, peer, detail)
+        error.args = (with_global_ranks(error, self._global_ranks),)
+        return error
+
     def forked(self) -> GroupClosed:
         return self._of_group(
             GroupClosed,
@@ -147,7 +170,16 @@ class GroupExceptions:
         )
 
     def closed(self) -> GroupClosed:
-        return self._of_group(GroupClosed, f"group {self._name} is closed")
+        return self._of_group(GroupClosed, f"group {self._name} is closed{self._why_unfinished}")
+
+    def close_without(self, absent: Sequence[int]) -> str:
+        """The group closes before these ranks have come: what to tell the others."""
+        from unisono.wording import name_ranks
+
+        if absent:
+            who = name_ranks(absent)
+            self._why_unfinished = f": {who} never joined what rank {self._rank} had begun"
+        return f"it closed the group{self._why_unfinished}"
 
     def _under_way(self, doing: str) -> CollectiveTimeout:
         text = f"{doing} on group {self._name} is still under way"
