@@ -56,7 +56,8 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
             text = f"{text}\n  rank {culprit} {last_words}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.UNFIT:
-        text = f"a message of rank {culprit} in group {name} did not fit its receiver"
+        sites = _sites(group, (culprit, detail), ABOUT_MESSAGES)
+        text = error_texts.read_unfit(group, name, culprit, detail, sites)
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
         circle = error_texts.deadlock_circle(group, culprit)
