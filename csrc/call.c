@@ -245,21 +245,23 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-static void write_shape_note(un_group *g, const un_shape *shape, uint64_t number) {
-    char text[UN_TEXT_BYTES] = "(";
-    int length = 1;
-    for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
-        length += snprintf(text + length, sizeof text - (size_t)length, "%s%lld", d ? ", " : "",
-                           (long long)shape->length[d]);
-    const char *rest = shape->dims > UN_SHAPE_DIMS ? ", ..." : shape->dims == 1 ? "," : "";
-    snprintf(text + length, sizeof text - (size_t)length, "%s)", rest);
+/* Leave a note of a shape, if it is known, behind something short. */
+void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number) {
+    char text[UN_TEXT_BYTES];
+    size_t length = (size_t)snprintf(text, sizeof text, "%s", before);
+    int dims = shape ? shape->dims : -1;
+    for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%lld", d ? ", " : "(",
+                                   (long long)shape->length[d]);
+    const char *rest = dims > UN_SHAPE_DIMS ? ", ...)" : dims == 1 ? ",)" : dims ? ")" : "()";
+    if (dims >= 0) snprintf(text + length, sizeof text - length, "%s", rest);
     un_group_write_note(g, UN_SHAPE, number, text);
 }
 
 /* Let the peers' error texts say with which shape we came, and then from where: whoever knows the
  * one knows the other. */
 static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
-    if (call->shape) write_shape_note(g, call->shape, number);
+    if (call->shape) write_shape_note(g, "", call->shape, number);
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 

@@ -149,14 +149,27 @@ void abort_group(un_group *g, un_status status, int rank, uint64_t call) {
     if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)) wake_everyone(g);
 }
 
-un_status fail(un_group *g, un_status status, int rank) {
-    abort_group(g, status, rank, g->calls.latest);
-    return fail_from_abort(g);
-}
-
 static int culprit(const un_group *g, uint64_t word) {
     int rank = (int16_t)(word >> 8 & 0xffff);
     return rank < g->ranks ? rank : -1;
+}
+
+/* A message does not fit: which rank has received it, and by which handle its sender knows it. */
+void abort_unfit(un_group *g, int sender, uint64_t handle) {
+    abort_group(g, UN_UNFIT, sender, handle << 16 | (uint64_t)g->rank);
+}
+
+/* The handle, if it was this rank that sent it, and its receiver; otherwise 0. */
+uint64_t unfit_handle(const un_group *g, int *receiver) {
+    uint64_t word = atomic_load(&g->segment.header->abort);
+    if ((un_status)(word & 0xff) != UN_UNFIT || culprit(g, word) != g->rank) return 0;
+    *receiver = (int)(word >> 24 & 0xffff);
+    return *receiver < g->ranks ? word >> 40 : 0;
+}
+
+un_status fail(un_group *g, un_status status, int rank) {
+    abort_group(g, status, rank, g->calls.latest);
+    return fail_from_abort(g);
 }
 
 /* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
@@ -207,6 +220,10 @@ un_failure un_group_failure(un_group *g) {
     if (!word) return (un_failure){0};
     un_status status = fail_from_abort(g);
     un_failure failure = {.status = status, .rank = culprit(g, word), .call = word >> 24};
+    if (status == UN_UNFIT) {
+        failure.detail = failure.call & 0xffff;
+        failure.call = 0;
+    }
     if (status == UN_PEER_LOST) {
         failure.call = g->calls.noticed_end - 1;
         un_group_has_lost(g, failure.rank, &failure.detail);

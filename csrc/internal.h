@@ -38,6 +38,8 @@
 #define RECORDS 1024            /* calls of a rank that are remembered */
 #define SITES 128               /* lines of its program whose text is kept at once */
 
+#define COLD __attribute__((cold)) /* for failures: kept out of the way of calls that are all right */
+
 typedef _Atomic uint64_t flag_t;
 
 /* Without any order: for words whose order another word gives, or that are only hints. */
@@ -380,6 +382,9 @@ typedef struct unfinished { /* what is under way when the group closes */
 bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
+COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
+COLD uint64_t unfit_handle(const un_group *g, int *receiver);
+COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);

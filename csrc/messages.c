@@ -54,6 +54,7 @@ static bool send_copy(un_group *g, un_message *m) {
     copy->message.stream.views = &copy->view;
     copy->message.stream.count = 1;
     copy->message.is_copy = true;
+    copy->message.shape = NULL; /* its caller's */
     begin(g, &copy->message);
     if (start_courier(g)) call_courier(g);
     m->status = status_from_abort(g);

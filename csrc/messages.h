@@ -81,6 +81,7 @@ void enqueue(message_queue *q, un_message *m);
 void dequeue(message_queue *q);
 void enter_phase(un_group *g, un_message *m, enum phase phase);
 void complete(un_group *g, un_message *m, un_status status);
+COLD void note_unfit(un_group *g, const un_message *m);
 bool refuse_damage(un_group *g, int peer);
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word);
 void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,

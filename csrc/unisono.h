@@ -201,6 +201,7 @@ typedef struct un_message {
     un_dtype dtype;
     un_stream stream;
     const un_site *site;
+    const un_shape *shape; /* for error texts; NULL: unknown */
     int64_t timeout_ns; /* who waits for it longer, without a limit of its own, ends the group */
     un_status status;   /* once done */
     int source;       /* who sent it */
@@ -246,7 +247,8 @@ typedef struct un_failure {
     un_status status;
     int rank; /* who caused it, or -1 */
     uint64_t call;
-    int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status */
+    int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status;
+                       UN_UNFIT: the rank that received what `rank` sent */
 } un_failure;
 
 #define UN_ENDING_KNOWN ((int64_t)1 << 32)
@@ -380,7 +382,8 @@ void un_group_abort(un_group *group, const char *reason);
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
     UN_SITE,   /* where in its program it made the call that failed */
-    UN_SHAPE,  /* which shapes its tensors had there */
+    UN_SHAPE,  /* which shapes its tensors had there; of a message that does not fit: its tag, bytes
+                  and type, those of what arrived (of a send zeros), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
     UN_NOTES,
@@ -389,8 +392,8 @@ typedef enum un_note {
 /* What a note is about: a call's number, or this for messages and for ends of a group. */
 #define UN_ABOUT_MESSAGES UINT64_MAX
 
-/* Leave a note, unless there is one about the same; read a rank's, if there is one (about 0:
- * about anything). */
+/* Leave a note, unless there is one about the same, or about a message that failed; read a rank's,
+ * if there is one (about 0: about anything). */
 void un_group_write_note(un_group *group, un_note kind, uint64_t about, const char *text);
 bool un_group_read_note(const un_group *group, int rank, un_note kind, uint64_t about,
                         char text[UN_TEXT_BYTES]);

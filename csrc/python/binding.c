@@ -310,7 +310,6 @@ static PyMethodDef group_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
-    {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
     {"stuck", group_stuck, METH_O, NULL},
     {"probe", group_probe, METH_O, NULL},

@@ -175,7 +175,8 @@ class PeerLost(GroupError):
 
 
 class MessageMismatch(GroupError):
-    """A message has another dtype or size than its receiver wants.
+    """A message has another dtype or size than its receiver wants. The text has both sides' dtypes,
+    sizes, shapes and lines.
 
     >>> pair = comm.split([0, 1])
     >>> try:

@@ -413,7 +413,16 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
         assert (tensor == size).all()
         if rank < 2:  # which are on different hosts
             call = second.send if rank == 0 else second.recv
-            assert isinstance(attempt(call, torch.zeros(3 + rank), 1 - rank), MessageMismatch)
+            error = attempt(lambda: call(torch.zeros(3 + rank, 1), 1 - rank))
+            assert isinstance(error, MessageMismatch), error
+            verdict, sender, receiver, advice = str(error).splitlines()
+            assert verdict.startswith(
+                "a message of rank 0 does not fit its receiver, rank 1 (tag 0"
+            )
+            assert "rank 0 sends float32, 12 bytes, shape (3, 1) at " in sender
+            assert "rank 1 receives float32, 16 bytes, shape (4, 1) at " in receiver
+            assert all("test_hosts.py:" in line for line in (sender, receiver))
+            assert advice.startswith("Both need the same dtype and number of elements.")
         comm.all_reduce(tensor := torch.ones(3))
         assert tensor.tolist() == [size] * 3
 

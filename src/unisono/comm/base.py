@@ -7,6 +7,7 @@ too: whoever speaks to a Communicator needs no other module.
 from __future__ import annotations
 
 import importlib
+import operator
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from unisono.comm.reductions import (
     REDUCTION_NAMES,
     REDUCTIONS,
     TRUNCATED_AVG,
+    AnyOp,
+    AnyReduction,
     Op,
     PremulSum,
     Reduction,
@@ -28,6 +31,7 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
 from unisono.comm.work import Work
 from unisono.errors import GroupAborted, GroupError
+from unisono.torch_habits import ON_COMMUNICATOR, Absent
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
@@ -39,6 +43,8 @@ __all__ = [
     "REDUCTION_NAMES",
     "TRUNCATED_AVG",
     "Algorithm",
+    "AnyOp",
+    "AnyReduction",
     "Communicator",
     "Group",
     "Message",
@@ -286,7 +292,13 @@ class Communicator(Collectives, SharedTensors):
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The members of a new group; ValueError unless they are ranks of this one."""
-        members = tuple(ranks)
+        try:
+            members = tuple(map(operator.index, ranks))
+        except TypeError:
+            raise TypeError(
+                f"split takes the ranks of the new group, not {ranks!r}: comm.split([0, 1]), or "
+                'comm.split([0, 1], label="tp"); ProcessGroupManager makes groups along axes'
+            ) from None
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks of a group must be different and at least one: {members}")
         if min(members) < 0 or max(members) >= self.size:
@@ -356,6 +368,13 @@ class Communicator(Collectives, SharedTensors):
         >>> pair = comm.split([0, 1])
         >>> pair.close()
         """
+
+    def __init_subclass__(cls) -> None:
+        for name in ON_COMMUNICATOR:
+            setattr(cls, name, Absent(name))
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ON_COMMUNICATOR]
 
     def __enter__(self) -> Communicator:
         return self

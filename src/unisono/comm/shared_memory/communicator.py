@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unisono import variables
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
+    AnyOp,
     Communicator,
-    Op,
     Work,
 )
 from unisono.comm.collective_calls import is_auto
@@ -48,7 +48,7 @@ from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentEr
 from unisono.preloading import load_soon
 
 if TYPE_CHECKING:
-    from unisono.comm.base import Tensor, Tensors
+    from unisono.comm.base import Algorithm, Tensor, Tensors
     from unisono.comm.engine_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
@@ -301,7 +301,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def all_reduce(
         self,
         tensor: Tensors,
-        op: Op = "sum",
+        op: AnyOp = "sum",
         *,
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
@@ -320,9 +320,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if is_auto(algorithm):
             algorithm = self._choose_by_table("all_reduce", tensor, op)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
-        return self._run_in_place(
-            (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
-        )
+        call = (_ALL_REDUCE, mark, reduction, factor, schedule)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
     def _run_given_but_all_reduce(self, operation: int, *given: Any) -> int:
         is_all_reduce = operation == _ALL_REDUCE
@@ -387,14 +388,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
         return run_by(algorithm, self, *call, **more)
 
-    def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce(
+        self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "reduce", tensor, async_op)
         if chosen is not None:
@@ -402,30 +397,26 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_REDUCE, root)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
-        return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
+        call = (_REDUCE, root, reduction, factor, None)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
-    def broadcast(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_broadcast(
+        self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "broadcast", tensor, async_op)
         if chosen is not None:
             return self._run_by(chosen, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_BROADCAST, root)
-        return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
+        call = (_BROADCAST, root, 0, 1.0, None)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
-    def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_gather(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "all_gather", output, async_op)
         if chosen is not None:
@@ -434,14 +425,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
 
-    def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce_scatter(
+        self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "reduce_scatter", input, async_op)
         if chosen is not None:
@@ -452,8 +437,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._run_lists(call, output, input, async_op)
         return self._run(call, output, input, async_op)
 
-    def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    def _run_gather(
+        self, output: Tensors | None, input: Tensor, root: int, async_op: bool
     ) -> Work | None:
         if (
             type(root) is not int
@@ -463,8 +448,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             self._check_wide_side(_GATHER, root, output, "output")
         return self._run((_GATHER, root, 0, 1.0, None), output, input, async_op)
 
-    def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    def _run_scatter(
+        self, output: Tensor, input: Tensors | None, root: int, async_op: bool
     ) -> Work | None:
         if (
             type(root) is not int
@@ -474,13 +459,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             self._check_wide_side(_SCATTER, root, input, "input")
         return self._run((_SCATTER, root, 0, 1.0, None), output, input, async_op)
 
-    def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_to_all(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "all_to_all", input, async_op)
         if chosen is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Note, Operation, Status
+from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes, algorithm_of
 from unisono.processes import describe_exit
 from unisono.wording import list_ranks, name_ranks
@@ -234,6 +234,42 @@ def describe_waiting(waiting: Waiting) -> str:
         return text
     instead = describe_unmatched(waiting.unmatched, waiting.unmatched_tag, waiting.peer)
     return f"{text}, but {instead}"
+
+
+def describe_side(dtype: str, size_bytes: object, shape: object, site: str | None) -> str:
+    """What a rank sends, or wants to receive, and where in its program."""
+    text = f"{dtype}, {size_bytes} bytes" + (f", shape {shape}" if shape != "" else "")
+    return f"{text} at {site}" if site else text
+
+
+def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wanted: str) -> str:
+    """The text of a `MessageMismatch`, with what both sides brought."""
+    where = f"(tag {tag}, group {name})"
+    return "\n".join(
+        [
+            f"a message of rank {sender} does not fit its receiver, rank {receiver} {where}",
+            f"  rank {sender} sends {sent}",
+            f"  rank {receiver} receives {wanted}",
+            "Both need the same dtype and number of elements. Messages of one tag are received in "
+            "the order in which they were sent: tags of their own keep them apart.",
+        ]
+    )
+
+
+def read_unfit(
+    group: Group, name: str, sender: int, receiver: int, sites: Sequence[str | None]
+) -> str:
+    """The same, by the notes that the two have left."""
+    given, taken = (
+        group.read_note(rank, Note.SHAPE, ABOUT_MESSAGES) for rank in (sender, receiver)
+    )
+    tag, size_bytes, dtype, sent_bytes, sent_dtype, shape = (taken or "? ? 0 ? 0 ").split(" ", 5)
+    is_own = sender == receiver  # which leaves one note for both
+    sent_shape = "" if given is None or is_own else given.split(" ", 5)[5]
+    sent = describe_side(dtype_name(int(sent_dtype)), sent_bytes, sent_shape, sites[0])
+    site = None if is_own else sites[1]
+    wanted = describe_side(dtype_name(int(dtype)), size_bytes, shape, site)
+    return unfit_text(name, tag, sender, sent, receiver, wanted)
 
 
 def timeout_details(group: Group, sends: bool, peer: int) -> list[str]:

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.base import REDUCTION_NAMES, dtype_name
+from unisono.comm.base import REDUCTION_NAMES
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     GroupClosed,
     GroupError,
-    MessageMismatch,
     SegmentError,
 )
 
@@ -53,26 +52,14 @@ class GroupExceptions:
         self._why_unfinished = ""
         self.is_part = False  # of a group over hosts, which makes the reports
 
-    def message_error(
-        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
-    ) -> Exception:
-        """The exception for a message whose status is not OK. `about` is whether it sends, its
-        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
+    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
+        """The exception for a message to or from `peer` (-1: anybody) whose status is not OK."""
         from unisono.comm.shared_memory import error_texts
         from unisono.comm.shared_memory.failures import whereabouts
 
-        sends, tensor, peer, tag = about
         doing = error_texts.describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
             return self._under_way(doing)
-        source, size_bytes, dtype = seen
-        if status == Status.UNFIT and dtype and not sends and self.cause is None:  # it was matched
-            self.cause = self._of_group(
-                MessageMismatch,
-                f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
-                f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
-                f"{error_texts.dtype_name(dtype)}",
-            )
         if (
             status == Status.TIMEOUT
             and self.cause is None

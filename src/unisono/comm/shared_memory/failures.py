@@ -49,7 +49,8 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     if status == Status.PEER_LOST:
         return describe_loss(membership, name, doing, culprit, detail, call)
     if status == Status.UNFIT:
-        text = f"a message of rank {culprit} in group {name} did not fit its receiver"
+        sites = _sites(group, (culprit, detail), ABOUT_MESSAGES)
+        text = error_texts.read_unfit(group, name, culprit, detail, sites)
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
         circle = error_texts.deadlock_circle(group, culprit)
