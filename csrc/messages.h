@@ -99,6 +99,13 @@ static inline uint64_t read_from_peer(const flag_t *flag) {
     return atomic_load_explicit(flag, memory_order_seq_cst);
 }
 
+/* Whether the slot for number `next` is written. Until then it has the number of the round before. */
+static inline bool has_come(un_group *g, int peer, const flag_t *number, uint64_t next) {
+    uint64_t seen = read_from_peer(number), before = next > ENTRIES ? next - ENTRIES : 0;
+    if (seen != next && seen != before) refuse_damage(g, peer);
+    return seen == next;
+}
+
 static inline size_t next_piece(const un_message *m) {
     size_t left = m->stream.bytes - m->moved;
     return left < PIECE_BYTES ? left : PIECE_BYTES;

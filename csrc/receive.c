@@ -118,7 +118,7 @@ bool take_entries(un_group *g, int source) {
     bool left_some = false;
     for (;; t->entries_read++) {
         const entry *e = &c->entries[t->entries_read % ENTRIES];
-        if (read_from_peer(&e->number) != t->entries_read + 1) break;
+        if (!has_come(g, source, &e->number, t->entries_read + 1)) break;
         left_some = !take_entry(g, source, e);
         if (left_some) break;
     }

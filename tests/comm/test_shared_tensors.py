@@ -266,21 +266,25 @@ def test_a_forked_child_shares_the_memory_and_not_the_group(comm: Communicator) 
 @pytest.mark.ranks(2)
 def test_a_modules_tensors_move_and_stay_the_same(comm: Communicator) -> None:
     module = torch.nn.Sequential(
-        torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5, bias=False)
+        torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 50, bias=False)
     )
     module[2].weight.data = module[2].weight.data.t()
-    tied = torch.nn.Linear(7, 5)
+    tied = torch.nn.Linear(70, 50)
     tied.weight = module[0].weight
     module.append(tied)
     module.register_buffer("view", module[0].weight.detach()[1:3, ::2])
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     objects = [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    stored = (tensor.untyped_storage() for tensor in module.state_dict().values())
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in stored}
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     assert unisono.share_module(module, comm) is module
     assert [id(tensor) for tensor in (*module.parameters(), *module.buffers())] == objects
     for name, tensor in module.state_dict().items():
         assert comm.is_shared(tensor), name
         assert torch.equal(tensor, before[name]), name
+    room = module[0].weight.untyped_storage().nbytes()
+    assert sum(sizes.values()) <= room < sum(sizes.values()) + 64 * len(sizes), "tied: once"
     module[0].weight.grad = torch.ones_like(module[0].weight)
     optimizer.step()
     assert torch.equal(module.view, before["view"] - 1)
