@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 
 from unisono import variables
 
@@ -17,16 +16,6 @@ def cache_folder() -> str:
     base = os.environ.get("XDG_CACHE_HOME", "")
     home = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     return os.path.join(home, "unisono")
-
-
-def check_writable(path: str) -> None:
-    """Make the file's folder, and see whether something can be written there.
-
-    Raises OSError.
-    """
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with tempfile.TemporaryFile(dir=os.path.dirname(path)):
-        pass
 
 
 def write_whole(path: str, text: str) -> None:

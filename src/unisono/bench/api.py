@@ -37,7 +37,6 @@ def measure(
     mpi_spins: bool = False,
     floor: bool = True,
     fresh: bool = False,
-    untuned: bool = False,
     progress: Progress | None = None,
 ) -> list[Row]:
     """Measure `collectives` on every backend asked for, and return a row for each, size by size.
@@ -57,7 +56,6 @@ def measure(
     - `mpi_spins`: let MPI spin where it waits, which is faster on a quiet machine
     - `floor`: whether to measure the local floor, too
     - `fresh`: neither use nor keep models of earlier runs
-    - `untuned`: unisono without the table of `unisono tune`, too, as unisono:untuned
     - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
     A `Row` has `as_dict()`; docs/bench.md says what its fields mean.

@@ -118,12 +118,6 @@ def bench() -> None:
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
 @click.option("--fresh", is_flag=True, help="Neither use nor keep models of earlier runs.")
-@click.option(
-    "--compare-untuned",
-    "untuned",
-    is_flag=True,
-    help="unisono without the table of `unisono tune` as well: where do they differ?",
-)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
@@ -145,7 +139,6 @@ def measure(
     mpi_spins: bool,
     no_floor: bool,
     fresh: bool,
-    untuned: bool,
     json_path: Path | None,
     csv_path: Path | None,
     plot_path: Path | None,
@@ -166,7 +159,7 @@ def measure(
     """
     from rich.console import Console
 
-    from unisono.bench import meeting, start, tuned
+    from unisono.bench import meeting, start
     from unisono.bench.request import Request
     from unisono.bench.show import Show
     from unisono.bench.text import summary
@@ -189,7 +182,6 @@ def measure(
             mpi_spins=mpi_spins,
             floor=not no_floor,
             fresh=fresh,
-            untuned=untuned,
             factor=factor,
         ).settings(None if launched is None else launched.size)
     except (UnisonoError, ValueError) as error:
@@ -211,7 +203,7 @@ def measure(
         raise SystemExit(130 if interrupted else 1 if failure is not None else 0)
     if show.run is not None:
         show.run.machine["command"] = click.get_current_context().meta[_COMMAND]
-        for line in [*summary(show.run), *tuned.lines(show.run)]:
+        for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
             _save(outputs, show.run)

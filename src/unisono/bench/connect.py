@@ -20,7 +20,6 @@ from unisono.bench.link_limit import LinkLimit, measure_link_limit
 from unisono.bench.meeting import Meeting, launched_rank
 from unisono.bench.results import Skipped
 from unisono.bench.settings import BenchSettings
-from unisono.bench.tuned import UNTUNED
 from unisono.comm.base import Communicator
 from unisono.errors import EngineUnavailable
 
@@ -137,8 +136,7 @@ def _make(
         assert world is not None
         measured = world.split(range(world.size), "measured")
         assert measured is not None
-        made = [Direct(measured, name, device) for name in settings.algorithms or (None,)]
-        return [*made, _untuned(world)] if settings.untuned else made
+        return [Direct(measured, name, device) for name in settings.algorithms or (None,)]
     if name == "mpi" and device != "cpu":
         raise Missing("MPI is measured on tensors of the CPU")
     if name == "mpi":
@@ -160,27 +158,6 @@ def _make(
     if not dist.is_gloo_available():
         raise Missing("this torch was built without gloo", "pip install torch")
     return [ThroughTorch(name, _gloo_group(meeting, closers), device)]
-
-
-def _untuned(world: Communicator) -> Backend:
-    """The same without the table of `unisono tune`."""
-    from unisono.bench.backends.ours import Direct
-    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-
-    group = world.split(range(world.size), "untuned")
-    if not isinstance(group, SharedMemoryCommunicator):
-        raise Missing("only groups of several ranks of one machine are tuned")
-    group.tune(group.default_tuning)
-    return Direct(group, label=UNTUNED)
-
-
-def describe_tuning(comm: Communicator) -> dict[str, Any]:
-    """The numbers by which a group is tuned, and those by which it would not be, if it is."""
-    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-
-    if not isinstance(comm, SharedMemoryCommunicator) or not comm.is_tuned:
-        return {}
-    return {"tuning": {"tuned": comm.tuning, "untuned": comm.default_tuning}}
 
 
 def _gloo_group(meeting: Meeting, closers: list[Callable[[], object]]) -> Any:

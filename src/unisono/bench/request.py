@@ -39,7 +39,6 @@ class RequestOptions(TypedDict, total=False):
     mpi_spins: bool
     floor: bool
     fresh: bool
-    untuned: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Request:
     mpi_spins: bool = False
     floor: bool = True
     fresh: bool = False
-    untuned: bool = False
     factor: int = SWEEP_FACTOR
 
     def settings(self, there: int | None) -> BenchSettings:
@@ -85,8 +83,6 @@ class Request:
         backends = list(USUAL_BACKENDS[device]) if self.backends is None else _split(self.backends)
         if not backends:
             raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
-        if self.untuned and "unisono" not in backends:
-            raise ValueError("what is compared untuned is the backend unisono: name it, too")
         if self.root is not None and not 0 <= self.root < ranks:
             raise ValueError(f"root {self.root} is not a rank: there are {ranks}")
         _known("place", [self.place], ["natural", "in", "out", "both"])
@@ -106,7 +102,6 @@ class Request:
             floor=self.floor,
             mpi_spins=self.mpi_spins,
             fresh=self.fresh,
-            untuned=self.untuned,
         )
         cases = settings.cases()
         if not cases:

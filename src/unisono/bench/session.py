@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from unisono.bench import machine
-from unisono.bench.connect import connect, describe_tuning, process_as_it_was
+from unisono.bench.connect import connect, process_as_it_was
 from unisono.bench.devices import describe_gpu
 from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
@@ -49,7 +49,6 @@ def run_rank(
     limit = connected.link_limit
     facts = machine.machine() | describe_gpu(connected.device)
     facts |= {} if limit is None else limit.facts()
-    facts |= describe_tuning(connected.control.comm)
     emit(
         "begin",
         machine=facts,

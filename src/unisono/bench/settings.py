@@ -21,7 +21,7 @@ LEAST_BUDGET_S = 0.15
 @dataclass(frozen=True)
 class BenchSettings:
     """Everything that can be chosen. `budget_s` is for one row, all backends together; `fresh`:
-    without models of earlier runs; `untuned`: unisono by its defaults as well."""
+    without models of earlier runs."""
 
     ranks: int
     collectives: tuple[str, ...]
@@ -37,7 +37,6 @@ class BenchSettings:
     floor: bool = True
     mpi_spins: bool = False
     fresh: bool = False
-    untuned: bool = False
     budget_s: float = BUDGET_S
 
     def as_dict(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def about(run: Run) -> str:
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
         f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}"
-        f"{'; tuned by unisono tune' if facts.get('tuning') else ''}{_about_hosts(facts)}"
+        f"{_about_hosts(facts)}"
     )
 
 

@@ -20,18 +20,13 @@ class Direct(Backend):
     """The methods of a Communicator, by an algorithm of the caller's choice or the engine's own."""
 
     def __init__(
-        self,
-        comm: Communicator,
-        algorithm: str | None = None,
-        device: str = "cpu",
-        label: str | None = None,
+        self, comm: Communicator, algorithm: str | None = None, device: str = "cpu"
     ) -> None:
         self.comm, self.device = comm, device
         self.algorithm = None if algorithm == ENGINES_OWN else algorithm
         self.rank, self.size = comm.rank, comm.size
         self.start_send, self.start_recv = comm.isend, comm.irecv
-        label = label or algorithm
-        self.name = "unisono" if label is None else f"unisono:{label}"
+        self.name = "unisono" if algorithm is None else f"unisono:{algorithm}"
 
     def _bound(self, method: str, *arguments: Any, **more: Any) -> Call:
         """A method of the Communicator with everything it needs."""
