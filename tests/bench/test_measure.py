@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import unisono
-from unisono.bench.kept_models import SCHEMA, KeptModels, cache_folder
-from unisono.bench.results import Row, Run, row_from_json
+from unisono.bench.forecast import SCHEMA, KeptModels, cache_folder
+from unisono.bench.results import Row, Run
 from unisono.bench.settings import BenchSettings
 from unisono.bench.statistics import Summary
 from unisono.bench.text import summary
@@ -31,7 +31,7 @@ def row(size_bytes: int, time_us: float, **changes: object) -> Row:
         dtype="float32",
         op="sum",
         root=-1,
-        placement="in",
+        place="in",
         backend="unisono",
         ranks=2,
         time_us=Summary(**times),
@@ -169,7 +169,7 @@ def test_what_is_kept_serves_later_runs(cache: Path) -> None:
     for other in (
         row(1 << 30, 1.0),  # far beyond what was measured
         row(64, 1.0, dtype="float64"),
-        row(64, 1.0, placement="out"),
+        row(64, 1.0, place="out"),
         row(64, 1.0, backend="gloo"),
     ):
         assert later.model(other) is None
@@ -230,7 +230,7 @@ def test_a_single_size_has_a_verdict_by_an_earlier_run(
     assert f"expected times by a model of an earlier run here: {found.expected_from}" in summary(
         run
     )
-    assert row_from_json(found.as_dict()) == found
+    assert Row.from_dict(found.as_dict()) == found
     assert not run.held_out_error  # which is of this run's own model
     (found,) = measure(fresh=True).rows
     assert (found.verdict, found.expected_from) == ("calibrates", "")

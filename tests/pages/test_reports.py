@@ -72,7 +72,9 @@ def test_two_runs_are_compared(run: Run, open_page: OpenPage) -> None:
     (change,) = page.locator(".changes li").all_inner_texts()
     assert change.startswith("slower")
     assert "3.00x" in change
-    assert page.locator("path.old").count() > 0
+    old, new = page.locator(".charts #old path").count(), page.locator(".charts svg").count()
+    assert old == new * len({row.backend for row in run.rows})
+    assert page.get_by_role("img", name="all_reduce, float32").count() == 2
 
 
 def incident() -> Reading:

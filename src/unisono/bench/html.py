@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from unisono.bench import text
-from unisono.bench.charts import colour_of, draw_charts
+from unisono.bench import plot, text
 from unisono.bench.collectives import COLLECTIVES
-from unisono.bench.compare import compare, describe_change
+from unisono.bench.compare import compare_runs, describe_change
 from unisono.bench.headline import Duel, duels, headline, highlights
 from unisono.bench.results import Row, Run, to_json
 from unisono.pages import as_data, build_page, escape
@@ -32,18 +31,14 @@ that goes through memory can be much faster than the floor.</p>
 
 def page(run: Run, old: Run | None = None) -> str:
     """The page of a run; with `old`, what has changed since that one, too."""
-    tables = text.tables(run, run.rows)
-    backends = list(dict.fromkeys(row.backend for row in run.in_order))
     body = (
         f"<header>{_kicker(run)}<h1>{escape(headline(run))}</h1>"
         f"{_list(highlights(run), 'highlights')}{_origin(run)}</header>"
         + _verdicts(run)
         + (_changes(old, run) if old is not None else "")
         + _overview(run)
-        + f"<div>{_legend(backends, old is not None)}"
-        + "".join(_curves(rows, old) for rows in tables)
-        + "</div>"
-        + _figures(run, backends)
+        + _curves(run, old)
+        + _figures(run)
         + f'<section class="panel"><h2>How to read this</h2>{_READING}{_columns()}{_factors(run)}'
         + f"</section>{_models(run)}{_facts(run)}"
         + as_data("run", json.loads(to_json(run)))
@@ -89,7 +84,7 @@ def _verdicts(run: Run) -> str:
 
 
 def _changes(old: Run, new: Run) -> str:
-    comparison = compare(old, new)
+    comparison = compare_runs(old, new)
     counts = " · ".join(
         f"{len(comparison.of_kind(kind))} {kind}"
         for kind in ("wrong", "slower", "faster", "same", "noise")
@@ -119,7 +114,7 @@ def _overview(run: Run) -> str:
         return ""
     found: dict[str, dict[int, Duel]] = {}
     for duel in against:
-        place = "" if duel.first.placement != "out" else " (out of place)"
+        place = "" if duel.first.place != "out" else " (out of place)"
         name = duel.first.collective + (place if _has_both(run, duel.first) else "")
         found.setdefault(name, {})[duel.first.size_bytes] = duel
     head = "".join(f"<th>{text.size_text(size)}</th>" for size in sizes)
@@ -140,7 +135,7 @@ def _overview(run: Run) -> str:
 
 
 def _has_both(run: Run, row: Row) -> bool:
-    return len({other.placement for other in run.rows if other.collective == row.collective}) > 1
+    return len({other.place for other in run.rows if other.collective == row.collective}) > 1
 
 
 def _ratio(duel: Duel | None) -> str:
@@ -157,7 +152,7 @@ def _ratio(duel: Duel | None) -> str:
 
 def _legend(backends: Sequence[str], has_old: bool) -> str:
     items = [
-        f'<li style="--colour:{colour_of(name)}" class="backend">{escape(name)}</li>'
+        f'<li style="--colour:{plot.page_colour_of(name)}" class="backend">{escape(name)}</li>'
         for name in backends
     ]
     items += ['<li class="dashes">expected</li>', '<li class="dots">floor</li>']
@@ -165,22 +160,32 @@ def _legend(backends: Sequence[str], has_old: bool) -> str:
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
-def _curves(rows: Sequence[Row], old: Run | None) -> str:
-    first = rows[0]
-    before = [
-        row
-        for row in (old.in_order if old is not None else ())
-        if (row.collective, row.placement) == (first.collective, first.placement)
-    ]
-    drawn = draw_charts(rows, before)
-    return (
-        f'<section class="panel"><h2>{escape(text.title(rows))}</h2>{drawn}</section>'
-        if drawn
-        else ""
-    )
+def _curves(run: Run, old: Run | None) -> str:
+    """Time and bandwidth over size, for each collective that has several sizes."""
+    tables = [rows for rows in text.tables(run, run.rows) if plot.has_curves(rows)]
+    if not tables:
+        return ""
+    if not plot.is_available():
+        return (
+            f'<p class="panel">The curves need matplotlib: <code>{escape(plot.INSTALL)}</code></p>'
+        )
+    backends = list(dict.fromkeys(row.backend for row in run.in_order))
+    panels = []
+    for rows in tables:
+        what = rows[0].collective, rows[0].place
+        before = [
+            row
+            for row in (old.in_order if old is not None else ())
+            if (row.collective, row.place) == what
+        ]
+        panels.append(
+            f'<section class="panel"><h2>{escape(text.title(rows))}</h2>'
+            f'<div class="charts">{plot.draw_for_page(rows, before)}</div></section>'
+        )
+    return f"<div>{_legend(backends, old is not None)}{''.join(panels)}</div>"
 
 
-def _figures(run: Run, backends: Sequence[str]) -> str:
+def _figures(run: Run) -> str:
     """Every row, to be sorted by a column and filtered by words."""
     heads = "".join(
         f'<th scope="col" title="{escape(meaning)}"{_class(name)}>'
@@ -194,6 +199,7 @@ def _figures(run: Run, backends: Sequence[str]) -> str:
         _line(row, text.first_of(rows, row)) for rows in text.tables(run, run.rows) for row in rows
     )
     names = list(dict.fromkeys(row.collective for row in run.in_order))
+    backends = list(dict.fromkeys(row.backend for row in run.in_order))
     return (
         '<section class="panel"><h2>Every figure</h2><div class="filters">'
         '<input type="search" id="filter" placeholder="filter: gloo 64 KiB slow" '
@@ -214,30 +220,12 @@ def _select(what: str, names: Sequence[str]) -> str:
 
 def _line(row: Row, first: Row | None) -> str:
     kind = "wrong" if row.wrong else "slow" if row.verdict.startswith("slow") else ""
-    exact = [
-        row.size_bytes,
-        row.count,
-        "",
-        row.time_us.p50,
-        row.time_us.p95,
-        row.time_us.spread,
-        row.skew_us,
-        row.algbw,
-        row.busbw,
-        row.wrong,
-        row.expected_us,
-        "",
-        row.time_us.p50 / row.floor_us if row.floor_us else None,
-        row.time_us.p50 / first.time_us.p50 if first else None,
-    ]
     cells = [f'<td class="left collective">{escape(row.collective)}</td>']
-    for column, shown, value in zip(text.COLUMNS, text.cells(row, first), exact, strict=True):
-        number = "" if value in ("", None) else f' data-value="{value:.6g}"'
-        dot = (
-            f'<i style="--colour:{colour_of(row.backend)}"></i>'
-            if column.heading == "backend"
-            else ""
-        )
+    for column, (value, shown) in zip(text.COLUMNS, text.cells(row, first), strict=True):
+        number = f' data-value="{value:.6g}"' if isinstance(value, (int, float)) else ""
+        dot = ""
+        if column.heading == "backend":
+            dot = f'<i style="--colour:{plot.page_colour_of(row.backend)}"></i>'
         cells.append(f"<td{_class(column.heading)}{number}>{dot}{escape(shown)}</td>")
     return f'<tr class="{kind}" data-backend="{escape(row.backend)}">{"".join(cells)}</tr>'
 

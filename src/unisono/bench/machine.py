@@ -51,6 +51,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def describe_gpu(device: str) -> dict[str, Any]:
+    """What of the GPU matters to a reader of the figures; nothing for a CPU."""
+    if device == "cpu":
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count()}
+
+
 def versions() -> dict[str, str]:
     """Of everything that was measured or measures."""
     found = {"python": platform.python_version()}

@@ -1,8 +1,10 @@
-"""What one run found out, and its form as JSON (docs/bench.md has the schema)."""
+"""What one run found out, and its form as JSON (docs/bench.md has the schema) and CSV."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +31,7 @@ class Row:
     op: str
     root: int
     """-1 where each rank is the root in turn, as in nccl-tests."""
-    placement: str
+    place: str
     backend: str
     ranks: int
     time_us: Summary
@@ -51,8 +53,15 @@ class Row:
     """Which earlier run the expected time comes from; "" where it is this one."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, by the names that JSON files have (docs/bench.md)."""
-        return row_to_json(self)
+        """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
+        follow from others."""
+        return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Row:
+        """The row that `as_dict` described, also after a round trip through JSON."""
+        known = {item.name: values[item.name] for item in dataclasses.fields(cls)}
+        return cls(**known | {"time_us": Summary(**values["time_us"])})
 
     @property
     def key(self) -> tuple[str | int, ...]:
@@ -63,7 +72,7 @@ class Row:
             self.dtype,
             self.op,
             self.root,
-            self.placement,
+            self.place,
             self.backend,
             self.ranks,
         )
@@ -129,8 +138,8 @@ class Model:
     backend: str
     collective: str
     latency_us: float
-    regimes: list[tuple[int, float]]
-    """(bytes, GB/s): the bandwidth without the latency at each size that the fit knows."""
+    regimes: list[list[float]]
+    """[bytes, GB/s]: the bandwidth without the latency at each size that the fit knows."""
 
 
 @dataclass
@@ -167,7 +176,7 @@ class Run:
             self.rows,
             key=lambda row: (
                 position(row.collective, names),
-                row.placement,
+                row.place,
                 row.size_bytes,
                 position(row.backend.partition(":")[0], backends),
                 position(row.backend.partition(":")[2], algorithms),
@@ -178,7 +187,7 @@ class Run:
 def to_json(run: Run) -> str:
     """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
-    document["rows"] = [row_to_json(row) for row in run.in_order]
+    document["rows"] = [row.as_dict() for row in run.in_order]
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -191,9 +200,9 @@ def from_json(text: str, where: str = "the file") -> Run:
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UnisonoError(f"{where} is not a result of `unisono bench --json` ({SCHEMA})")
-    document["rows"] = [row_from_json(row) for row in document["rows"]]
+    document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
-    document["models"] = [model_from_json(model) for model in document["models"]]
+    document["models"] = [Model(**model) for model in document["models"]]
     return Run(**document)
 
 
@@ -205,25 +214,42 @@ def read(path: Path) -> Run:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def row_to_json(row: Row) -> dict[str, Any]:
-    """A row, with the figures that follow from others, for readers of the file."""
-    values = dataclasses.asdict(row)
+def to_csv(run: Run) -> str:
+    """One line per row, with nccl-tests' names for the columns that it has; times are us."""
+    lines = [_flat(row) for row in run.in_order]
+    out = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return out.getvalue()
+
+
+def _flat(row: Row) -> dict[str, object]:
+    times = dataclasses.asdict(row.time_us)
     return {
-        **{"place" if name == "placement" else name: values[name] for name in values},
+        "collective": row.collective,
+        "backend": row.backend,
+        "ranks": row.ranks,
+        "size": row.size_bytes,
+        "count": row.count,
+        "type": row.dtype,
+        "redop": row.op,
+        "root": row.root,
+        "place": row.place,
+        "time": times.pop("p50"),
+        "algbw": row.algbw,
+        "busbw": row.busbw,
+        "wrong": row.wrong,
+        **times,
         "spread": row.time_us.spread,
+        "skew": row.skew_us,
+        "transfer": row.transfer_us,
+        "floor": row.floor_us,
+        "expected": row.expected_us,
         "verdict": row.verdict,
+        "expected_from": row.expected_from,
+        "samples": row.samples,
+        "calls_per_sample": row.calls_per_sample,
+        "disturbed_share": row.disturbed_share,
     }
-
-
-def row_from_json(document: dict[str, Any]) -> Row:
-    """The row that `row_to_json` wrote."""
-    known = {item.name for item in dataclasses.fields(Row)}
-    values = {name: value for name, value in document.items() if name in known}
-    values |= {"placement": document["place"], "time_us": Summary(**document["time_us"])}
-    return Row(**values)
-
-
-def model_from_json(document: dict[str, Any]) -> Model:
-    """The model that `dataclasses.asdict` took apart, with pairs that JSON made lists of."""
-    regimes = [(size, rate) for size, rate in document["regimes"]]
-    return Model(**{**document, "regimes": regimes})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -13,64 +13,9 @@ from unisono.plan.sizes import format_bytes
 MIDDLE, WIDE = 105, 130
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: its heading, what it means, and how wide a terminal must be to show it."""
-
-    heading: str
-    meaning: str
-    least_width: int = 0
-
-
-COLUMNS = (
-    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one"),
-    Column("count", "as many elements", WIDE),
-    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
-    Column("time us", "median of the slowest rank's time of one call"),
-    Column("p95", "95% of the samples took at most this many us", WIDE),
-    Column(
-        "spread",
-        "the middle half of the samples lies in a range this wide, relative to the median",
-        MIDDLE,
-    ),
-    Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", WIDE),
-    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", MIDDLE),
-    Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
-    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
-    Column(
-        "expected",
-        "us by the model that was fitted to the rows marked calibrates, or an earlier run's",
-        MIDDLE,
-    ),
-    Column("verdict", "the measured time against the expected one"),
-    Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
-    Column("x first", "times the first backend's time"),
-)
-
-
-def cells(row: Row, first: Row | None) -> list[str]:
-    """The row's text under each of COLUMNS; `first` is the first backend's row of this size."""
-    return [
-        size_text(row.size_bytes),
-        str(row.count) if row.count else "-",
-        row.backend + (" *" if row.disturbed else ""),
-        time_text(row.time_us.p50),
-        time_text(row.time_us.p95),
-        f"{row.time_us.spread:.0%}",
-        time_text(row.skew_us),
-        bandwidth_text(row.algbw),
-        bandwidth_text(row.busbw),
-        str(row.wrong) if row.count else "-",
-        time_text(row.expected_us),
-        row.verdict,
-        ratio_text(row.time_us.p50, row.floor_us),
-        ratio_text(row.time_us.p50, first.time_us.p50 if first else None),
-    ]
-
-
 def first_of(rows: Sequence[Row], row: Row) -> Row | None:
     """The first backend's row with the same collective, size and placement."""
-    key = attrgetter("collective", "size_bytes", "placement")
+    key = attrgetter("collective", "size_bytes", "place")
     return next((other for other in rows if key(other) == key(row)), None)
 
 
@@ -85,11 +30,11 @@ def title(rows: Sequence[Row]) -> str:
     if row.collective in ("broadcast", "reduce", "gather", "scatter"):
         parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
     if row.count:
-        parts.append("in place" if row.placement == "in" else "out of place")
+        parts.append("in place" if row.place == "in" else "out of place")
     return f"{', '.join(parts)}, {row.ranks} ranks"
 
 
-def size_text(size_bytes: int) -> str:
+def size_text(size_bytes: float) -> str:
     """8 -> "8 B", 65536 -> "64 KiB"."""
     return format_bytes(size_bytes) if size_bytes else "-"
 
@@ -107,12 +52,74 @@ def bandwidth_text(bandwidth: float) -> str:
     return f"{bandwidth:.2f}" if bandwidth >= 0.01 else f"{bandwidth:.1g}" if bandwidth else "-"
 
 
-def ratio_text(value: float, beside: float | None) -> str:
+def ratio_text(ratio: float) -> str:
     """How many times as much."""
-    if not beside:
-        return "-"
-    ratio = value / beside
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, what it means, how a number is shown, and how wide a terminal must
+    be to show it."""
+
+    heading: str
+    meaning: str
+    show: Callable[[Any], str] = str
+    least_width: int = 0
+
+
+COLUMNS = (
+    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one", size_text),
+    Column("count", "as many elements", least_width=WIDE),
+    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
+    Column("time us", "median of the slowest rank's time of one call", time_text),
+    Column("p95", "95% of the samples took at most this many us", time_text, WIDE),
+    Column(
+        "spread",
+        "the middle half of the samples lies in a range this wide, relative to the median",
+        "{:.0%}".format,
+        MIDDLE,
+    ),
+    Column("skew us", "how far apart the ranks arrived: not the backend's doing", time_text, WIDE),
+    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", bandwidth_text, MIDDLE),
+    Column("busbw", "GB/s that the machine has to bring: algbw x a factor", bandwidth_text),
+    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
+    Column(
+        "expected",
+        "us by the model that was fitted to the rows marked calibrates, or an earlier run's",
+        time_text,
+        MIDDLE,
+    ),
+    Column("verdict", "the measured time against the expected one"),
+    Column("x floor", "times a local add or copy of the same bytes on all ranks", ratio_text, WIDE),
+    Column("x first", "times the first backend's time", ratio_text),
+)
+
+
+def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
+    """A row's value under each of COLUMNS, and how it is shown; `first` is the first backend's row
+    of this size."""
+    times = row.time_us
+    values = [
+        row.size_bytes,
+        row.count or None,
+        row.backend + (" *" if row.disturbed else ""),
+        times.p50,
+        times.p95,
+        times.spread,
+        row.skew_us,
+        row.algbw,
+        row.busbw,
+        row.wrong if row.count else None,
+        row.expected_us,
+        row.verdict,
+        times.p50 / row.floor_us if row.floor_us else None,
+        times.p50 / first.time_us.p50 if first else None,
+    ]
+    return [
+        (value, "-" if value is None else column.show(value))
+        for column, value in zip(COLUMNS, values, strict=True)
+    ]
 
 
 def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
@@ -121,7 +128,7 @@ def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in run.in_order:
         if id(row) in wanted:
-            found.setdefault((row.collective, row.placement), []).append(row)
+            found.setdefault((row.collective, row.place), []).append(row)
     return list(found.values())
 
 

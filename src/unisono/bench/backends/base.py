@@ -144,12 +144,6 @@ class Backend(ABC):
 
         return give if is_even else take
 
-    def synchronise(self) -> None:  # noqa: B027 - most have no device
-        """Return once the device has done all that was asked of it."""
-
-    def close(self) -> None:  # noqa: B027 - most have nothing of their own
-        """Leave the others."""
-
 
 def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:
     """A call that works in place, out of place: the input is copied over first."""

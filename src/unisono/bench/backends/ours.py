@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
-from unisono.bench.devices import synchronise
 from unisono.comm.base import Communicator
 from unisono.plan.catalog import find_to_run
 
@@ -71,9 +70,3 @@ class Direct(Backend):
                 return self._bound("barrier")
             case name:  # all_gather, all_to_all
                 return self._bound(name, output, input)
-
-    def synchronise(self) -> None:
-        synchronise(self.device)
-
-    def close(self) -> None:
-        self.comm.close()
