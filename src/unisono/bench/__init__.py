@@ -9,7 +9,7 @@ backends/          unisono, torch's backends and MPI as calls on buffers
 measurer.py        one row: checked, warmed up, timed in blocks by turns
 exact.py           inputs whose exact result is known
 floor.py           what memory, and links between hosts, allow at best
-forecast.py        what each row should take, by this run or an earlier one
+forecast.py        what each row should take
 statistics.py      what samples say
 machine.py         on what a run was made
 results.py         rows and runs, as JSON and CSV; compare.py: two runs

@@ -32,7 +32,6 @@ def measure(
     budget_s: float | None = None,
     mpi_spins: bool = False,
     floor: bool = True,
-    fresh: bool = False,
     progress: Progress | None = None,
 ) -> list[Row]:
     """Measure `collectives` on every backend asked for, and return a row for each, size by size.
@@ -51,7 +50,6 @@ def measure(
     - `budget_s`: seconds for one row, all backends together
     - `mpi_spins`: let MPI spin where it waits, which is faster on a quiet machine
     - `floor`: whether to measure the local floor, too
-    - `fresh`: neither use nor keep models of earlier runs
     - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
     A `Row` has `as_dict()`; docs/bench.md says what its fields mean.
@@ -77,7 +75,7 @@ def measure_run(*collectives: str, progress: Progress | None = None, **options: 
 
     Raises as `measure`.
 
-    >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01, fresh=True)
+    >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01)
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]
     (True, 2, ['barrier'])
     """

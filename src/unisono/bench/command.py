@@ -112,7 +112,6 @@ class _Bench(click.Command):
     "--mpi-spins", is_flag=True, help="Let MPI spin where it waits: faster on a quiet machine."
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
-@click.option("--fresh", is_flag=True, help="Neither use nor keep models of earlier runs.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
@@ -133,9 +132,8 @@ def bench(
     gradients (a list of tensors); or all. Backends take turns in the same processes.
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
-    were wrong, what a model expected that was fitted to other sizes, and a verdict. The model is
-    of the same run; for one or two sizes, of an earlier one. The exit code is 1 if any result was
-    wrong. docs/bench.md says how to read it all.
+    were wrong, what a model expected that was fitted to other sizes of the same run, and a verdict.
+    The exit code is 1 if any result was wrong. docs/bench.md says how to read it all.
 
     Under torchrun, `unisono run` or mpirun their ranks are used, and rank 0 prints.
     """

@@ -49,8 +49,6 @@ class Row:
     samples: int
     calls_per_sample: int
     disturbed_share: float
-    expected_from: str = ""
-    """Which earlier run the expected time comes from; "" where it is this one."""
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
@@ -248,7 +246,6 @@ def _flat(row: Row) -> dict[str, object]:
         "floor": row.floor_us,
         "expected": row.expected_us,
         "verdict": row.verdict,
-        "expected_from": row.expected_from,
         "samples": row.samples,
         "calls_per_sample": row.calls_per_sample,
         "disturbed_share": row.disturbed_share,

@@ -18,7 +18,7 @@ from unisono.bench import machine
 from unisono.bench.backends.connect import Connector, take_gpu
 from unisono.bench.backends.mpi import find_mpirun, run_by_mpirun
 from unisono.bench.floor import measure_link_limit, ranks_by_host
-from unisono.bench.forecast import ENOUGH_SIZES, Forecast, KeptModels, held_out_error
+from unisono.bench.forecast import Forecast, held_out_error
 from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import Model, Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
@@ -166,9 +166,7 @@ def run_rank(
             crowded=settings.ranks > share.core_count() * len(hosts),
             link_limit=limit,
         )
-        kept = None if settings.fresh else KeptModels(settings, len(hosts))
-        forecast = Forecast(kept if len(settings.sizes_bytes) < ENOUGH_SIZES else None)
-        everything: list[Row] = []
+        forecast = Forecast()
         cases = settings.cases(machine.caches_bytes()) if backends else []
         for number, (case, calibrates) in enumerate(cases):
             name = case.collective.name
@@ -182,14 +180,11 @@ def run_rank(
                 forecast.learn(rows)
             # The model knows calibration rows alone: what it expects of others is independent.
             rows = [forecast.expect(row, calibrates) for row in rows]
-            everything += rows
             emit(
                 "rows",
                 rows=[row.as_dict() for row in rows],
                 skipped=[dataclasses.asdict(backend) for backend in skipped],
             )
-        if kept is not None and comm.rank == 0:
-            kept.keep(everything)
         emit(
             "end",
             models=[dataclasses.asdict(model) for model in forecast.models()],

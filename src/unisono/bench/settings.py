@@ -40,8 +40,7 @@ Sizes = str | int | Iterable[int | str] | None
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Everything that can be chosen. `budget_s` is for one row, all backends together; `fresh`:
-    without models of earlier runs."""
+    """Everything that can be chosen. `budget_s` is for one row, all backends together."""
 
     ranks: int
     collectives: tuple[str, ...]
@@ -56,7 +55,6 @@ class BenchSettings:
     over: str = "max"
     floor: bool = True
     mpi_spins: bool = False
-    fresh: bool = False
     budget_s: float = BUDGET_S
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,7 +137,6 @@ def check_settings(
     budget_s: float | None = None,
     mpi_spins: bool = False,
     floor: bool = True,
-    fresh: bool = False,
     factor: int = SWEEP_FACTOR,
 ) -> BenchSettings:
     """The settings for what a user asked for, by the command or in a program; None is the default.
@@ -172,7 +169,6 @@ def check_settings(
         over=_known("over", [over], VIEWS)[0],
         floor=floor,
         mpi_spins=mpi_spins,
-        fresh=fresh,
     )
     rows = len(settings.cases())
     if not rows:

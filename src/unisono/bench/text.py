@@ -86,7 +86,7 @@ COLUMNS = (
     Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
     Column(
         "expected",
-        "us by the model that was fitted to the rows marked calibrates, or an earlier run's",
+        "us by the model that was fitted to the rows marked calibrates",
         time_text,
         MIDDLE,
     ),
@@ -180,8 +180,6 @@ def model_notes(run: Run) -> list[str]:
         lines.append(
             f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
         )
-    origins = dict.fromkeys(row.expected_from for row in run.rows if row.expected_from)
-    lines += [f"expected times by a model of an earlier run here: {origin}" for origin in origins]
     for name, cost in run.reduction_ns_per_byte.items():
         lines.append(f"{name}: combining costs {cost:.2f} ns per byte more than moving")
     return lines
