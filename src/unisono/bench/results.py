@@ -150,7 +150,6 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
-    reduction_ns_per_byte: dict[str, float] = field(default_factory=dict)
     held_out_error: dict[str, float] = field(default_factory=dict)
     """Backend -> mean absolute error of the expected times of rows that were not calibrated on."""
     finished: bool = False
@@ -201,7 +200,8 @@ def from_json(text: str, where: str = "the file") -> Run:
     document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
     document["models"] = [Model(**model) for model in document["models"]]
-    return Run(**document)
+    known = {item.name for item in dataclasses.fields(Run)}  # older files have more
+    return Run(**{name: value for name, value in document.items() if name in known})
 
 
 def read(path: Path) -> Run:

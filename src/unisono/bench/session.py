@@ -114,7 +114,6 @@ def apply_event(run: Run | None, event: Event) -> Run:
         run.held_out_error = held_out_error(run.rows)
     elif event["event"] == "end":
         run.models = [Model(**model) for model in event["models"]]
-        run.reduction_ns_per_byte = event["reduction_ns_per_byte"]
         run.finished = True
     return run
 
@@ -185,11 +184,7 @@ def run_rank(
                 rows=[row.as_dict() for row in rows],
                 skipped=[dataclasses.asdict(backend) for backend in skipped],
             )
-        emit(
-            "end",
-            models=[dataclasses.asdict(model) for model in forecast.models()],
-            reduction_ns_per_byte=forecast.reduction_ns_per_byte(),
-        )
+        emit("end", models=[dataclasses.asdict(model) for model in forecast.models()])
 
 
 @contextmanager
