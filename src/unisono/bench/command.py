@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -139,14 +139,11 @@ def bench(
     """
     from rich.console import Console
 
-    from unisono.requirements import require_torch
+    from unisono.bench import session
+    from unisono.bench.show import Show
+    from unisono.bench.text import summary
 
     try:
-        require_torch("unisono bench")
-        from unisono.bench import session
-        from unisono.bench.show import Show
-        from unisono.bench.text import summary
-
         here = session.find_ranks()
         there = None if here is None else here.size
         settings = check_settings(collectives, there=there, floor=not no_floor, **asked)
@@ -158,7 +155,7 @@ def bench(
     show = Show(console)
     interrupted = False
     failure: UnisonoError | None = None
-    with show, _ended_by_signals():
+    with show, nullcontext() if here is None else _ended_by_signals():
         try:
             session.run(settings, show.handle_event, show.print_line)
         except KeyboardInterrupt:

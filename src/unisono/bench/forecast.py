@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from unisono.bench.results import Model, Row
-from unisono.plan.predict import fit, mean_absolute_error
+from unisono.plan.predict import fit
 
 _Series: TypeAlias = "tuple[str, str, str]"
 
@@ -42,18 +42,6 @@ class Forecast:
             regimes = [[size, rate / 1e9] for size, rate in model.bandwidths()]
             found.append(Model(backend, collective, model.latency_s * 1e6, regimes))
         return found
-
-
-def held_out_error(rows: Sequence[Row]) -> dict[str, float]:
-    """Backend -> mean absolute error of what was expected of rows that were not calibrated on.
-
-    A row that other programs disturbed says nothing about the model and is left out.
-    """
-    pairs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        if row.expected_us is not None and not row.disturbed:
-            pairs[row.backend].append((row.expected_us, row.time_us.p50))
-    return {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
 
 
 def _series(row: Row) -> _Series:

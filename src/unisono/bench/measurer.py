@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from unisono.bench.backends.base import (
     Case,
     Unsupported,
 )
-from unisono.bench.collectives import bandwidths, item_bytes, neighbour
+from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit
 from unisono.bench.results import Row, Skipped
@@ -88,6 +87,10 @@ class _Samples:
         """From what `_turn` returned, one turn after the other."""
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
+    def without_last(self) -> _Samples:
+        """Those of all ranks but the last."""
+        return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
+
     def took_s(self, over: str) -> NDArray[numpy.float64]:
         """Each sample's time: that of the slowest rank, or another view over the ranks."""
         view: NDArray[numpy.float64] = getattr(numpy, over)(self.end_s - self.begin_s, axis=0)
@@ -142,7 +145,6 @@ class Measurer:
         self.crowded = crowded
         """Whether there are more ranks than cores."""
         self.link_limit = link_limit
-        self._clock = QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
     def check(self, case: Case) -> dict[str, int]:
@@ -284,14 +286,14 @@ class Measurer:
     def _sample(self, contestant: _Contestant, batch: int) -> tuple[float, float, float]:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
         todo = list(islice(cycle(contestant.calls), batch))
-        queued_before_s = self._clock.queued_s()
+        queued_before_s = _queued_s()
         self.control.comm.barrier()  # all go at the same moment, or nearly so
         begin_s = time.perf_counter()
         for call in todo:
             call()
         contestant.synchronise()
         end_s = time.perf_counter()
-        return begin_s, end_s, self._clock.queued_s() - queued_before_s
+        return begin_s, end_s, _queued_s() - queued_before_s
 
     def _stable(self, taken: _Turns) -> bool:
         return all(
@@ -305,18 +307,18 @@ class Measurer:
         self, case: Case, contestant: _Contestant, samples: _Samples, floor_us: float | None
     ) -> Row:
         collective, ranks = case.collective, case.ranks
-        mine = _participants(case, samples)
-        messages = collective.messages(case.size_bytes)
-        each = contestant.batch * messages
-        time_us = summarise(mine.took_s(self.over) / each * 1e6)
+        if collective.pairwise and ranks % 2:  # the last one has no neighbour
+            samples = samples.without_last()
+        each = contestant.batch * collective.messages(case.size_bytes)
+        time_us = summarise(samples.took_s(self.over) / each * 1e6)
         items = item_bytes(case.dtype)
         counts = collective.counts(case.size_bytes, items, ranks)
         algbw, busbw = bandwidths(collective, counts.size * items, time_us.p50 / 1e6, ranks)
         skew_us = transfer_us = None
         if self.control.same_clock:
-            last_s = mine.begin_s.max(axis=0)
-            skew_us = float(numpy.median(last_s - mine.begin_s.min(axis=0)) * 1e6)
-            transfer_us = float(numpy.median(mine.end_s.max(axis=0) - last_s) / each * 1e6)
+            last_s = samples.begin_s.max(axis=0)
+            skew_us = float(numpy.median(last_s - samples.begin_s.min(axis=0)) * 1e6)
+            transfer_us = float(numpy.median(samples.end_s.max(axis=0) - last_s) / each * 1e6)
         return Row(
             collective=collective.name,
             size_bytes=counts.size * items,
@@ -336,9 +338,9 @@ class Measurer:
             floor_us=floor_us,
             expected_us=None,
             calibrates=False,
-            samples=mine.begin_s.shape[1],
+            samples=samples.begin_s.shape[1],
             calls_per_sample=contestant.batch,
-            disturbed_share=self._disturbed_share(contestant, mine),
+            disturbed_share=self._disturbed_share(contestant, samples),
         )
 
     def _disturbed_share(self, contestant: _Contestant, samples: _Samples) -> float:
@@ -350,25 +352,10 @@ class Measurer:
         return float(numpy.mean(queued > QUEUED_SHARE))
 
 
-def _participants(case: Case, samples: _Samples) -> _Samples:
-    """Only the ranks that have something to do: a last odd one has no neighbour."""
-    if not case.collective.pairwise:
-        return samples
-    ranks = [rank for rank in range(case.ranks) if neighbour(rank, case.ranks) is not None]
-    return _Samples(samples.begin_s[ranks], samples.end_s[ranks], samples.queued_s[ranks])
-
-
-class QueueClock:
-    """How long this thread was ready to run and had no core."""
-
-    def __init__(self) -> None:
-        try:
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel that does not count it
-            self._file = -1
-
-    def queued_s(self) -> float:
-        """Since the thread began; 0 where the kernel does not say."""
-        if self._file < 0:
-            return 0.0
-        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+def _queued_s() -> float:
+    """How long this thread was ready to run and had no core; 0 where the kernel does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0

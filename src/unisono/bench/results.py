@@ -13,6 +13,7 @@ from typing import Any
 from unisono.bench.statistics import Summary
 from unisono.errors import UnisonoError
 from unisono.pages import html_table
+from unisono.plan.predict import mean_absolute_error
 from unisono.plan.sizes import format_size
 
 SCHEMA = "unisono-bench/1"
@@ -64,16 +65,8 @@ class Row:
     @property
     def key(self) -> tuple[str | int, ...]:
         """What two runs of the same thing have in common."""
-        return (
-            self.collective,
-            self.size_bytes,
-            self.dtype,
-            self.op,
-            self.root,
-            self.place,
-            self.backend,
-            self.ranks,
-        )
+        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root, self.place)
+        return (*what, self.backend, self.ranks)
 
     @property
     def disturbed(self) -> bool:
@@ -150,8 +143,6 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
-    held_out_error: dict[str, float] = field(default_factory=dict)
-    """Backend -> mean absolute error of the expected times of rows that were not calibrated on."""
     finished: bool = False
 
     @property
@@ -160,24 +151,29 @@ class Run:
         return sum(row.wrong for row in self.rows)
 
     @property
+    def held_out_error(self) -> dict[str, float]:
+        """Backend -> mean absolute error of the expected times of rows outside the fit.
+
+        A row that other programs disturbed says nothing about the model and is left out.
+        """
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for row in self.rows:
+            if row.expected_us is not None and not row.disturbed:
+                pairs.setdefault(row.backend, []).append((row.expected_us, row.time_us.p50))
+        return {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
+
+    @property
+    def backends(self) -> list[str]:
+        """Those that were measured, in order."""
+        return list(dict.fromkeys(row.backend for row in self.in_order))
+
+    @property
     def in_order(self) -> list[Row]:
         """The rows as a reader wants them: by collective, placement, size and backend."""
-        names: list[str] = list(self.settings.get("collectives", []))
-        backends: list[str] = list(self.settings.get("backends", []))
-        algorithms: list[str] = list(self.settings.get("algorithms", []))
-
-        def position(value: str, known: list[str]) -> int:
-            return known.index(value) if value in known else len(known)
-
+        names = list(dict.fromkeys(row.collective for row in self.rows))
+        # Rows of one size are in the order of the backends already.
         return sorted(
-            self.rows,
-            key=lambda row: (
-                position(row.collective, names),
-                row.place,
-                row.size_bytes,
-                position(row.backend.partition(":")[0], backends),
-                position(row.backend.partition(":")[2], algorithms),
-            ),
+            self.rows, key=lambda row: (names.index(row.collective), row.place, row.size_bytes)
         )
 
 
@@ -185,6 +181,7 @@ def to_json(run: Run) -> str:
     """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
     document["rows"] = [row.as_dict() for row in run.in_order]
+    document["held_out_error"] = run.held_out_error
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -200,7 +197,7 @@ def from_json(text: str, where: str = "the file") -> Run:
     document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
     document["models"] = [Model(**model) for model in document["models"]]
-    known = {item.name for item in dataclasses.fields(Run)}  # older files have more
+    known = {item.name for item in dataclasses.fields(Run)}
     return Run(**{name: value for name, value in document.items() if name in known})
 
 
@@ -223,30 +220,11 @@ def to_csv(run: Run) -> str:
     return out.getvalue()
 
 
+_CSV_NAMES = {"size_bytes": "size", "dtype": "type", "op": "redop"}
+
+
 def _flat(row: Row) -> dict[str, object]:
-    times = dataclasses.asdict(row.time_us)
-    return {
-        "collective": row.collective,
-        "backend": row.backend,
-        "ranks": row.ranks,
-        "size": row.size_bytes,
-        "count": row.count,
-        "type": row.dtype,
-        "redop": row.op,
-        "root": row.root,
-        "place": row.place,
-        "time": times.pop("p50"),
-        "algbw": row.algbw,
-        "busbw": row.busbw,
-        "wrong": row.wrong,
-        **times,
-        "spread": row.time_us.spread,
-        "skew": row.skew_us,
-        "transfer": row.transfer_us,
-        "floor": row.floor_us,
-        "expected": row.expected_us,
-        "verdict": row.verdict,
-        "samples": row.samples,
-        "calls_per_sample": row.calls_per_sample,
-        "disturbed_share": row.disturbed_share,
-    }
+    values = row.as_dict()
+    times = values.pop("time_us")
+    values |= {"time": times.pop("p50")} | times
+    return {_CSV_NAMES.get(name, name).removesuffix("_us"): values[name] for name in values}

@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 import numpy
 
 from unisono.bench import machine
-from unisono.bench.backends.connect import Connector, take_gpu
 from unisono.bench.backends.mpi import find_mpirun, run_by_mpirun
 from unisono.bench.floor import measure_link_limit, ranks_by_host
-from unisono.bench.forecast import Forecast, held_out_error
+from unisono.bench.forecast import Forecast
 from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import Model, Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
@@ -111,7 +110,6 @@ def apply_event(run: Run | None, event: Event) -> Run:
     if event["event"] == "rows":
         run.rows += [Row.from_dict(row) for row in event["rows"]]
         run.skipped += [Skipped(**skipped) for skipped in event["skipped"]]
-        run.held_out_error = held_out_error(run.rows)
     elif event["event"] == "end":
         run.models = [Model(**model) for model in event["models"]]
         run.finished = True
@@ -125,6 +123,8 @@ def run_rank(
     settings: BenchSettings, listener: Listener | None, *, everywhere: bool = False
 ) -> None:
     """Take part in a run. `listener` gets the events, on rank 0 or `everywhere`."""
+    from unisono.bench.backends.connect import Connector, take_gpu  # they need torch
+
     show_files(str(Path(__file__).parent))
     with ExitStack() as closing:
         closing.enter_context(_process_as_it_was())
@@ -145,8 +145,8 @@ def run_rank(
         interface = "lo" if limit is None else limit.interface
         if interface:  # torch's own guess over hosts is often the loopback
             os.environ.setdefault(GLOO_INTERFACE, interface)
-        connector = Connector(control, neighbours, device, settings.algorithms, closing)
-        backends, left_out = connector.connect(settings.backends)
+        connector = Connector(control, neighbours, device, closing)
+        backends, left_out = connector.connect(settings.backends, settings.algorithms)
         emit(
             "begin",
             machine=machine.machine()

@@ -129,50 +129,32 @@ def check_settings(
     backends: Names = None,
     algo: Names = None,
     device: str = "cpu",
-    dtype: str = "float32",
-    op: str = "sum",
-    root: int | None = None,
-    place: str = "natural",
-    over: str = "max",
     budget_s: float | None = None,
-    mpi_spins: bool = False,
-    floor: bool = True,
-    factor: int = SWEEP_FACTOR,
+    **others: Any,
 ) -> BenchSettings:
     """The settings for what a user asked for, by the command or in a program; None is the default.
-    `there` is how many ranks there are already, if any.
+    `there` is how many ranks there are already, if any; `others` are fields of BenchSettings.
 
     Raises ValueError, in one sentence, for what cannot be met.
     """
     names = _split(collectives)
     known = tuple(COLLECTIVES)
-    ranks = _ranks(ranks, there)
+    (device,) = _known("device", [device], DEVICES)
     if sizes is None or sizes == "":
         sizes = DEFAULT_SWEEP if names else DEFAULT_SIZES
-    (device,) = _known("device", [device], DEVICES)
-    wanted = list(USUAL_BACKENDS[device]) if backends is None else _split(backends)
-    if not wanted:
-        raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
-    if root is not None and not 0 <= root < ranks:
-        raise ValueError(f"root {root} is not a rank: there are {ranks}")
     settings = BenchSettings(
-        ranks=ranks,
+        ranks=_ranks(ranks, there),
         collectives=known if names == ["all"] else _known("collective", names or MAIN, known),
-        sizes_bytes=_sizes(sizes, factor),
-        backends=_known("backend", wanted, BACKENDS),
+        sizes_bytes=_sizes(sizes),
+        backends=_backends(device, backends),
         algorithms=_algorithms(algo),
         device=device,
-        dtype=_known("dtype", [dtype], DTYPES)[0],
-        op=_meaningful_op(op, dtype),
-        root=root,
-        place=_known("place", [place], PLACES)[0],
-        over=_known("over", [over], VIEWS)[0],
-        floor=floor,
-        mpi_spins=mpi_spins,
+        **others,
     )
+    _check_choices(settings)
     rows = len(settings.cases())
     if not rows:
-        where = "in place" if place == "in" else "out of place"
+        where = "in place" if settings.place == "in" else "out of place"
         raise ValueError(f"no collective that was asked for works {where}")
     if budget_s is None:  # a run of many rows must not take forever
         budget_s = max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / rows))
@@ -206,22 +188,33 @@ def _algorithms(names: Names) -> tuple[str, ...]:
     return _known("algorithm", asked, [ENGINES_OWN, *known])
 
 
-def _meaningful_op(op: str, dtype: str) -> str:
+def _backends(device: str, names: Names) -> tuple[str, ...]:
+    wanted = list(USUAL_BACKENDS[device]) if names is None else _split(names)
+    if not wanted:
+        raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
+    return _known("backend", wanted, BACKENDS)
+
+
+def _check_choices(settings: BenchSettings) -> None:
     from unisono.comm.base import has_meaning
     from unisono.plan.expectations import REDUCTIONS
 
-    _known("reduction", [op], [*REDUCTIONS])
-    if not has_meaning(op, dtype):
-        raise ValueError(f"{op} has no meaning for {dtype}")
-    return op
+    _known("dtype", [settings.dtype], DTYPES)
+    _known("reduction", [settings.op], [*REDUCTIONS])
+    _known("place", [settings.place], PLACES)
+    _known("over", [settings.over], VIEWS)
+    if not has_meaning(settings.op, settings.dtype):
+        raise ValueError(f"{settings.op} has no meaning for {settings.dtype}")
+    if settings.root is not None and not 0 <= settings.root < settings.ranks:
+        raise ValueError(f"root {settings.root} is not a rank: there are {settings.ranks}")
 
 
-def _sizes(wanted: str | int | Iterable[int | str], factor: int) -> tuple[int, ...]:
+def _sizes(wanted: str | int | Iterable[int | str]) -> tuple[int, ...]:
     from unisono.plan.sizes import parse_sizes
 
     texts = [wanted] if isinstance(wanted, (str, int)) else list(wanted)
     try:
-        sizes = [size for text in texts for size in parse_sizes(str(text), factor)]
+        sizes = [size for text in texts for size in parse_sizes(str(text), SWEEP_FACTOR)]
     except ValueError as error:
         raise ValueError(f"sizes: {error}") from error
     if not sizes or min(sizes) < 1:
@@ -252,13 +245,13 @@ def _check_device(settings: BenchSettings) -> None:
         if not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here to measure on")
         return
-    from unisono.bench.machine import free_bytes
+    from unisono.comm.engine import memory_room
     from unisono.plan.sizes import format_size
 
-    room = free_bytes()
+    room = MEMORY_SHARE * memory_room()
     need, what = settings.memory_bytes()
-    if room is not None and need > MEMORY_SHARE * room:
+    if need > room:
         raise ValueError(
             f"{what} on {settings.ranks} ranks needs about {format_size(need)}B of memory, and "
-            f"{format_size(MEMORY_SHARE * room)}B may be used: choose smaller sizes"
+            f"{format_size(room)}B may be used: choose smaller sizes"
         )

@@ -30,8 +30,13 @@ def title(rows: Sequence[Row]) -> str:
     if row.collective in ("broadcast", "reduce", "gather", "scatter"):
         parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
     if row.count:
-        parts.append("in place" if row.place == "in" else "out of place")
+        parts.append(place_text(row))
     return f"{', '.join(parts)}, {row.ranks} ranks"
+
+
+def place_text(row: Row) -> str:
+    """Whether its result replaces the input."""
+    return "in place" if row.place == "in" else "out of place"
 
 
 def size_text(size_bytes: float) -> str:

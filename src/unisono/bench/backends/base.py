@@ -19,7 +19,11 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Unsupported(Exception):
-    """A backend does not do this; the message says what."""
+    """A backend does not do this, or is not here: the message says what, `install` what helps."""
+
+    def __init__(self, reason: str, install: str | None = None) -> None:
+        super().__init__(reason)
+        self.install = install
 
 
 @dataclass(frozen=True)
