@@ -78,7 +78,7 @@ def _verdicts(run: Run) -> str:
     elif slow:
         times = name_number(len(judged), "time")
         title = f"Every result was exact; {slow} of {times} slower than expected"
-    left_out = [str(skipped) for skipped in run.skipped if ": " not in skipped.what]
+    left_out = [str(skipped) for skipped in run.skipped if " " not in skipped.what]
     lines = [*text.verdicts(run), *left_out, *text.model_notes(run)]
     return _panel(title, _list(lines, "notes"), f"verdicts {kind}")
 

@@ -201,7 +201,7 @@ class Measurer:
             except (Unsupported, ValueError, TypeError, RuntimeError) as error:
                 # Arguments that a backend refuses, it refuses on every rank, before it moves.
                 reason = str(error).strip().split("\n")[0]
-                skipped.append(Skipped(f"{backend.name}: {case.where}", reason))
+                skipped.append(Skipped(f"{backend.name} {case.collective.name}", reason))
             else:
                 contestants.append(contestant)
         return contestants, skipped

@@ -114,6 +114,7 @@ class Skipped:
     """Something asked for that could not be measured, why, and what would help."""
 
     what: str
+    """ "mpi", or "mpi reduce_scatter" where a backend lacks a collective."""
     reason: str
     install: str | None = None
 

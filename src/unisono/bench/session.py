@@ -109,7 +109,8 @@ def apply_event(run: Run | None, event: Event) -> Run:
         raise ValueError("an event with results came before the first one")
     if event["event"] == "rows":
         run.rows += [Row.from_dict(row) for row in event["rows"]]
-        run.skipped += [Skipped(**skipped) for skipped in event["skipped"]]
+        known = {skipped.what for skipped in run.skipped}  # said once for all sizes
+        run.skipped += [Skipped(**new) for new in event["skipped"] if new["what"] not in known]
     elif event["event"] == "end":
         run.models = [Model(**model) for model in event["models"]]
         run.finished = True

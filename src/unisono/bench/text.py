@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from unisono.bench.results import Row, Run, Skipped
+from unisono.bench.results import Row, Run
 from unisono.plan.sizes import format_bytes
 
 MIDDLE, WIDE = 105, 130
@@ -143,8 +143,7 @@ def about(run: Run) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
-        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}"
-        f"{_about_hosts(facts)}"
+        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}{_about_hosts(facts)}"
     )
 
 
@@ -189,7 +188,7 @@ def verdicts(run: Run) -> list[str]:
     for row in slow:
         where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
         lines.append(f"{where} is {row.verdict}: {_reason(row)}")
-    lines += [str(gap) for gap in _gaps(run)]
+    lines += [str(gap) for gap in run.skipped if " " in gap.what]
     if any(row.disturbed for row in run.rows):
         lines.append("* other programs took the cores: measure again on a quiet machine")
     if run.wrong:
@@ -208,16 +207,3 @@ def _reason(row: Row) -> str:
     if row.transfer_us is not None and row.transfer_us < 0.7 * row.time_us.p50:
         return "the ranks arrived far apart"
     return "the samples agree, so look at the backend or the machine"
-
-
-def _gaps(run: Run) -> list[Skipped]:
-    """What single backends cannot do, said once for all sizes."""
-    found: dict[tuple[str, str], Skipped] = {}
-    for skipped in run.skipped:
-        backend, colon, where = skipped.what.partition(": ")
-        if colon:
-            collective = where.partition(" ")[0]
-            found.setdefault(
-                (backend, collective), Skipped(f"{backend} {collective}", skipped.reason)
-            )
-    return list(found.values())
