@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TypeAlias
@@ -145,6 +148,7 @@ class Measurer:
         self.crowded = crowded
         """Whether there are more ranks than cores."""
         self.link_limit = link_limit
+        self._clock = _QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
     def check(self, case: Case) -> dict[str, int]:
@@ -286,14 +290,14 @@ class Measurer:
     def _sample(self, contestant: _Contestant, batch: int) -> tuple[float, float, float]:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
         todo = list(islice(cycle(contestant.calls), batch))
-        queued_before_s = _queued_s()
+        queued_before_s = self._clock.queued_s()
         self.control.comm.barrier()  # all go at the same moment, or nearly so
         begin_s = time.perf_counter()
         for call in todo:
             call()
         contestant.synchronise()
         end_s = time.perf_counter()
-        return begin_s, end_s, _queued_s() - queued_before_s
+        return begin_s, end_s, self._clock.queued_s() - queued_before_s
 
     def _stable(self, taken: _Turns) -> bool:
         return all(
@@ -352,10 +356,18 @@ class Measurer:
         return float(numpy.mean(queued > QUEUED_SHARE))
 
 
-def _queued_s() -> float:
-    """How long this thread was ready to run and had no core; 0 where the kernel does not say."""
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except OSError:
-        return 0.0
+class _QueueClock:
+    """How long this thread was ready to run and had no core."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        with suppress(OSError):  # a kernel that does not count it
+            # Kept open: to open it for each sample would push what is measured out of the caches.
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+
+    def queued_s(self) -> float:
+        """Since the thread began; 0 where the kernel does not say."""
+        if self._file < 0:
+            return 0.0
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
