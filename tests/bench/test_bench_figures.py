@@ -286,11 +286,6 @@ def test_compare_as_a_command(tmp_path: Path) -> None:
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_settings_survive_the_way_to_mpirun() -> None:
-    settings = BenchSettings(3, ("all_reduce",), (8, 1024), ("unisono",), root=2, budget_s=0.5)
-    assert BenchSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
-
-
 def test_memory_is_counted_for_the_largest_row() -> None:
     settings = BenchSettings(2, ("barrier", "all_gather"), (8, 1 << 20), ("gloo",))
     need, what = settings.memory_bytes()

@@ -3,9 +3,11 @@ row by row, and rank 0 tells what they find as events."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -83,7 +85,8 @@ def run(
 
     mpirun = find_mpirun() if "mpi" in settings.backends else None
     if mpirun is not None:
-        command = [sys.executable, "-m", __name__, json.dumps(settings.as_dict())]
+        pickled = base64.b64encode(pickle.dumps(settings)).decode()
+        command = [sys.executable, "-m", __name__, pickled]
         run_by_mpirun(mpirun, settings, command, handle_line)
     else:
         launch(
@@ -154,7 +157,7 @@ def run_rank(
             | machine.describe_gpu(device)
             | ({} if limit is None else limit.facts()),
             versions=machine.versions(),
-            settings=settings.as_dict(),
+            settings=dataclasses.asdict(settings),
             skipped=[dataclasses.asdict(backend) for backend in left_out],
         )
         measurer = Measurer(
@@ -245,12 +248,12 @@ def _check_gpu_memory(
         )
 
 
-def _main(settings: str) -> None:
+def _main(pickled: str) -> None:
     """What a rank does that mpirun has started."""
     from mpi4py import MPI
 
     try:
-        _run_new_rank(BenchSettings.from_dict(json.loads(settings)))
+        _run_new_rank(pickle.loads(base64.b64decode(pickled)))
     except BaseException as error:
         # The others would wait for this rank forever.
         if not isinstance(error, KeyboardInterrupt):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.bench.backends.base import BACKENDS, Case
@@ -56,19 +56,6 @@ class BenchSettings:
     floor: bool = True
     mpi_spins: bool = False
     budget_s: float = BUDGET_S
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, under the names that files of results have."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
-        """The settings that `as_dict` returned, also after a round trip through JSON."""
-        kept: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**kept)
 
     def placements(self, collective: Collective) -> tuple[Placement, ...]:
         """Whether a collective works in place, out of place, or both, as was asked for."""
