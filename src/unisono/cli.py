@@ -25,10 +25,6 @@ COMMANDS = {
         "unisono.watch.command",
         "Show the running jobs of this user on this machine, rank by rank.",
     ),
-    "tune": (
-        "unisono.tune.command",
-        "Measure this machine, and keep what is faster here than the defaults.",
-    ),
 }
 """For each command the module that defines it under the same name, and its line in the help."""
 

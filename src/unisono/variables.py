@@ -259,8 +259,7 @@ TRACE = Variable(
 )
 CACHE = Variable(
     "UNISONO_CACHE",
-    "where `unisono tune` keeps its table and `unisono bench` models of its runs; else "
-    "~/.cache/unisono",
+    "where groups look for a tuning table; else ~/.cache/unisono",
     _folder,
 )
 TUNING = Variable(

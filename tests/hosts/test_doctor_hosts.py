@@ -94,7 +94,7 @@ def test_one_way_and_latency() -> None:
 def test_the_link_is_the_floor_of_a_benchmark(make_network: MakeNetwork, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     sizes = [1024, 4 << 20]
-    command = ["bench", "all_reduce", "all_to_all", "--sizes", "1K,4M", "--fresh"]
+    command = ["bench", "all_reduce", "all_to_all", "--sizes", "1K,4M"]
     command += ["--backends", "unisono,unisono-torch,gloo", "--budget", "0.1", "--json", str(path)]
     with make_network(2, Link(FAST_BITS_PER_S)) as made:
         codes, text = run_everywhere(made.hosts, (2, 2), command, tmp_path)

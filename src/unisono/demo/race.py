@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from unisono.bench.results import Run
-from unisono.bench.session import Event, apply_event
-from unisono.bench.settings import BenchSettings
-from unisono.bench.start import start_ranks
+from unisono.bench import measure_run
 from unisono.bench.text import size_text
 from unisono.errors import UnisonoError
 
@@ -31,23 +28,14 @@ def race(budget_s: float) -> list[Lap]:
 
     Raises UnisonoError if the ranks fail, a result is wrong, or gloo is not to be had.
     """
-    run: Run | None = None
-
-    def handle(event: Event) -> None:
-        nonlocal run
-        if event["event"] != "next":
-            run = apply_event(run, event)
-
-    settings = BenchSettings(
+    run = measure_run(
+        "all_reduce",
         ranks=2,
-        collectives=("all_reduce",),
-        sizes_bytes=RACE_BYTES,
-        backends=("unisono", "gloo"),
+        sizes=RACE_BYTES,
+        backends="unisono,gloo",
         floor=False,
         budget_s=budget_s / len(RACE_BYTES),
     )
-    start_ranks(settings, handle, print)
-    assert run is not None
     if run.skipped:
         raise UnisonoError(str(run.skipped[0]))
     if run.wrong:
