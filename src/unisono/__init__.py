@@ -58,8 +58,7 @@ _HOMES = {
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.comm.execute": ("execute",),
-    "unisono.doctor.selftest.results": ("SelfTest",),
-    "unisono.doctor.selftest.run": ("debug_communication",),
+    "unisono.doctor.self_test": ("SelfTest", "debug_communication"),
     "unisono.errors": (
         "CollectiveMismatch",
         "CollectiveTimeout",

@@ -39,8 +39,8 @@ from unisono.comm.base import Message as Message
 from unisono.comm.base import PremulSum as PremulSum
 from unisono.comm.base import Work as Work
 from unisono.comm.execute import execute as execute
-from unisono.doctor.selftest.results import SelfTest as SelfTest
-from unisono.doctor.selftest.run import debug_communication as debug_communication
+from unisono.doctor.self_test import SelfTest as SelfTest
+from unisono.doctor.self_test import debug_communication as debug_communication
 from unisono.errors import CollectiveMismatch as CollectiveMismatch
 from unisono.errors import CollectiveTimeout as CollectiveTimeout
 from unisono.errors import DeadlockError as DeadlockError
