@@ -64,7 +64,7 @@ class Variable(Generic[Value]):
 
 @functools.cache
 def _warn_once(problem: str) -> None:
-    _log.warning("%s: it is left out of account", problem)
+    _log.warning("%s: it is ignored", problem)
 
 
 # -- how texts are read ------------------------------------------------------------------------
