@@ -5,9 +5,7 @@ rank_endings.py   how a rank of a launch ended, as exceptions about it tell
 wording.py        ranks as sentences name them
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
-requirements.py   what may not be installed, said in one sentence
-torch_import.py   tells whoever asked that torch has been imported
-torch_compile.py  what keeps torch.compile out of our classes
+torch_support.py  is torch installed, which version, has it been imported
 torch_habits.py   what people who know torch may write here, and the call that they mean
 environment.py    which rank of how many this process is, as launchers say
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)

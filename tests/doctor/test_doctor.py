@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from ranks import RankPool
-from unisono import requirements
+from unisono import torch_support
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
@@ -78,18 +78,18 @@ def test_a_busy_machine_is_yellow(monkeypatch: pytest.MonkeyPatch, busy: float, 
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert requirements.is_too_old("2.9.1")
-    assert not requirements.is_too_old("2.13.0+cpu")
-    assert not requirements.is_untried("2.15.3+cu132")
-    assert requirements.is_untried("2.16.0a0+git1234")
-    assert requirements.is_untried("3.0.0")
+    assert torch_support.is_too_old("2.9.1")
+    assert not torch_support.is_too_old("2.13.0+cpu")
+    assert not torch_support.is_untried("2.15.3+cu132")
+    assert torch_support.is_untried("2.16.0a0+git1234")
+    assert torch_support.is_untried("3.0.0")
 
 
 def test_the_pinned_torch_was_tried() -> None:
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    assert not requirements.is_too_old(pinned[1])
-    assert not requirements.is_untried(pinned[1])
+    assert not torch_support.is_too_old(pinned[1])
+    assert not torch_support.is_untried(pinned[1])
 
 
 def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_topic(software.findings())["torch"]
     assert found.level == "warn"
     assert "torch 2.99.0" in found.text
-    assert f"up to {requirements.format_version(requirements.NEWEST_TRIED_TORCH)}" in found.text
+    assert f"up to {torch_support.format_version(torch_support.NEWEST_TRIED_TORCH)}" in found.text
 
 
 # -- variables -------------------------------------------------------------------------------------

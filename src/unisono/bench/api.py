@@ -93,7 +93,7 @@ def measure_run(
     from unisono.bench.meeting import meeting_of
     from unisono.bench.session import Event, apply_event, run_rank
     from unisono.errors import UnisonoError
-    from unisono.requirements import require_torch
+    from unisono.torch_support import require_torch
 
     require_torch("unisono.bench.measure")
     run: Run | None = None

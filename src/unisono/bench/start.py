@@ -23,7 +23,7 @@ from unisono.bench.settings import BenchSettings
 from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher.functions import launch
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 
 GRACE_S = 5.0
 """How long mpirun has to end its ranks, once asked to, before it is killed."""

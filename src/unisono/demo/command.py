@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from unisono.errors import UnisonoError
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -10,7 +10,7 @@ from rich.console import Console
 from unisono.environment import read_rank_info
 from unisono.errors import UnisonoError
 from unisono.misuse import Misuse
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 
 
 @click.command()

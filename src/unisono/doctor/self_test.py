@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.base import Communicator, Group, Message
 from unisono.errors import GroupError
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 from unisono.wording import name_number, name_ranks
 from unisono.world.world import resolve
 

@@ -11,7 +11,7 @@ import unisono
 from unisono.comm import engine
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
-from unisono.requirements import (
+from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,

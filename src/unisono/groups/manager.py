@@ -12,7 +12,7 @@ from unisono.environment import read_local_rank, read_rank_info
 from unisono.groups.axis_group import AxisGroup
 from unisono.groups.parents import Parent, parent_of
 from unisono.plan.mesh import Mesh
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 from unisono.wording import name_ranks
 from unisono.world.world import resolve
 

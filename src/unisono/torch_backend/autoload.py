@@ -7,8 +7,8 @@ import gc
 import logging
 from typing import Any
 
-from unisono import torch_import, variables
-from unisono.requirements import require_torch
+from unisono import torch_support, variables
+from unisono.torch_support import require_torch
 
 NAME = "unisono"
 
@@ -33,7 +33,7 @@ def autoload() -> None:
     replaced = variables.REPLACE.read_or_warn()
     if replaced:
         _replace_backend(replaced)
-    watch_groups = torch_import.listener
+    watch_groups = torch_support.listener
     if watch_groups is None and variables.WATCH.read_or_warn():
         from unisono.watch import start_if_asked as watch_groups
     if watch_groups is not None:

@@ -18,14 +18,14 @@ from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, PeerLost, UnisonoError
-from unisono.requirements import (
+from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,
     is_too_old,
     is_untried,
 )
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator
