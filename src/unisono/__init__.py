@@ -1,7 +1,6 @@
 """unisono: collective communication for PyTorch.
 
 errors.py         every exception that a user can catch
-rank_endings.py   how a rank of a launch ended, as exceptions about it tell
 wording.py        ranks as sentences name them
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
@@ -79,8 +78,8 @@ _HOMES = {
     "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
     "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher.functions": ("launch",),
+    "unisono.launcher.outcomes": ("RankEnding",),
     "unisono.plan.mesh": ("Mesh",),
-    "unisono.rank_endings": ("RankEnding",),
     "unisono.watch.debug": ("debug",),
     "unisono.world.world": (
         "barrier",

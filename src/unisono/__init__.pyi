@@ -62,8 +62,8 @@ from unisono.groups.default import get_process_group_manager as get_process_grou
 from unisono.groups.default import setup_process_group_manager as setup_process_group_manager
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
 from unisono.launcher.functions import launch as launch
+from unisono.launcher.outcomes import RankEnding as RankEnding
 from unisono.plan.mesh import Mesh as Mesh
-from unisono.rank_endings import RankEnding as RankEnding
 from unisono.watch.debug import debug as debug
 from unisono.world.world import barrier as barrier
 from unisono.world.world import cleanup as cleanup

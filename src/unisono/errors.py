@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # every process pays for what is imported here, as it starts
     from typing import TypedDict, Unpack
 
-    from unisono.rank_endings import RankEnding
+    from unisono.launcher.outcomes import RankEnding
 
     class _Where(TypedDict, total=False):
         rank: int

@@ -36,7 +36,7 @@ for_need = {
     "unisono.comm.shared_memory.failures",
     "unisono.comm.solo",
     "unisono.plan",
-    "unisono.rank_endings",
+    "unisono.launcher",
     "unisono.torch_backend.futures",
     "unisono.torch_backend.work",
     "unisono.watch",
