@@ -20,7 +20,7 @@ testing/          tests on several ranks; pytest_plugin.py is what pytest loads 
 bench/            how fast the collectives are (docs/bench.md)
 doctor/           what is wrong with a machine or a program (docs/doctor.md)
 demo/             unisono demo
-cli.py            the command `unisono`; misuse.py: its exception for what cannot be met
+cli.py            the command `unisono`
 
 Public names come from their modules when they are first asked for: the pytest plugin makes every
 pytest run import this package, and it should cost next to nothing. `_HOMES` lists each of them

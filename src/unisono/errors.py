@@ -28,6 +28,10 @@ class UnisonoError(RuntimeError):
     """
 
 
+class Misuse(UnisonoError):
+    """What a command was asked for cannot be met; its exit code is 2."""
+
+
 class EngineUnavailable(UnisonoError):
     """The native engine cannot run here (not Linux, or the library was not built).
 

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, DEVICES, SWEEP_FACTOR
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse, check_writable
+from unisono.errors import Misuse, UnisonoError
+from unisono.launcher.command import check_writable
 
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo

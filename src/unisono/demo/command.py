@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from unisono.errors import UnisonoError
+from unisono.launcher.command import check_writable
 from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
@@ -38,17 +38,13 @@ def demo(ranks: int, race: bool, report: Path) -> None:
     each rank had, what moved and what each rank has, a deadlock and a mismatch included; then
     measures all_reduce on two ranks, in turns with gloo.
     """
-    if not report.resolve().parent.is_dir():
-        raise click.BadParameter(f"the folder of {report} does not exist", param_hint="--report")
+    check_writable(report)
+    if race:
+        require_torch("the race with gloo (--no-race leaves it out)")
     start = time.perf_counter()
     console = Console()
-    try:
-        if race:
-            require_torch("the race with gloo (--no-race leaves it out)")
-        pictures = _show_pictures(ranks, console)
-        laps = _show_race(console) if race else []
-    except UnisonoError as error:
-        raise click.ClickException(str(error)) from error
+    pictures = _show_pictures(ranks, console)
+    laps = _show_race(console) if race else []
     report.write_text(_report(pictures, laps, ranks), encoding="utf-8")
     console.print(f"wrote {report} ({time.perf_counter() - start:.0f} s in all)")
 

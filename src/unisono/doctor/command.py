@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 
 from unisono.environment import read_rank_info
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse
+from unisono.errors import Misuse
+from unisono.launcher.command import check_writable
 from unisono.torch_support import require_torch
 
 
@@ -66,21 +66,18 @@ def doctor(
     are the verdict, where every rank was, and the stacks of those to blame. What several ranks
     have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
-    try:
-        if reports:
-            _check_options(context, "saved reports", "as_json", "stacks", "html")
-            well = _show_reports(reports, stacks, as_json, html)
-        elif hosts:
-            _check_options(context, "--hosts", "hosts", "as_json")
-            well = _check_hosts(as_json)
-        elif variables:
-            _check_options(context, "--variables", "variables")
-            well = _show_variables()
-        else:
-            _check_options(context, "a check of this machine", "as_json", "ranks", "backends")
-            well = _check_machine(ranks, backends, as_json)
-    except UnisonoError as error:
-        raise click.ClickException(str(error)) from error
+    if reports:
+        _check_options(context, "saved reports", "as_json", "stacks", "html")
+        well = _show_reports(reports, stacks, as_json, html)
+    elif hosts:
+        _check_options(context, "--hosts", "hosts", "as_json")
+        well = _check_hosts(as_json)
+    elif variables:
+        _check_options(context, "--variables", "variables")
+        well = _show_variables()
+    else:
+        _check_options(context, "a check of this machine", "as_json", "ranks", "backends")
+        well = _check_machine(ranks, backends, as_json)
     raise SystemExit(0 if well else 1)
 
 
@@ -125,10 +122,8 @@ def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Pa
     if html is not None and reading.incidents:
         from unisono.doctor.incident_page import incident_page
 
-        try:
-            html.write_text(incident_page(reading), encoding="utf-8")
-        except OSError as error:
-            raise Misuse(f"{html} cannot be written: {error.strerror}") from error
+        check_writable(html)
+        html.write_text(incident_page(reading), encoding="utf-8")
         click.echo(f"wrote {html}", err=True)
     if as_json:
         print_json(reading)

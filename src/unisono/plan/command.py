@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from unisono.misuse import Misuse
+from unisono.errors import Misuse
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse
+from unisono.errors import Misuse, UnisonoError
 
 if TYPE_CHECKING:
     from rich.console import Console
