@@ -1,7 +1,6 @@
 """unisono: collective communication for PyTorch.
 
-errors.py         every exception that a user can catch
-wording.py        ranks as sentences name them
+errors.py         every exception that a user can catch; how texts name ranks
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 torch_support.py  is torch installed, which version, has it been imported

@@ -11,8 +11,8 @@ from unisono.bench.collectives import COLLECTIVES
 from unisono.bench.compare import compare, describe_change
 from unisono.bench.headline import Duel, duels, headline, highlights
 from unisono.bench.results import Row, Run, to_json
+from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape
-from unisono.wording import name_number
 
 _LEFT = ("collective", "backend", "verdict")
 _MOST_CHANGES = 12

@@ -16,7 +16,7 @@ from unisono.collectives.ragged import gather_rows
 from unisono.collectives.refusals import check_rank, resolve_for
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
 from unisono.comm.base import Communicator, Group
-from unisono.wording import name_ranks
+from unisono.errors import name_ranks
 from unisono.world.world import resolve
 
 Object = TypeVar("Object")

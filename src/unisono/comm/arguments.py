@@ -20,6 +20,7 @@ from unisono.comm.base import (
     has_meaning,
     holds,
 )
+from unisono.errors import name_ranks
 
 LISTS = (list, tuple)
 _NAMES: dict[str, str] = {"mean": "avg", **{name: name for name in REDUCTIONS}}
@@ -83,8 +84,6 @@ class NotARank(ValueError):
             return str(self)
         if list(global_ranks) == list(range(len(global_ranks))):
             return str(self)
-        from unisono.wording import name_ranks
-
         text = f"{self}: ranks count from 0 in every group, and this one's members are global "
         text += name_ranks(global_ranks)
         if self.rank in global_ranks:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.collectives.objects import all_gather_object
-from unisono.wording import list_ranks
+from unisono.errors import list_ranks
 
 SLOW = 0.6
 """A link with less than this share of the usual bandwidth is slow."""

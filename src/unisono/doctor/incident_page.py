@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
+from unisono.errors import list_ranks
 from unisono.pages import build_page, escape
 from unisono.plan.sizes import format_seconds
 from unisono.watch.report import CallReport, RankReport, Report
-from unisono.wording import list_ranks
 
 _MOST_STACKS = 4
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, name_ranks
 from unisono.watch.report import RankReport, Report, load
-from unisono.wording import name_ranks
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.base import Communicator, Group, Message
-from unisono.errors import GroupError
+from unisono.errors import GroupError, name_number, name_ranks
 from unisono.torch_support import require_torch
-from unisono.wording import name_number, name_ranks
 from unisono.world.world import resolve
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.errors import RanksFailed, RanksTimedOut
+from unisono.errors import RanksFailed, RanksTimedOut, name_number, name_ranks, plural
 from unisono.launcher.process import Rank
 from unisono.processes import describe_exit, signal_name
 from unisono.watch.report import Report
-from unisono.wording import name_number, name_ranks, plural
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel tells us."""

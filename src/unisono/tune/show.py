@@ -10,9 +10,9 @@ from rich.table import Table
 from unisono.bench.ways import COLLECTIVES, Way, way_of
 from unisono.comm import engine
 from unisono.comm.tuning import ENGINES_OWN
+from unisono.errors import name_number
 from unisono.plan.predict import fit
 from unisono.plan.sizes import format_size
-from unisono.wording import name_number
 
 SIZES = tuple(1 << power for power in (10, 14, 16, 18, 20, 22, 24))
 
