@@ -106,7 +106,9 @@ def test_an_incident_is_explained(scheme: str, width: int, open_page: OpenPage) 
     assert "launcher" not in page.locator(".culprit .stack").inner_text()
     assert page.locator(".todo li").count() > 0
     # all but the culprit wait for it
-    assert page.locator(".ranks .wait + td").all_inner_texts() == ["1"] * 39
+    assert (
+        page.locator(".ranks .wait").all_inner_texts() == ["all_reduce #2 a.py:3, for rank 1"] * 39
+    )
     assert page.locator("tr.blamed td").first.inner_text() == "1"
     assert page.locator("tr.blamed").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

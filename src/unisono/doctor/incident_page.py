@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
-from unisono.errors import list_ranks
+from unisono.errors import name_ranks
 from unisono.pages import build_page, escape
 from unisono.plan.sizes import format_seconds
 from unisono.watch.report import CallReport, RankReport, Report
@@ -139,16 +139,17 @@ def draw_ranks(report: Report) -> str:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
         if call is not None:
             late = min(0.95, (call.arrived_s - begin_s) / length_s)
+            label = f"{call.name} {call.site}".rstrip()
             awaited = [rank_of[pid] for pid in call.waits_for if pid in rank_of]
-            cells += (
-                f'<td class="wait"><span style="margin-left:{100 * late:.0f}%">{escape(call.name)} '
-                f"{escape(call.site)}</span></td><td>{list_ranks(awaited)}</td>"
-            )
+            if awaited:
+                label += f", for {name_ranks(awaited)}"
+            bar = f'<span style="margin-left:{100 * late:.0f}%">{escape(label)}</span>'
+            cells += f'<td class="wait">{bar}</td>'
         elif calls:
-            cells += "<td></td><td></td>"
+            cells += "<td></td>"
         lines.append(f"<tr{kind}>{cells}</tr>")
     if calls:
-        heads = [*heads, f"waits (the longest for {format_seconds(length_s)})", "for rank"]
+        heads = [*heads, f"waits (the longest for {format_seconds(length_s)})"]
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (
         '<section class="panel"><h2>Every rank</h2><div class="scroll"><table class="ranks">'
