@@ -189,7 +189,7 @@ def test_the_command_is_green_here_and_reads_well() -> None:
     command = [sys.executable, "-m", "unisono", "doctor", "--backends", "unisono"]
     done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert re.search(r"^ok +all_to_all +[0-9.]+ us", done.stdout, re.M)
+    assert re.search(r"^  ok +all_to_all +[0-9.]+ us", done.stdout, re.M)
     assert "FAIL" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -223,8 +223,8 @@ def test_a_wrong_result_is_red_and_fails_the_command(
     monkeypatch.setattr(ranks, "_run", run_with_a_fault)
     said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
     assert said.exit_code == 1
-    assert re.search(r"^FAIL +broadcast .*rank 0: element 999 is", said.output, re.M)
-    assert re.search(r"^ok +all_to_all ", said.output, re.M)
+    assert re.search(r"^  WRONG broadcast .*rank 0: element 999 is", said.output, re.M)
+    assert re.search(r"^  ok +all_to_all ", said.output, re.M)
     assert said.output.endswith("not well: self-test of unisono\n")
 
 

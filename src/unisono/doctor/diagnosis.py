@@ -10,6 +10,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
 from unisono.doctor.findings import Finding
@@ -36,8 +37,9 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
     print_variables(console)
     for backend in backends:
         console.print(f"\n[bold]self-test[/]: every primitive on {ranks} ranks of {backend}")
-        tested.append(try_backend(backend, ranks))
-        _print_test(tested[-1], console)
+        test = try_backend(backend, ranks)
+        tested.append(test)
+        console.print(Text(str(test), "" if test.ok else "red"), soft_wrap=True)
     console.print(f"\n{_sentence(found, tested)}")
     return _is_well(found, tested)
 
@@ -77,17 +79,6 @@ def _look(ranks: int) -> Iterator[Finding]:
 
 def _is_well(found: Sequence[Finding], tested: Sequence[SelfTest]) -> bool:
     return all(finding.level != "fail" for finding in found) and all(test.ok for test in tested)
-
-
-def _print_test(tested: SelfTest, console: Console) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "left", "right", "left"):
-        grid.add_column(justify=justify, overflow="fold")
-    for check in tested.checks:
-        took = "" if check.microseconds is None else f"{check.microseconds:.1f} us"
-        mark = _MARKS["ok" if check.ok else "fail"]
-        grid.add_row(mark, escape(check.primitive), took, escape(check.message))
-    console.print(grid)
 
 
 def _sentence(found: Sequence[Finding], tested: Sequence[SelfTest]) -> str:
