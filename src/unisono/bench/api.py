@@ -79,7 +79,7 @@ def measure_run(*collectives: str, progress: Progress | None = None, **options: 
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]
     (True, 2, ['barrier'])
     """
-    from unisono.requirements import require_torch
+    from unisono.torch_support import require_torch
 
     require_torch("unisono.bench.measure")
     from unisono.bench import session

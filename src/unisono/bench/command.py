@@ -21,8 +21,8 @@ from unisono.bench.settings import (
     VIEWS,
     check_settings,
 )
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse, check_writable
+from unisono.errors import Misuse, UnisonoError
+from unisono.launcher.command import check_writable
 
 if TYPE_CHECKING:
     from unisono.bench.results import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unisono.bench import text
 from unisono.bench.results import Row, Run
 from unisono.bench.statistics import geometric_mean
-from unisono.wording import name_number
+from unisono.errors import name_number
 
 ALIKE = 1.05
 """Times closer than this are called equal."""

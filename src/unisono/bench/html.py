@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from unisono.bench import compare, plot, text
 from unisono.bench.headline import ALIKE, Duel, duels, headline
 from unisono.bench.results import Row, Run, to_json
+from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape
-from unisono.wording import name_number
 
 _LEFT = ("collective", "backend", "verdict")
 

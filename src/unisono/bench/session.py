@@ -30,7 +30,7 @@ from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch
 from unisono.plan.sizes import format_size
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 from unisono.world import world as worlds
 
 Event: TypeAlias = "dict[str, Any]"

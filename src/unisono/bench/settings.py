@@ -17,7 +17,7 @@ from unisono.bench.collectives import (
     item_bytes,
 )
 from unisono.bench.floor import floor_bytes
-from unisono.wording import name_choices
+from unisono.errors import name_choices
 
 DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
 DEFAULT_SWEEP = "8:256M"

@@ -17,7 +17,7 @@ from unisono.collectives.refusals import check_rank
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
 from unisono.collectives.torch_forms import understands_torch
 from unisono.comm.base import Communicator, Group
-from unisono.wording import name_ranks
+from unisono.errors import name_ranks
 from unisono.world.world import resolve
 
 Object = TypeVar("Object")

@@ -21,6 +21,7 @@ from unisono.comm.base import (
     holds,
 )
 from unisono.comm.reductions import known_reduction
+from unisono.errors import name_ranks
 
 LISTS = (list, tuple)
 
@@ -82,8 +83,6 @@ class NotARank(ValueError):
             return str(self)
         if list(global_ranks) == list(range(len(global_ranks))):
             return str(self)
-        from unisono.wording import name_ranks
-
         text = f"{self}: ranks count from 0 in every group, and this one's members are global "
         text += name_ranks(global_ranks)
         if self.rank in global_ranks:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from unisono.errors import TorchMissing, UnisonoError
-from unisono.misuse import Misuse, check_writable
+from unisono.errors import Misuse, TorchMissing, UnisonoError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -135,6 +134,25 @@ def run(
     if outcome.error is not None:
         click.echo(f"\nunisono run: {outcome.error}", err=True)
     raise SystemExit(outcome.exit_code)
+
+
+def check_writable(path: Path) -> None:
+    """See whether a file can be written there, before the work of which it is to tell.
+
+    Raises Misuse.
+    """
+    if path.is_dir():
+        raise Misuse(f"{path} is a folder, and a file was to be written there")
+    if not path.resolve().parent.is_dir():
+        raise Misuse(f"the folder of {path} does not exist")
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise Misuse(f"{path} cannot be written: {error.strerror}") from error
+    if not existed:
+        path.unlink()
 
 
 def _count_ranks(text: str | None) -> int:

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.errors import RanksTimedOut, UnisonoError
+from unisono.errors import RanksTimedOut, UnisonoError, name_number, name_ranks
 from unisono.launcher import share
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.protocol import Instructions
 from unisono.launcher.ray_actor import END, RankActor
-from unisono.wording import name_number, name_ranks
 
 WAIT_S = 300.0
 """How long Ray has to find room for the ranks and to start their actors."""

@@ -20,14 +20,14 @@ from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, UnisonoError
 from unisono.preloading import load_soon
-from unisono.requirements import (
+from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,
     is_too_old,
     is_untried,
 )
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from unisono.comm.engine import Status
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost
-from unisono.wording import name_ranks
+from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup

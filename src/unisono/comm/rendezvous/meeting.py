@@ -33,7 +33,7 @@ from unisono.comm.rendezvous.unix_socket import (
     descriptors_needed,
 )
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import GroupClosed, RendezvousError, UnisonoError
+from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
@@ -163,8 +163,6 @@ def _await_invitation(receive: Callable[[], Announcement], request: JoinRequest)
             missing = [int(rank) for rank in message["missing"]]
             waiting.say(missing, request.size - len(missing))
     except NoAnswer as error:
-        from unisono.wording import name_ranks  # few ever wait in vain
-
         who = name_ranks(missing) if missing else "some rank"
         raise RendezvousError(
             f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "

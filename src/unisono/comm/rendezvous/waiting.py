@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.errors import name_ranks
 
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start, where nobody has said how long."""
@@ -47,8 +48,6 @@ class Waiting:
         if self._has_spoken:
             return
         self._has_spoken = True
-        from unisono.wording import name_ranks  # few ever wait for so long
-
         present = "" if here is None else f": {here} of {self._size} are here"
         _log.warning(
             "unisono: rank %d waits for %s%s%s (group %s; it gives up in %.0f s)",

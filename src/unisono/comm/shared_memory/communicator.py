@@ -136,7 +136,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
-        load_soon("unisono.wording")
         deadline = deadline or Deadline(join_timeout_s)
         tuning = read_tuning(size, rank)
         request = JoinRequest(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes, algorithm_of
+from unisono.errors import list_ranks, name_ranks
 from unisono.processes import describe_exit
-from unisono.wording import list_ranks, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group

@@ -15,6 +15,7 @@ from unisono.errors import (
     GroupClosed,
     GroupError,
     SegmentError,
+    name_ranks,
 )
 
 if TYPE_CHECKING:
@@ -161,8 +162,6 @@ class GroupExceptions:
 
     def close_without(self, absent: Sequence[int]) -> str:
         """The group closes before these ranks have come: what to tell the others."""
-        from unisono.wording import name_ranks
-
         if absent:
             who = name_ranks(absent)
             self._why_unfinished = f": {who} never joined what rank {self._rank} had begun"
