@@ -451,7 +451,7 @@ done:
 }
 
 static PyMethodDef module_methods[] = {
-    {"learn_options", module_learn_options, METH_VARARGS, NULL},
+    {"know_torch", module_know_torch, METH_VARARGS, NULL},
     {"describe_shapes", module_describe_shapes, METH_O, NULL},
     {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
@@ -481,7 +481,8 @@ static int fill_module(PyObject *module) {
     if (!on_device)
         on_device = PyErr_NewException("unisono._native.OnDevice", PyExc_TypeError, NULL);
     if (!on_device || PyModule_AddObjectRef(module, "OnDevice", on_device)) return -1;
-    if (prepare_calls() || prepare_blocks() || prepare_works(module) || prepare_messages(module))
+    if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
+        prepare_messages(module))
         return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }

@@ -5,6 +5,7 @@
  * torch_tensors       what only torch knows of a tensor
  * overlaps            tensors that share memory
  * gil, calls          letting go of the GIL; blocking calls
+ * given               blocking calls as torch.distributed describes them
  * works, messages     what goes on by itself; pending: what the two have in common
  * blocks              memory that all ranks of a group have mapped
  * shapes              what tensors are, and what ranks tell each other of that
@@ -90,7 +91,10 @@ PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
 
 /* given.c */
-PyObject *module_learn_options(PyObject *module, PyObject *arguments);
+PyObject *module_know_torch(PyObject *module, PyObject *arguments);
+int given_reduction(PyObject *options);
+int given_root(PyObject *options);
+int prepare_given(void);
 PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
 /* tuning.c */

@@ -219,18 +219,11 @@ def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] |
     return described
 
 
-def learn_options(
-    operation: Operation,
-    kind: type,
-    samples: list[tuple[Any, tuple[int | None, ...]]],
-    is_profiling: Callable[[], bool],
-) -> bool:
-    """Let `run_given` read options of torch's where torch keeps their values; whether it can.
-
-    Each sample has options of this kind, and what asyncOp, reduceOp, rootRank and the timeout in
-    milliseconds are in them, as numbers, with None for what such options do not have.
-    """
-    return bool(_module().learn_options(operation, kind, samples, is_profiling))
+def know_torch(is_profiling: Callable[[], bool], hashes: tuple[int, ...]) -> None:
+    """Let the engine read options of torch's: what its reductions hash to, in the order of the
+    engine's numbers, and what says whether torch's profiler is on."""
+    if _native is not None:
+        _native.know_torch(is_profiling, hashes)
 
 
 SUM_DIVIDED = 10

@@ -328,12 +328,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         is_all_reduce = operation == _ALL_REDUCE
         return Status.ASK_AGAIN if is_all_reduce else self._group.run_given(operation, *given)
 
-    def fail_given(
-        self, status: int, operation: Operation, output: Any, input: Any, options: Any
-    ) -> NoReturn:
+    def fail_given(self, status: int, operation: Operation, op: str, tensors: Any) -> NoReturn:
         """Raise what a status of `run_given` stands for."""
-        reduction = hash(options.reduceOp) if hasattr(options, "reduceOp") else 0
-        self._fail(status, operation, reduction, output if input is None else input)
+        self._fail(status, operation, REDUCTION_NUMBERS[op], tensors)
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Every rank's integers, in rank order; all ranks pass equally many."""
