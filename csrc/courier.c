@@ -7,10 +7,7 @@
 
 #include "messages.h"
 
-enum {
-    NAP_NS_LEAST = 100 * 1000,
-    LONGER_NAPS = 5, /* each twice as long as the one before */
-};
+enum { LONGER_NAPS = 5 };
 
 static const int64_t CLOSING_NS = 10 * (int64_t)1000000000; /* for eager sends at the end */
 

@@ -13,13 +13,9 @@
 
 #include "call.h"
 
-enum {
-    COPIED_AT_ONCE = 256 * 1024,  /* between two looks at the abort word */
-    COMBINED_AT_ONCE = 16 * 1024, /* and copied to other outputs out of the nearest cache */
-    BOUNCE_BYTES = 4096,
-    STOPPING_MS = 1000, /* how long peers may take to stop writing; one that is stopped itself may
-                         * write the rest of a piece when it goes on */
-};
+/* How long peers may take to stop writing; one that is stopped itself may write the rest of a piece
+ * when it goes on. */
+enum { STOPPING_MS = 1000 };
 
 static const place *places_of(const execution *x, int rank) {
     return (const place *)(const void *)post_of(x->g, rank, x->number)->payload;
@@ -84,7 +80,7 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
-    size_t least = g->tuning.direct_from;
+    size_t least = direct_from(g->crowded);
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&
@@ -195,8 +191,8 @@ static un_status combine_share(execution *x) {
         sources[rank] = input + first;
     }
     un_status status = look_at_abort(g);
-    for (size_t done = 0; !status && done < bytes; done += COMBINED_AT_ONCE) {
-        size_t some = bytes - done < COMBINED_AT_ONCE ? bytes - done : COMBINED_AT_ONCE;
+    for (size_t done = 0; !status && done < bytes; done += COPIED_BYTES) {
+        size_t some = bytes - done < COPIED_BYTES ? bytes - done : COPIED_BYTES;
         char *result = outputs[made_by] + first + done;
         x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, call->factor);
         for (int rank = 0; rank < g->ranks; rank++) {

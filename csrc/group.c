@@ -51,7 +51,6 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     }
     g->crowded = ranks > (int)g->segment.header->cores;
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
-    g->tuning = un_default_tuning(ranks, g->crowded);
     start_spinning(&g->spin);
     start_spinning(&g->messages.spin);
     g->process = atomic_load(&process_number);

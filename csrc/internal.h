@@ -4,7 +4,7 @@
  * group, watcher        a membership, and how a group ends; the deaths of peers
  * wait                  look, give the core away, sleep
  * call, collectives     one call from post to end; what each collective brings, combines and takes
- * tuning                in what pieces, and from which sizes on
+ * constants             in what pieces, from which sizes on, and how long to look before sleeping
  * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
  * schedules             all_reduce by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
@@ -24,6 +24,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "constants.h"
 #include "unisono.h"
 
 #define LINE_BYTES 64
@@ -233,7 +234,6 @@ struct un_group {
         _Atomic uint32_t stopping;
     } worker;
 
-    un_tuning tuning; /* tuning.c */
 
     spinning spin; /* wait.c, with the call lock */
 

@@ -9,18 +9,7 @@
 
 #include "internal.h"
 
-enum {
-    SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
-    ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */
-    SPIN_NS_MOST = 200 * 1000,
-    SPIN_NS_LEAST = 2 * 1000,
-    TRIAL_NS = 50 * 1000, /* longer than a sleeper takes to wake up and answer */
-    TRIAL_EVERY = 32,     /* so that trials which fail cost little; */
-    YIELD_EVERY = 512,    /* one that yields to others may cost a time slice of each */
-    LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
-    GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
-    FINISH_NS = 1000 * 1000 * 1000, /* for a work whose data moves, after an interrupt */
-};
+enum { FINISH_NS = 1000 * 1000 * 1000 }; /* for a work whose data moves, after an interrupt */
 
 int64_t clock_ns(void) {
     struct timespec now;

@@ -20,14 +20,7 @@
 
 #include "call.h"
 
-enum {
-    SLICE_NS = 50 * 1000 * 1000,
-    IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
-    WAIT_SPIN_NS = 50 * 1000,
-    NAP_NS_LEAST = 100 * 1000,
-    LONGER_NAPS = 3, /* each twice as long as the one before */
-    RESTING_BYTES = 256 * 1024,
-};
+enum { LONGER_NAPS = 3 };
 
 enum { AWAKE, NAPS, SLEEPS }; /* the group's thread; from a nap it wakes up by itself */
 

@@ -317,7 +317,6 @@ static PyMethodDef group_methods[] = {
     {"progress", group_progress, METH_O, NULL},
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
-    {"tune", group_tune, METH_VARARGS, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
@@ -345,8 +344,6 @@ static PyMethodDef group_methods[] = {
 static PyGetSetDef group_properties[] = {
     {"calls", group_calls, NULL, NULL, NULL},
     {"descriptor", group_descriptor, NULL, NULL, NULL},
-    {"tuning", group_tuning, NULL, NULL, NULL},
-    {"is_crowded", group_is_crowded, NULL, NULL, NULL},
     {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
     {0},
 };
@@ -382,13 +379,6 @@ static PyObject *create_segment(PyObject *module, PyObject *arguments) {
 static PyObject *cpu_quota(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
     return PyLong_FromLong(un_cpu_quota());
-}
-
-static PyObject *processor_model(PyObject *module, PyObject *ignored) {
-    (void)module, (void)ignored;
-    char text[UN_MODEL_BYTES];
-    un_processor_model(text);
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
 static PyObject *memory_room(PyObject *module, PyObject *ignored) {
@@ -469,8 +459,6 @@ static PyMethodDef module_methods[] = {
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},
-    {"default_tuning", module_default_tuning, METH_VARARGS, NULL},
-    {"processor_model", processor_model, METH_NOARGS, NULL},
     {0},
 };
 

@@ -122,30 +122,6 @@ def cpu_quota() -> int:
     return int(_module().cpu_quota())
 
 
-TUNED = (
-    "cut_from",
-    "direct_from",
-    "bypass_from",
-    "all_reduce_turn",
-    "broadcast_turn",
-    "all_gather_turn",
-    "reduce_scatter_turn",
-    "all_to_all_turn",
-)
-"""What the numbers of a group's `tuning` are, in their order: csrc/unisono.h's un_tuning."""
-
-
-def default_tuning(ranks: int, crowded: bool) -> tuple[int, ...]:
-    """The tuning of a group of so many ranks which nobody has tuned; `crowded`: on fewer cores."""
-    tuning: tuple[int, ...] = _module().default_tuning(ranks, crowded)
-    return tuning
-
-
-def processor_model() -> str:
-    """What tells this processor's model from others: a name, or a number."""
-    return str(_module().processor_model()).strip()
-
-
 def memory_room() -> int:
     """How many bytes the memory limits of this process leave free."""
     return int(_module().memory_room())
