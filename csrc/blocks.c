@@ -6,12 +6,15 @@
  * wherever it is still mapped.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "blocks.h"
+#include "segment.h"
+#include "wait.h"
 
 typedef struct block_header { /* the first page of a block */
     _Atomic uint32_t released; /* ranks that have released it */

@@ -10,6 +10,8 @@
 #include <time.h>
 
 #include "call.h"
+#include "segment.h"
+#include "worker.h"
 
 enum {
     MISMATCH_GRACE_MS = 1000, /* for the latecomers' posts, so that the error text is whole */

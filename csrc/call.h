@@ -2,7 +2,9 @@
 #ifndef UNISONO_CALL_H
 #define UNISONO_CALL_H
 
-#include "internal.h"
+#include "kernels.h"
+#include "records.h"
+#include "wait.h"
 
 typedef struct execution execution;
 typedef void stage(execution *x, size_t turn);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "messages.h"
+#include "records.h"
 
 void ring_bell(un_group *g, int rank) {
     control *c = control_of(g, rank);

@@ -4,6 +4,7 @@
  * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
  */
 #include "call.h"
+#include "stream.h"
 
 /* -- where things lie ------------------------------------------------------------------------ */
 

@@ -11,7 +11,10 @@
  */
 #include <time.h>
 
+#include "blocks.h"
 #include "call.h"
+#include "stream.h"
+#include "watcher.h"
 
 /* How long peers may take to stop writing; one that is stopped itself may write the rest of a piece
  * when it goes on. */

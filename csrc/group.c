@@ -5,7 +5,11 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "blocks.h"
+#include "messages.h"
+#include "segment.h"
+#include "watcher.h"
+#include "worker.h"
 
 /* Counts forks above us, so that a child which still holds its parent's group is found out
  * without a system call. */

@@ -4,7 +4,7 @@
 #include <limits.h>
 #include <stdio.h>
 
-#include "internal.h"
+#include "segment.h"
 
 /* Read "number" or "number number" from a file; how many there were. "max" counts as none. */
 static int read_numbers(const char *path, int64_t *first, int64_t *second) {

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 
 #include "messages.h"
+#include "records.h"
+#include "stream.h"
 
 enum { ROUNDS = 4 }; /* of glances, before the caller learns that we wait */
 

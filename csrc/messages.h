@@ -2,7 +2,7 @@
 #ifndef UNISONO_MESSAGES_H
 #define UNISONO_MESSAGES_H
 
-#include "internal.h"
+#include "wait.h"
 
 enum phase {
     TO_ANNOUNCE, /* a send that its channel has no room for yet */
@@ -128,5 +128,18 @@ bool look_for_progress(un_group *g); /* progress, with the lock */
 void sleep_at_doorbell(un_group *g, int64_t ns);
 bool start_courier(un_group *g);
 void call_courier(un_group *g);
+void look_at_messages(un_group *g, unfinished *left);
+void stop_courier(un_group *g);
+
+/* channels.c, for groups that open and close, and for deadlock.c */
+bool make_traffic(un_group *g);
+void free_traffic(un_group *g);
+bool has_unread_messages(const un_group *g, int from, int to);
+bool has_unread_replies(const un_group *g, int from, int to);
+
+/* deadlock.c: with the message lock */
+void note_waiting(un_group *g, const un_message *m, bool alone);
+void forget_waiting(un_group *g);
+void find_deadlock(un_group *g, const un_message *m);
 
 #endif

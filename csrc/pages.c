@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include <sys/mman.h>
 
-#include "internal.h"
+#include "group.h"
 
 static char *if_mapped(void *address) { return address == MAP_FAILED ? NULL : address; }
 

@@ -7,6 +7,8 @@
  * we have come to the next call.
  */
 #include "call.h"
+#include "segment.h"
+#include "stream.h"
 
 static const uint64_t HEADS = 0x68656164; /* what tells such a call from an all_gather of bytes */
 

@@ -2,6 +2,8 @@
 #include <stdlib.h>
 
 #include "messages.h"
+#include "records.h"
+#include "stream.h"
 
 enum { KEPT = 1024 }; /* messages that came too early, of one rank, while nobody asks for others */
 

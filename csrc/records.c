@@ -8,7 +8,9 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
-#include "internal.h"
+#include "records.h"
+#include "segment.h"
+#include "wait.h"
 
 /* The processor's own counter: reading it takes a few nanoseconds. Readers turn it into time by
  * two moments that they know by both clocks: when the group was opened, and now. */

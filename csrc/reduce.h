@@ -2,7 +2,7 @@
 #ifndef UNISONO_REDUCE_H
 #define UNISONO_REDUCE_H
 
-#include "internal.h"
+#include "kernels.h"
 
 enum kind {
     KIND_I8,

@@ -10,6 +10,8 @@
  * of earlier times, a reader only for writes of the same time or an earlier one, and those who are
  * furthest behind can go on. */
 #include "call.h"
+#include "segment.h"
+#include "stream.h"
 
 enum {
     SLICE_BYTES = 128 * 1024,

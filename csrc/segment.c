@@ -1,5 +1,6 @@
 /* The segment: sized and sealed by its creator, allocated slice by slice by its users. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -7,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "segment.h"
 
 static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
 

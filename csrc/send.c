@@ -2,6 +2,9 @@
 #include <stdlib.h>
 
 #include "messages.h"
+#include "records.h"
+#include "segment.h"
+#include "stream.h"
 
 /* -- handles: numbers that find an announced message again -------------------------------------- */
 

@@ -1,5 +1,6 @@
 /* Streams: user memory, contiguous, strided or in many tensors, as one row of bytes. */
-#include "internal.h"
+#include "group.h"
+#include "stream.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>

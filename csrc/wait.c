@@ -7,7 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "records.h"
+#include "wait.h"
 
 enum { FINISH_NS = 1000 * 1000 * 1000 }; /* for a work whose data moves, after an interrupt */
 

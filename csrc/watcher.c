@@ -15,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "records.h"
+#include "watcher.h"
 
 typedef struct peer {
     uint64_t identity;

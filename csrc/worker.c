@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "call.h"
+#include "worker.h"
 
 enum { LONGER_NAPS = 3 };
 

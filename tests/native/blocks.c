@@ -4,7 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "blocks.h"
+#include "wait.h"
 #include "threads.h"
 
 enum { PART_BYTES = 4 * 1024 * 1024 };

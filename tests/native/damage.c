@@ -1,6 +1,6 @@
 /* Values of a peer that make no sense, as a stray pointer of its program would leave them: the
  * group ends with that reason, and nothing outside of the messages is read or written. */
-#include "internal.h"
+#include "group.h"
 #include "checked_messages.h"
 
 static const un_call forever = {.timeout_ns = -1};

@@ -11,7 +11,7 @@ ENGINE = (
     # -- memory orders ---------------------------------------------------------------------------
     Mutant(
         "wake-order",
-        "csrc/internal.h",
+        "csrc/wait.h",
         "->sleepers, memory_order_seq_cst))\n        wake_sleepers",
         "->sleepers, memory_order_relaxed))\n        wake_sleepers",
         "a rank that falls asleep while its peer publishes is not woken: some calls take 50 ms",
@@ -27,7 +27,7 @@ ENGINE = (
     ),
     Mutant(
         "publish-order",
-        "csrc/internal.h",
+        "csrc/wait.h",
         "atomic_store_explicit(flag, value, memory_order_seq_cst);\n    if",
         "atomic_store_explicit(flag, value, memory_order_relaxed);\n    if",
         "a peer that sees the flag may not see the data: a wrong number",
@@ -118,7 +118,7 @@ ENGINE = (
     # -- moving ----------------------------------------------------------------------------------
     Mutant(
         "slots-of-two-calls",
-        "csrc/internal.h",
+        "csrc/group.h",
         "2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS",
         "2 * SLOTS + turn % SLOTS",
         "a rank that is one call ahead writes over what slower peers still read",

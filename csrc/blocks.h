@@ -1,0 +1,16 @@
+/* Memory that all ranks have mapped. */
+#ifndef UNISONO_BLOCKS_H
+#define UNISONO_BLOCKS_H
+
+#include "group.h"
+
+typedef struct place { /* of bytes in a rank's own part of a block */
+    uint64_t block, offset;
+} place;
+bool find_place(un_group *g, const char *data, size_t bytes, place *found);
+void begin_reading(un_group *g); /* until end_reading every block stays mapped */
+char *address_of(un_group *g, int rank, place where, size_t bytes); /* NULL: there is no such */
+void end_reading(un_group *g);
+void leave_blocks(un_group *g); /* the group closes */
+
+#endif

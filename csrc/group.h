@@ -1,0 +1,215 @@
+/* One rank's membership in a group, as its process knows it, and how groups end.
+ *
+ * segment, memory       one block of shared memory; what the machine and the cgroup leave us
+ * group, watcher        a membership, and how a group ends; the deaths of peers
+ * wait                  look, give the core away, sleep
+ * call, collectives     one call from post to end; what each collective brings, combines and takes
+ * constants             in what pieces, from which sizes on, and how long to look before sleeping
+ * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
+ * schedules             all_reduce by a schedule that the caller passes
+ * stream                user memory, strided or in many tensors, as one row of bytes
+ * reduce, kernels       arithmetic, once per instruction set, and the choice among them
+ * worker                the call lock, and works that go on by themselves
+ * messages, channels,   point to point: waiting for messages, how they go from rank to rank,
+ *   send, receive,        the steps of both sides, what waits for what by source and tag,
+ *   matching, courier,    the thread for messages that nobody waits for,
+ *   deadlock              cycles of ranks that wait for each other
+ * records               what every call leaves behind, and notes for peers
+ */
+#ifndef UNISONO_GROUP_H
+#define UNISONO_GROUP_H
+
+#include <pthread.h>
+#include <string.h>
+
+#include "constants.h"
+#include "layout.h"
+
+#define COLD __attribute__((cold)) /* for failures: kept out of the way of calls that are all right */
+
+/* Messages or receives by source and tag, those of the same in their order: see matching.c. */
+typedef struct match_bucket {
+    un_match *first, *last;
+} match_bucket;
+
+enum { FEW_BUCKETS = 8 };
+
+typedef struct match_table {
+    match_bucket *buckets; /* NULL: `few`, until there are more */
+    size_t size;           /* a power of two */
+    size_t count;
+    match_bucket few[FEW_BUCKETS];
+} match_table;
+
+typedef struct tube_ends { /* of the tubes to and from one rank */
+    uint64_t written, read;
+    bool ready; /* ours to it has memory */
+} tube_ends;
+
+/* For how long it pays off to spin before one sleeps. */
+typedef struct spinning {
+    int64_t ns;
+    uint32_t short_ones;   /* since the last time that we tried for longer, */
+    uint32_t before_trial; /* and how many there are to be */
+    bool is_trial;
+} spinning;
+
+/* One rank's membership in a group, as its process knows it. Each part has the file that owns it.
+ * What every call touches lies in two cache lines: the first one, and `calls` with what follows. */
+struct un_group {
+    _Alignas(LINE_BYTES) int rank;
+    int ranks;
+    bool crowded;     /* more ranks than cores: waiting must give the core away */
+    bool roomy;       /* a core for every rank's worker too */
+    bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
+    bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
+    unsigned process; /* which process opened it, see group.c */
+
+    struct { /* segment.c */
+        char *base;
+        header *header;
+        size_t control_bytes, data_offset, channel_offset, tube_offset;
+        size_t bytes;
+        _Atomic uint32_t *users; /* memberships of this process over this mapping */
+        int descriptor;
+        bool slice_ready;
+    } segment;
+
+    _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the call lock */
+        flag_t latest;        /* the number of the latest call; any thread may read it */
+        uint64_t turns;       /* of moving data, finished before it */
+        flag_t noticed_end;   /* the latest call when we learnt that the group is over, and 1 */
+        const void **sources; /* scratch: for each rank, where its part of a reduction lies, */
+        size_t *post_pitch;   /* and how far apart its parts are in its post; 0: in slots */
+    } calls;
+
+    flag_t recorded; /* records.c: how many records so far */
+
+    struct { /* worker.c: who may be in a call, and what was submitted */
+        _Atomic uintptr_t owner; /* the thread that has the call lock; never half new */
+        _Atomic uint32_t call_lock;
+        _Atomic uint32_t queued;
+        pthread_mutex_t queue_lock;
+        un_work *first, *last;
+        struct execution *begun; /* of the first one, if that has begun; with the call lock */
+        _Atomic uint32_t may_rest; /* there is no other, and who waits for it carries it out */
+        _Atomic uint32_t finished; /* works so far */
+        _Atomic bool has_thread;
+        pthread_t thread;
+        _Atomic uint32_t bell;
+        _Atomic uint32_t asleep;
+        _Atomic uint32_t stopping;
+    } worker;
+
+
+    spinning spin; /* wait.c, with the call lock */
+
+    tube_ends *tubes; /* schedules.c: one per rank */
+
+    struct { /* messages.c, channels.c, send.c, receive.c: under its lock */
+        pthread_mutex_t lock;
+        un_message *oldest, *newest; /* of all that are under way */
+        struct traffic *traffic;     /* one per rank */
+        match_table wanted;          /* receives without a message, */
+        match_table unmatched;       /* and messages that no receive has asked for */
+        uint64_t matches;            /* how many of either there were so far */
+        uint32_t wanted_from_any;
+        int64_t eager_bytes;
+        spinning spin;
+        _Atomic uint32_t waits;
+        _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going */
+    } messages;
+
+    struct { /* courier.c */
+        _Atomic bool has_thread;
+        pthread_t thread;
+        _Atomic uint32_t stops;
+        _Atomic uint32_t parked;
+    } courier;
+
+    struct { /* deadlock.c, under the lock of the messages */
+        const un_message *message; /* what we said that we wait for */
+        uint32_t notes;            /* how often we said so */
+        uint64_t cycle;            /* the one seen last; 0: none */
+    } waiting;
+
+    pthread_mutex_t note_lock; /* records.c: of the notes that we leave */
+
+    struct { /* blocks.c, under its lock */
+        pthread_mutex_t lock;
+        un_block *first;
+        _Atomic uint32_t count;
+        uint32_t readers; /* calls under way that may use any of them */
+    } blocks;
+
+    struct { /* watcher.c, under its lock */
+        struct peer **peers; /* the processes of the other ranks */
+        bool is_watched;
+        struct flag *flags; /* of a GPU that waits for ranks; NULL: none */
+        un_group *next;
+    } watching;
+};
+
+_Static_assert(offsetof(un_group, segment.bytes) == LINE_BYTES, "the first line is hot");
+_Static_assert(offsetof(un_group, worker.queue_lock) == offsetof(un_group, calls) + LINE_BYTES,
+               "and so is that of the calls");
+
+static inline control *control_of(const un_group *g, int rank) {
+    return (control *)(g->segment.base + PAGE_BYTES + (size_t)rank * g->segment.control_bytes);
+}
+
+static inline post *post_of(const un_group *g, int rank, uint64_t call) {
+    return &control_of(g, rank)->posts[call & 1];
+}
+
+/* Whether `rank` has opened its channel to each rank. */
+static inline flag_t *opened_by(const un_group *g, int rank) {
+    return (flag_t *)(control_of(g, rank)->sizes + 4 * (size_t)g->ranks);
+}
+
+static inline channel *channel_of(const un_group *g, int from, int to) {
+    size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
+    return (channel *)(g->segment.base + g->segment.channel_offset) + number;
+}
+
+static inline tube *tube_of(const un_group *g, int from, int to) {
+    size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
+    return (tube *)(g->segment.base + g->segment.tube_offset) + number;
+}
+
+/* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
+static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
+    return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
+}
+
+static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t turn) {
+    size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS;
+    return g->segment.base + g->segment.data_offset + slot * SLOT_BYTES;
+}
+
+static inline size_t round_up(size_t value, size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+typedef struct unfinished { /* what is under way when the group closes */
+    bool any;
+    bool moving;    /* every member has begun some of it */
+    uint64_t moved; /* another number whenever something has moved */
+    bool *missing;  /* the ranks that have not begun the rest */
+} unfinished;
+
+
+bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
+unsigned current_process(void);
+void abort_group(un_group *g, un_status status, int rank, uint64_t call);
+COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
+COLD uint64_t unfit_handle(const un_group *g, int *receiver);
+COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
+bool group_is_inherited(const un_group *g);
+un_status fail(un_group *g, un_status status, int rank);
+un_status fail_from_abort(un_group *g);
+void end_if_unfinished(un_group *g, bool unfinished);
+un_status interrupt(un_group *g, uint64_t call); /* the group, in a call that only we can go on with */
+un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
+
+#endif

@@ -1,0 +1,15 @@
+/* Arithmetic: the choice among kernels. */
+#ifndef UNISONO_KERNELS_H
+#define UNISONO_KERNELS_H
+
+#include "unisono.h"
+
+typedef void kernel(void *to, const void *const *from, int sources, size_t count, double factor);
+typedef struct reducer {
+    kernel *run; /* NULL: the reduction has no meaning for the type */
+    size_t unit; /* bytes that count as one element for `run` */
+} reducer;
+reducer find_reducer(un_dtype dtype, un_reduction reduction);
+enum { DIVISION = UN_REDUCTIONS, KERNELS }; /* not a reduction: one source, divided by `factor` */
+
+#endif

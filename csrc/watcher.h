@@ -1,0 +1,11 @@
+/* The deaths of peers. */
+#ifndef UNISONO_WATCHER_H
+#define UNISONO_WATCHER_H
+
+#include "group.h"
+
+void stop_watching(un_group *g);
+void forget_watching_after_fork(void);
+bool peer_is_dead(const un_group *g, int rank, int64_t *ending);
+
+#endif
