@@ -16,6 +16,7 @@
 
 #define TUBE_BYTES (256 * 1024) /* of a schedule's data between two ranks that may be under way */
 #define RECORDS 1024            /* calls of a rank that are remembered */
+#define DECISIONS 64           /* that are remembered, see un_group_decide */
 #define SITES 128               /* lines of its program whose text is kept at once */
 
 typedef _Atomic uint64_t flag_t;
@@ -135,6 +136,7 @@ typedef struct header {
     uint64_t nonce;
     uint32_t cores;
     _Alignas(LINE_BYTES) flag_t abort; /* 0, or status, rank and call of the first fault */
+    _Alignas(LINE_BYTES) flag_t decisions[DECISIONS]; /* each a serial, and the value of the first */
 } header;
 
 #endif

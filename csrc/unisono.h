@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 8u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 9u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -353,6 +353,11 @@ uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
 
 /* End the group on every member, and let them read why. */
 void un_group_abort(un_group *group, const char *reason);
+
+/* The value that the first member proposed under this serial, a number above those of earlier
+ * decisions; -1: so many have followed that it is forgotten, or this is a forked child. It does not
+ * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it. */
+int64_t un_group_decide(un_group *group, uint32_t serial, uint32_t value);
 
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {

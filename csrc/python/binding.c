@@ -20,6 +20,14 @@ static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Py_RETURN_NONE;
 }
 
+/* decide(serial, value): the first member's value; -1: nobody knows it any more */
+static PyObject *group_decide(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    unsigned serial, value;
+    if (!PyArg_ParseTuple(arguments, "II", &serial, &value)) return NULL;
+    return PyLong_FromLongLong(self->group ? un_group_decide(self->group, serial, value) : -1);
+}
+
 /* finish(): None once nothing is under way; or the ranks that have not come to what is */
 static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     (void)ignored;
@@ -320,6 +328,7 @@ static PyMethodDef group_methods[] = {
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
+    {"decide", group_decide, METH_VARARGS, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"become_part", group_become_part, METH_VARARGS, NULL},
