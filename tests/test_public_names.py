@@ -21,6 +21,12 @@ def test_the_stub_is_what_the_table_says() -> None:
     assert sorted(named) == unisono.__all__
 
 
+def test_the_numbers_of_the_engine_are_those_of_its_header() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/write_engine_numbers.py"))
+    told = "run python tools/write_engine_numbers.py"
+    assert tool["NUMBERS"].read_text() == tool["numbers_text"](), told
+
+
 def test_the_page_of_the_communicator_is_what_its_docstrings_say() -> None:
     tool = runpy.run_path(str(ROOT / "tools/write_communicator_page.py"))
     text = tool["page_text"]()

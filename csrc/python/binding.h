@@ -17,9 +17,10 @@
 
 #include "tensors.h"
 
-enum {
-    SMALL_BYTES = 8192, /* what is moved without letting go of the GIL */
-    ASK_AGAIN = 100     /* a status: this way in is not for such a call, which nobody has heard of */
+enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
+
+enum extra_status {
+    ASK_AGAIN = 100, /* this way in is not for such a call, which nobody has heard of */
 };
 
 typedef struct Group {

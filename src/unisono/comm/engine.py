@@ -9,11 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
+from unisono.comm.engine_numbers import Note as Note
+from unisono.comm.engine_numbers import Operation as Operation
+from unisono.comm.engine_numbers import Status as Status
 from unisono.errors import EngineUnavailable, SegmentError
 
 if TYPE_CHECKING:
@@ -36,64 +38,6 @@ OnDevice: type[TypeError] = NotOnDevice if _native is None else _native.OnDevice
 
 GPU_MARK = -2
 """In place of a root, in posts of calls on GPU tensors: they match none on CPU tensors."""
-
-
-class Status:
-    """How a call ended; the numbers are csrc/unisono.h's. No enumeration, which would take its time
-    whenever a process starts."""
-
-    OK = 0
-    MISMATCH = 1
-    TIMEOUT = 2
-    PEER_CLOSED = 3
-    ABORTED = 4
-    INTERRUPTED = 5
-    REFUSED = 6
-    NO_MEMORY = 7
-    CLOSED = 8
-    FORKED = 9
-    SYSTEM = 10
-    REENTERED = 11
-    NOT_YET = 12
-    UNFIT = 13
-    DEADLOCK = 14
-    PEER_LOST = 15
-    DAMAGED = 16
-    ASK_AGAIN = 100
-
-    @classmethod
-    def name(cls, status: int) -> str:
-        """What a status is called here. Raises ValueError for what is none."""
-        for name, number in vars(cls).items():
-            if number == status:
-                return name
-        raise ValueError(f"{status} is not a status of the engine")
-
-
-class Operation(IntEnum):
-    """What a call does; the numbers are csrc/unisono.h's."""
-
-    BARRIER = 1
-    ALL_REDUCE = 2
-    REDUCE = 3
-    BROADCAST = 4
-    ALL_GATHER = 5
-    REDUCE_SCATTER = 6
-    GATHER = 7
-    SCATTER = 8
-    ALL_TO_ALL = 9
-    SEND = 10
-    RECV = 11
-    ALLOCATE = 12
-
-
-class Note:
-    """Texts that a rank leaves for its peers' errors; the numbers are csrc/unisono.h's."""
-
-    SITE = 0
-    SHAPE = 1
-    ANSWER = 2
-    REASON = 3
 
 
 ABOUT_MESSAGES = 2**64 - 1

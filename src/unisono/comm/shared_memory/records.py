@@ -36,6 +36,7 @@ _WORD = struct.Struct("<Q")
 _SITE = struct.Struct("<Q120s")
 _NOTE = struct.Struct("<Q248s")
 _SITE_BITS = 12
+_STATUS_NAMES = {number: name for name, number in vars(Status).items() if name.isupper()}
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
 
@@ -324,7 +325,7 @@ def parse_record(record: bytes, layout: RecordsLayout, clock: Clock, sites: byte
         root=root if operation in ROOTED else None,
         reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
         state=_STATES[state & 0xFFFF],
-        status=Status.name(state >> 16),
+        status=_STATUS_NAMES[state >> 16],
         arrived_s=clock.seconds(arrived),
         started_s=clock.seconds(started) if started else None,
         ended_s=clock.seconds(ended) if ended else None,
