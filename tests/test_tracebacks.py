@@ -32,4 +32,4 @@ def test_the_last_frame_is_the_users_unless_unisono_may_be_at_fault(
     own, _, frames = err.partition("Traceback (most recent call last):\n")
     assert own == ("own hook: GroupAborted\n" if what == "own hook" else "")
     assert frames.splitlines()[1].lstrip().startswith("comm.")
-    assert frames.count("  File ") == (2 if what == "bug" else 1)
+    assert (frames.count("  File ") > 1) is (what == "bug")

@@ -185,8 +185,12 @@ class Judge:
         """Whether the fault ends a group."""
         if self.fault.kind == "close":
             return group in self.fault.closed
-        if self.fault.kind in ("interrupt", "differ", "skip"):
-            return group == self.scenario.steps[self.fault.step].group
+        step = self.scenario.steps[self.fault.step]
+        if self.fault.kind == "interrupt":  # works go on without whoever waits for them
+            blocks = step.later_on(self.rank_in(step.group, self.fault.rank)) == 0
+            return blocks and step.kind != "ring" and group == step.group
+        if self.fault.kind in ("differ", "skip"):
+            return group == step.group
         return self.fault.rank in self.scenario.groups[group]
 
     def may_fail(self, number: int) -> bool:
