@@ -135,7 +135,7 @@ ENGINE = (
     Mutant(
         "blocking-overtakes",
         "csrc/call.c",
-        "        run_queue(g, NULL, call);\n",
+        "        run_queue(g, NULL, call, false);\n",
         "",
         "a blocking call runs before works that were begun earlier: ranks meet in different calls",
         ("tests/comm/test_async.py::test_a_blocking_call_does_not_overtake",),

@@ -46,9 +46,9 @@ LIBRARY = (
     ),
     Mutant(
         "names-of-splits",
-        "src/unisono/comm/shared_memory/communicator.py",
-        'f"{self._membership.key}/{listed}/{serial}"',
-        'f"{self._membership.key}/{listed}"',
+        "src/unisono/comm/base.py",
+        "{','.join(map(str, members))}]{serial}",
+        "{','.join(map(str, members))}]",
         "two groups of the same members that are made at once mix",
         ("tests/comm/test_groups.py::test_two_groups_with_the_same_members_do_not_mix",),
     ),
@@ -79,8 +79,8 @@ LIBRARY = (
     Mutant(
         "blame-over-hosts",
         "src/unisono/comm/hosts/group.py",
-        "for member in stopped or [peer]]",
-        "for member in [peer]]",
+        "for member in stopped] or [rank]",
+        "for member in [peer]] or [rank]",
         "a rank that waits for a stopped one is blamed in its place",
         ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
     ),
