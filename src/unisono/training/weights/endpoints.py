@@ -6,7 +6,6 @@ in common (`Communicator.join`); both call `update()`, and `weight_update` is bo
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,19 +16,13 @@ import torch
 
 from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.aliasing import check_can_alias, serve_there
 from unisono.training.weights.description import Description, UpdateOptions
-from unisono.training.weights.gpu_memory import (
-    ExportedWeights,
-    GpuPart,
-    ToldMemory,
-    open_part,
-)
-from unisono.training.weights.plan import Unit, WeightPlan
+from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
+from unisono.training.weights.plan import WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.reading import Place
+from unisono.training.weights.reading import Place, Unit, bytes_of
 from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
-from unisono.training.weights.staging import Staging, do_all_or_none
+from unisono.training.weights.staging import Staging, check_can_alias, do_all_or_none, serve_there
 from unisono.training.weights.transfers import Progress
 from unisono.world.world import resolve
 
@@ -46,11 +39,8 @@ class WeightUpdate:
     moved in so many `buckets`, in `seconds` since all ranks had come, for which this one
     `waited_s`.
 
-    >>> update = unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0)
-    >>> update.gb_per_s
+    >>> unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0).gb_per_s
     2.0
-    >>> 0 < update.share_of_copy_floor
-    True
     """
 
     version: int
@@ -65,42 +55,26 @@ class WeightUpdate:
         """Bytes that this rank sent or received per second, in 1e9."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
-    @property
-    def share_of_copy_floor(self) -> float:
-        """How long copying these bytes twice in memory takes, as a share of `seconds`."""
-        floor_s = 2 * self.bytes / copy_bytes_per_s()
-        return floor_s / self.seconds if self.seconds else 0.0
-
     def __str__(self) -> str:
         return (
             f"version {self.version}: {self.bytes / 1e9:.3g} GB in "
             f"{name_number(self.tensors, 'tensor')} and {name_number(self.buckets, 'bucket')}, "
-            f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s, "
-            f"{100 * self.share_of_copy_floor:.0f} % of the copy floor"
+            f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s"
         )
-
-
-@functools.cache
-def copy_bytes_per_s() -> float:
-    """How fast this process copies memory; measured once."""
-    source, target = torch.ones(32 << 20), torch.ones(32 << 20)  # more than caches hold
-    best_s = float("inf")
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        target.copy_(source)
-        best_s = min(best_s, time.perf_counter() - begin_s)
-    return source.numel() * 4 / best_s
 
 
 class _Endpoint:
     """What senders and receivers have in common."""
 
-    def __init__(self, group: Any, progress: Progress | None) -> None:
+    def __init__(self, group: Any, weights: Any, version: int, progress: Progress | None) -> None:
         self._protocol = UpdateProtocol(resolve(group))
+        self._weights = weights
         self._progress = progress
         self._reader = WeightReader()
         self._text = ""
         """The description of what was read last."""
+        self.version = version
+        """The last version that was sent, or the one that the engine serves."""
 
     def attach(self, group: Any) -> None:
         """Go on over another `group`: the one that was joined after the last one had ended. Raises
@@ -128,13 +102,14 @@ class _Endpoint:
 
     def _summary(self, plan: WeightPlan, begin_s: float, agreed_s: float) -> WeightUpdate:
         rank = self._protocol.comm.rank
-        steps = plan.steps(rank)
-        names = {unit.name for transfer, i in steps for unit in transfer.buckets[i].units}
-        names |= plan.aliases.get(rank, {}).keys()
-        seconds = time.perf_counter() - agreed_s
-        waited_s = agreed_s - begin_s
+        units = plan.units(rank)
         return WeightUpdate(
-            plan.version, len(names), len(steps), plan.bytes(rank), seconds, waited_s
+            version=plan.version,
+            tensors=len({unit.name for unit in units} | plan.aliases.get(rank, {}).keys()),
+            buckets=len(plan.steps(rank)),
+            bytes=bytes_of(units),
+            seconds=time.perf_counter() - agreed_s,
+            waited_s=agreed_s - begin_s,
         )
 
 
@@ -177,15 +152,12 @@ class WeightSender(_Endpoint):
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(group, progress)
+        super().__init__(group, weights, 0, progress)
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
-        self._weights = weights
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
         self._exported = ExportedWeights()
         self._parts: list[tuple[int, int, int]] = []
-        self.version = 0
-        """The last version that was sent."""
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
         """Send the weights as they are now, as `version`: by default one more than the highest that
@@ -245,23 +217,6 @@ class WeightSender(_Endpoint):
         self._exported.close()
 
 
-class _Settled:
-    """An engine serves what a plan says, where trainers have told that it lies on a GPU: an update
-    for which both are the same changes nothing but the version."""
-
-    def __init__(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> None:
-        self._aliases, self._told = plan.aliases, dict(told)
-
-    def is_for(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> bool:
-        """Whether this is the same update again. (The texts that were told are read once.)"""
-        return (
-            bool(told)
-            and self._aliases is plan.aliases
-            and self._told.keys() == told.keys()
-            and all(self._told[rank] is memory for rank, memory in told.items())
-        )
-
-
 class WeightReceiver(_Endpoint):
     """An engine rank's side in `group`.
 
@@ -303,19 +258,18 @@ class WeightReceiver(_Endpoint):
         version: int = 0,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(group, progress)
+        super().__init__(group, weights, version, progress)
         if weights is None and commit is None:
             raise ValueError("an engine without weights needs a commit, which takes them")
-        self._weights = weights
         self._prepare = prepare
         self._commit = commit
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
         self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
-        self._settled: _Settled | None = None
-        self.version = version
-        """The version that the engine serves."""
+        self._settled: tuple[object, object] | None = None
+        """What the engine serves on a GPU, and where it lies: an update for which both are the same
+        changes nothing but the version."""
 
     def update(self, *, timeout_s: float | None = None) -> WeightUpdate:
         """Receive the next version. Afterwards `version` is that of all engines.
@@ -345,8 +299,12 @@ class WeightReceiver(_Endpoint):
                 mine.update(held)
             if not self._text or not is_as_before:
                 self._text, self._settled = "", None
-                known = None if self._weights is None else mine
-                made = Description.of("receiver", known, partial=self._partial, alias=self._alias)
+                made = Description.of(
+                    *("receiver", mine),
+                    partial=self._partial,
+                    alias=self._alias,
+                    takes_all=self._weights is None,
+                )
                 self._text = made.text()
             return self._text
 
@@ -355,7 +313,7 @@ class WeightReceiver(_Endpoint):
             agreed_s = time.perf_counter()
             told = protocol.exchange_memory(plan)
             device = protocol.groups.device_for(plan, mine)
-            is_settled = self._settled is not None and self._settled.is_for(plan, told)
+            is_settled = bool(told) and self._settled == (plan.aliases, told)
             try:
                 with protocol.keep_failure():
                     if self._alias and not is_settled:
@@ -373,7 +331,7 @@ class WeightReceiver(_Endpoint):
                         self._prepare(dict(self._staging.tensors))
                 protocol.decide(lambda: self._change_over(plan, mine, is_settled))
                 if self._alias and self._commit is None and self._prepare is None:
-                    self._settled = _Settled(plan, told)
+                    self._settled = plan.aliases, told
             finally:
                 if self._alias:
                     self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
@@ -394,12 +352,12 @@ class WeightReceiver(_Endpoint):
         """Have the trainer's memory where the engine will serve it."""
         mapped = self._protocol.groups.mapped
         views = {}
-        for name, part in plan.aliases[self._protocol.comm.rank].items():
-            if isinstance(part, GpuPart):
+        for name, unit in plan.aliases[self._protocol.comm.rank].items():
+            if unit.gpu:
                 own = mine[name].tensor if name in mine else None
-                views[name] = open_part(part, name, told[part.sender], own)
+                views[name] = open_unit(unit, told[unit.sender], own)
             else:
-                views[name] = mapped.find(part)
+                views[name] = mapped.find(unit)
         self._staging.alias(plan, None if self._weights is None else mine, views)
         if self._commit is None:
             check_can_alias(mine, self._staging.tensors, self._served)
@@ -408,9 +366,7 @@ class WeightReceiver(_Endpoint):
         self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
     ) -> None:
         """Have memory for what will come."""
-        mapped = self._protocol.groups.mapped
-        steps = plan.steps(self._protocol.comm.rank)
-        mapped.hold(unit.source for step, i in steps for unit in step.buckets[i].units)
+        self._protocol.groups.mapped.hold(plan.units(self._protocol.comm.rank))
         if plan.options.transactional:
             self._staging.prepare(plan, mine if self._weights is not None else None, device)
         elif self._weights is None or self._prepare or self._commit:

@@ -1,17 +1,10 @@
-"""The rounds of a weight update: agree, be ready, vote, decide, acknowledge; and what may fail.
-
-The decision is the abort reason of a group that is made for it: the first rank to write it wins,
-whoever reads it later reads the same, and it outlives every rank. A rank that has seen all votes
-writes "commit"; a rank that has seen a failure writes "keep"; the death of a member writes itself.
-So all survivors decide alike, wherever in the last round somebody dies. Over several hosts it is
-written in the store by which they met, and lives as long as that.
-"""
+"""The rounds of a weight update: agree, be ready, vote, acknowledge; and what may fail."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -27,8 +20,7 @@ from unisono.training.weights.description import Description
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
-
-_COMMIT, _KEEP = "commit", "keep"
+from unisono.training.weights.vote import Vote
 
 
 class UpdateProtocol:
@@ -37,7 +29,7 @@ class UpdateProtocol:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.groups = TransferGroups(comm)
-        self._verdict: Communicator | None = None
+        self._vote: Vote | None = None
         self._descriptions: tuple[str, ...] = ()
         self._next: WeightPlan | None = None
         """The plan for what these descriptions say."""
@@ -79,18 +71,14 @@ class UpdateProtocol:
         with self.keep_failure():
             holds = describe()
         problem = "" if self._own_failure is None else _text_of(self._own_failure)
-        everyone = all_gather_object(
-            (problem, version, wanted, self.groups.names(), holds), self.comm
-        )
-        problems, versions, asked, group_names, descriptions = zip(*everyone, strict=True)
-        self.raise_problems({rank: text for rank, text in enumerate(problems) if text})
+        mine = problem, version, wanted, self.groups.names(), holds
+        versions, asked, group_names, descriptions = self._gather(mine)
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
         self.groups.keep(group_names)
         if descriptions != self._descriptions:  # usually they are those of the last update
-            described = [Description.from_plain(json.loads(text)) for text in descriptions]
-            self._next = make_plan(described)
+            self._next = make_plan([Description.from_text(text) for text in descriptions])
             self._descriptions = descriptions
         assert self._next is not None
         number = asked_for.pop() if asked_for else max(versions) + 1
@@ -108,45 +96,45 @@ class UpdateProtocol:
         if describe is not None and self.comm.rank in plan.exports:
             with self.keep_failure():
                 told = describe()
-        everyone = all_gather_object((self.failure, told), self.comm)
-        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
-        return {rank: read_told(everyone[rank][1]) for rank in plan.exports}
+        (texts,) = self._gather((self.failure, told))
+        return {rank: read_told(texts[rank]) for rank in plan.exports}
 
     def begin(self, plan: WeightPlan, changes: bool = True) -> None:
         """Make the groups; go on where every rank is ready. Where no rank has anything that
         `changes`, there is nothing to decide."""
-        everyone = all_gather_object((self.failure, changes), self.comm)
-        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
+        (changing,) = self._gather((self.failure, changes))
         self.groups.open(plan)
-        if plan.options.transactional and any(some for _, some in everyone):
+        if plan.options.transactional and any(changing):
             self.open_vote()
         self._moving = not plan.options.transactional
 
     def open_vote(self) -> None:
         """Make what the decision is written to."""
-        self._verdict = self.comm.split(range(self.comm.size), "verdict")
+        self._vote = Vote(self.comm)
 
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
-        if self._verdict is None:  # weights went into place: there is nothing to decide
-            self.raise_problems(self._gather_problems())
+        if self._vote is None:  # weights went into place: there is nothing to decide
+            self._gather((self.failure,))
             return commit()
         try:
-            problems = self._gather_problems()
+            problems = _problems(all_gather_object((self.failure,), self.comm))
         except BaseException:  # an interrupt too: others may have seen all votes
-            self._settle(self._verdict, _KEEP, commit)
+            self._settle(self._vote, False, commit)
             raise
-        self._settle(self._verdict, _KEEP if problems else _COMMIT, commit)
+        self._settle(self._vote, not problems, commit)
         self.raise_problems(problems)
         if not self._committed:
-            raise _ending_of(self._verdict)
-        self.raise_problems(self._gather_problems())
+            ending = self._vote.ending
+            assert ending is not None
+            raise ending
+        self._gather((self.failure,))
         return None
 
-    def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
-        """Commit if that is what all decide: what the first rank to come here wants."""
+    def _settle(self, vote: Vote, wanted: bool, commit: Callable[[], None]) -> None:
+        """Commit if that is what all decide."""
         try:
-            self._committed = verdict._conclude(wanted) == _COMMIT
+            self._committed = vote.decide(wanted)
         except RendezvousError:  # the store is gone: others may have decided before
             self._moving = True
             raise
@@ -162,10 +150,12 @@ class UpdateProtocol:
             return "" if own is None else _text_of(own)
         return f"{type(own).__name__}: {_text_of(own)}"
 
-    def _gather_problems(self) -> dict[int, str]:
-        """What is wrong on which rank."""
-        everyone = all_gather_object(self.failure, self.comm)
-        return {rank: text for rank, text in enumerate(everyone) if text}
+    def _gather(self, mine: tuple[Any, ...]) -> list[Any]:
+        """What all ranks say: for each entry of `mine` but the first, that of every rank. The first
+        is what is wrong here. Raises WeightUpdateError, if anything is wrong on any rank."""
+        everyone = all_gather_object(mine, self.comm)
+        self.raise_problems(_problems(everyone))
+        return list(zip(*everyone, strict=True))[1:]
 
     def raise_problems(self, problems: dict[int, str]) -> None:
         """Raise WeightUpdateError, if anything is wrong on any rank."""
@@ -203,7 +193,7 @@ class UpdateProtocol:
             what = f"the other engines serve {served}"
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
-            mixed = "hold parts of two" if self._verdict is None else "serve different"
+            mixed = "hold parts of two" if self._vote is None else "serve different"
             what = f"{moved} was not completed: engines may {mixed} versions"
         else:
             new = "" if version < 0 else f" to version {version}"
@@ -251,9 +241,9 @@ class _Update:
             protocol._own_failure = None
             if self._timeout_s is not None and comm.errored is None:
                 comm.timeout_s = self._usual_s
-            verdict, protocol._verdict = protocol._verdict, None
-            if verdict is not None:
-                verdict.close()
+            vote, protocol._vote = protocol._vote, None
+            if vote is not None:
+                vote.close()
 
 
 class _KeptFailure:
@@ -270,10 +260,9 @@ class _KeptFailure:
         return False
 
 
-def _ending_of(comm: Communicator) -> GroupError:
-    ending = comm.errored
-    assert ending is not None
-    return ending
+def _problems(everyone: Sequence[Any]) -> dict[int, str]:
+    """What is wrong on which rank."""
+    return {rank: entry[0] for rank, entry in enumerate(everyone) if entry[0]}
 
 
 def _text_of(error: Exception) -> str:

@@ -17,8 +17,8 @@ from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator, dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
 from unisono.training.deferral import defer_signals
+from unisono.training.weights.description import differences_table, tensor_text
 from unisono.training.weights.meeting import meet_at
-from unisono.training.weights.plan import differences_table, tensor_text
 from unisono.training.weights.protocol import UpdateProtocol
 
 TRAINER = 0
