@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from unisono.collectives.integers import device_of
+from unisono.collectives.refusals import check_rank
 from unisono.comm.base import Communicator, Group
 from unisono.errors import UnisonoError
+from unisono.torch_autograd import mark_written
 from unisono.training.buckets import (
     BucketReduction,
     GradientBucket,
@@ -27,7 +29,6 @@ from unisono.training.buckets import (
     check_used,
     named_parameters_of,
 )
-from unisono.training.coalescing import broadcast_many
 from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
@@ -139,13 +140,16 @@ class GradientSync:
             tensors = [parameter.tensor for parameter in self._parameters]
             if self._model is not None:
                 tensors = [*self._model.parameters(), *self._model.buffers()]
-            broadcast_many(tensors, src, self._comm)
+            check_rank(self._comm, "broadcast", src)
+            for device in dict.fromkeys(tensor.device for tensor in tensors):
+                there = [tensor.detach() for tensor in tensors if tensor.device == device]
+                self._comm.broadcast(there, src)
+            if self._comm.rank != src:
+                mark_written(tensors)
         self._seen: dict[int, None] = {}  # the order of the first step
         self._learned = False
         self._silent = False
         self._steps, self._communicating_s, self._waiting_s = 0, 0.0, 0.0
-        self._served: set[int] = set()  # optimizers that have stepped since `finish`
-        self._finished = False
         self._start_step()
         self._arrange(list(reversed(self._parameters)))
         self._handles: list[Any] = [
@@ -188,7 +192,6 @@ class GradientSync:
 
     def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
         """A gradient is there."""
-        self._finished = False
         bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(
@@ -263,8 +266,6 @@ class GradientSync:
         self._complete()
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
         self._steps += 1
-        self._finished = True
-        self._served.clear()
         self._start_step()
         if self._unused == "error":
             check_used(missing, self._comm)
@@ -333,29 +334,6 @@ class GradientSync:
             bucket.forget()
         self._start_step()
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Have every step of this `optimizer` call `finish` first, unless the program has done so
-        since the latest backward pass. Returns the optimizer, whose `step()` then raises what
-        `finish` raises. Raises nothing itself.
-
-        >>> weight = torch.zeros(1, requires_grad=True)
-        >>> sync = unisono.training.GradientSync([weight])
-        >>> optimizer = sync.attach(torch.optim.SGD([weight], lr=1.0))
-        >>> (weight * (comm.rank + 1)).sum().backward()
-        >>> loss = optimizer.step()
-        >>> weight
-        tensor([-1.5000], requires_grad=True)
-        """
-        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-        return optimizer
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if [*args[1:], *kwargs.values()] not in ([], [None]):
-            raise ValueError("a closure runs after this: call finish() at its end, do not attach")
-        if not self._finished or id(optimizer) in self._served:
-            self.finish()
-        self._served.add(id(optimizer))
-
     def report(self) -> GradientReport:
         """How much has moved so far on this rank, and how much of it was hidden behind backward.
 
@@ -375,7 +353,7 @@ class GradientSync:
         )
 
     def close(self) -> None:
-        """Leave the model and the optimizers alone from now on. Closing twice does nothing.
+        """Leave the model alone from now on. Closing twice does nothing.
 
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> unisono.training.GradientSync([weight]).close()
