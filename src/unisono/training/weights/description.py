@@ -116,6 +116,8 @@ class TrainerTensor:
     whole: Lengths
     boxes: dict[Box, list[int]]
     first: str
+    travels_as: torch.dtype = torch.float32
+    """Its type on the way, once `compare` has found it."""
 
     def __str__(self) -> str:
         return tensor_text(self.dtype, self.whole)
@@ -157,14 +159,13 @@ def trainer_tensors(
     return found
 
 
-def dtypes_on_the_way(
+def compare(
     trainer: Mapping[str, TrainerTensor],
     engines: Mapping[int, Description],
     convert: bool,
     differences: list[Difference],
-) -> dict[str, torch.dtype]:
-    """The type in which each tensor travels; and what does not fit."""
-    found: dict[str, torch.dtype] = {}
+) -> None:
+    """Find in which type each tensor travels, and what does not fit."""
     for name, ours in trainer.items():
         dtypes = {}
         for rank, engine in engines.items():
@@ -179,13 +180,12 @@ def dtypes_on_the_way(
         if convert and len(set(dtypes.values())) > 1:
             texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
             differences.append((name, ours.dtype, f"engines differ: {texts}"))
-        found[name] = torch_dtype(next(iter(dtypes.values()), ours.dtype))
+        ours.travels_as = torch_dtype(next(iter(dtypes.values()), ours.dtype))
     for rank, engine in engines.items():
         for name, entry in engine.weights.items():
             if name not in trainer:
                 text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}"
                 differences.append((name, "-", text))
-    return found
 
 
 def _misfit(

@@ -7,7 +7,7 @@ in common (`Communicator.join`); both call `update()`, and `weight_update` is bo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -19,10 +19,10 @@ from unisono.training.deferral import defer_signals
 from unisono.training.weights.description import Description, UpdateOptions
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import WeightPlan
-from unisono.training.weights.protocol import UpdateProtocol
+from unisono.training.weights.protocol import Update, UpdateProtocol
 from unisono.training.weights.reading import Place, Unit, bytes_of
 from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
-from unisono.training.weights.staging import Staging, check_can_alias, do_all_or_none, serve_there
+from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
 from unisono.world.world import resolve
 
@@ -88,11 +88,17 @@ class _Endpoint:
         self._protocol = UpdateProtocol(resolve(group))
 
     def close(self) -> None:
-        """Give back what the updates needed. The group is not closed.
+        """Give back what the updates needed, the second copy included. The group is not closed.
+        What an engine serves stays as it is, but once a sender is closed, engines must not serve
+        its memory on a GPU any longer.
 
         >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
         """
         self._protocol.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What this side alone has."""
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +198,7 @@ class WeightSender(_Endpoint):
                 self._text = made.text()
             return self._text
 
-        with protocol.update(timeout_s):
+        with Update(protocol, timeout_s):
             plan = protocol.agree(describe, self.version, version)
             agreed_s = time.perf_counter()
             names = plan.exports.get(protocol.comm.rank, ())
@@ -207,13 +213,7 @@ class WeightSender(_Endpoint):
         self.version = plan.version
         return self._summary(plan, begin_s, agreed_s)
 
-    def close(self) -> None:
-        """Give back what the updates needed. The group is not closed. Engines that serve this
-        trainer's memory on a GPU must not do so any longer.
-
-        >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
-        """
-        super().close()
+    def _let_go(self) -> None:
         self._exported.close()
 
 
@@ -266,7 +266,6 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
-        self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
         self._settled: tuple[object, object] | None = None
         """What the engine serves on a GPU, and where it lies: an update for which both are the same
         changes nothing but the version."""
@@ -308,27 +307,22 @@ class WeightReceiver(_Endpoint):
                 self._text = made.text()
             return self._text
 
-        with protocol.update(timeout_s):
+        with Update(protocol, timeout_s):
             plan = protocol.agree(describe, self.version, None)
             agreed_s = time.perf_counter()
             told = protocol.exchange_memory(plan)
             device = protocol.groups.device_for(plan, mine)
             is_settled = bool(told) and self._settled == (plan.aliases, told)
             try:
-                with protocol.keep_failure():
-                    if self._alias and not is_settled:
-                        self._settled = None
-                        self._find_views(plan, mine, told)
-                    elif not self._alias:
-                        self._allocate(plan, mine, device)
+                if not self._alias:
+                    protocol.attempt(lambda: self._allocate(plan, mine, device))
+                elif not is_settled:
+                    self._settled = None
+                    protocol.attempt(lambda: self._find_views(plan, mine, told))
                 protocol.begin(plan, not is_settled)
                 part = self._receiving_part(plan, mine)
                 damaged = protocol.groups.move(plan, part, device, self._progress)
-                with protocol.keep_failure():
-                    if damaged:
-                        raise RuntimeError("; ".join(damaged))
-                    if self._prepare is not None:
-                        self._prepare(dict(self._staging.tensors))
+                protocol.attempt(lambda: self._check(damaged))
                 protocol.decide(lambda: self._change_over(plan, mine, is_settled))
                 if self._alias and self._commit is None and self._prepare is None:
                     self._settled = plan.aliases, told
@@ -337,13 +331,7 @@ class WeightReceiver(_Endpoint):
                     self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
         return self._summary(plan, begin_s, agreed_s)
 
-    def close(self) -> None:
-        """Give back what the updates needed, the second copy included. The group is not closed.
-        What the engine serves stays as it is, the trainer's memory, too.
-
-        >>> unisono.training.WeightReceiver(comm, {"w": torch.ones(2)}).close()
-        """
-        super().close()
+    def _let_go(self) -> None:
         self._staging.hand_over()
 
     def _find_views(
@@ -360,7 +348,7 @@ class WeightReceiver(_Endpoint):
                 views[name] = mapped.find(unit)
         self._staging.alias(plan, None if self._weights is None else mine, views)
         if self._commit is None:
-            check_can_alias(mine, self._staging.tensors, self._served)
+            self._staging.check_can_serve(mine)
 
     def _allocate(
         self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
@@ -373,6 +361,13 @@ class WeightReceiver(_Endpoint):
             raise ValueError("prepare and commit need a transactional update")
         elif any(held.tensor.device.type != device.type for held in mine.values()):
             raise ValueError(f"weights that go straight into place must lie on {device.type}")
+
+    def _check(self, damaged: Sequence[str]) -> None:
+        """Whether the engine can serve what has come."""
+        if damaged:
+            raise RuntimeError("; ".join(damaged))
+        if self._prepare is not None:
+            self._prepare(dict(self._staging.tensors))
 
     def _receiving_part(
         self, plan: WeightPlan, mine: dict[str, HeldTensor]
@@ -395,9 +390,7 @@ class WeightReceiver(_Endpoint):
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
         elif self._alias:
-            serve_there(mine, self._staging.tensors, now_served)
-            views = self._staging.tensors.items()
-            self._served = {name: view.data_ptr() for name, view in views}
+            self._staging.serve(mine, now_served)
         elif plan.options.transactional:
             self._staging.swap(mine, now_served)
         else:

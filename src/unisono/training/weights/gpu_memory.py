@@ -1,9 +1,9 @@
 """A trainer's weights on a GPU that engines serve where they lie (`alias=True`), by CUDA IPC.
 
-Each allocation is exported once by the trainer and opened once by an engine, in which it stays open
-for as long as a tensor lies there, whatever becomes of the trainer. With every update the trainer
-tells anew where its weights lie, and asks the driver for the number of each allocation: memory that
-was freed and came back at the same address has another one.
+Each allocation is opened once by an engine, in which it stays open for as long as a tensor lies
+there, whatever becomes of the trainer. With every update the trainer tells where its weights lie,
+and in which allocations, by number: memory that was freed and came back at the same address has
+another one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from unisono.training.weights.reading import Unit
 from unisono.training.weights.shards import Lengths
 
 if TYPE_CHECKING:
-    from unisono.comm.cuda.driver import Allocation, Driver
+    from unisono.comm.cuda.driver import Driver
 
 # What reaches the driver is imported with the first such weights: most programs have none.
 
 _cuda: Any = torch.cuda  # torch has no types for it
+_Places = dict[str, tuple[int, Lengths]]  # address and strides by name
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,11 @@ class ExportedWeights:
     else, until the update after which they serve something else."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[int, Lengths]] = {}
-        self._text = ""
-        """What was told last of these places, in these allocations, which have these handles."""
-        self._allocations: list[Allocation] = []
-        self._handles: dict[int, bytes] = {}
-        self._served: list[torch.Tensor] = []
-        self._served_places: dict[str, tuple[int, Lengths]] | None = None
+        self._told: tuple[_Places, str] = {}, ""
+        """Where the weights lay in the last update, and what was told of it."""
+        self._served: tuple[_Places, str] | None = None
+        """The same of what engines serve, which is kept."""
+        self._kept: list[torch.Tensor] = []
 
     def describe(self, weights: Mapping[str, torch.Tensor]) -> str:
         """Where these lie, as `ToldMemory` has it in a text, once the GPU has written what it was
@@ -62,61 +61,44 @@ class ExportedWeights:
         for device in {tensor.device for tensor in weights.values()}:
             await_stream(device)
         places = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in weights.items()}
-        if places == self._places == self._served_places:
-            return self._text  # what is kept from being freed is where it was
+        if self._served is not None and places == self._served[0]:
+            self._told = self._served  # what is kept from being freed is where it was
+            return self._told[1]
         try:
-            driver = load_driver()
             with on_gpu(next(iter(weights.values())).device):
-                if places != self._places or not self._is_as_it_was(driver):
-                    self._text = self._export(driver, places)
-                    self._places = places
+                self._told = places, _export(load_driver(), places)
         except (DriverError, DriverMissing) as error:
             raise ValueError(
                 f"alias=True: engines cannot open the trainer's memory ({error}). Expandable "
                 "segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known "
                 "reasons: docs/cuda.md"
             ) from error
-        return self._text
-
-    def _is_as_it_was(self, driver: Driver) -> bool:
-        """Whether the addresses that were told of last lie in the same allocations."""
-        from unisono.comm.cuda.driver import DriverError
-
-        try:
-            return all(driver.number_of(known.base) == known.number for known in self._allocations)
-        except DriverError:  # there is none any more
-            return False
-
-    def _export(self, driver: Driver, places: Mapping[str, tuple[int, Lengths]]) -> str:
-        from unisono.comm.cuda.routing import process_token
-
-        handles: dict[int, bytes] = {}
-        found: dict[int, Allocation] = {}
-        told: dict[str, tuple[int, int, Lengths]] = {}
-        for name, (address, strides) in places.items():
-            allocation = driver.allocation_of(address)
-            number = allocation.number
-            if number not in found:
-                known = self._handles.get(number)
-                handles[number] = known or driver.export_memory(allocation.base)
-                found[number] = allocation
-            told[name] = number, address, strides
-        self._handles, self._allocations = handles, list(found.values())
-        allocations = {
-            str(number): (handles[number].hex(), allocation.base, allocation.size)
-            for number, allocation in found.items()
-        }
-        return json.dumps([process_token(), allocations, told])
+        return self._told[1]
 
     def keep(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Engines serve these now."""
-        if self._served_places != self._places:
-            self._served = [tensor.detach() for tensor in weights.values()]
-            self._served_places = self._places
+        if self._served != self._told:
+            self._kept = [tensor.detach() for tensor in weights.values()]
+            self._served = self._told
 
     def close(self) -> None:
         """Let go of what engines serve: it is the trainer's alone again."""
-        self._served, self._served_places = [], None
+        self._kept, self._served = [], None
+
+
+def _export(driver: Driver, places: _Places) -> str:
+    """What engines need to open the allocations in which these lie."""
+    from unisono.comm.cuda.routing import process_token
+
+    allocations: dict[int, tuple[str, int, int]] = {}
+    told: dict[str, tuple[int, int, Lengths]] = {}
+    for name, (address, strides) in places.items():
+        found = driver.allocation_of(address)
+        if found.number not in allocations:
+            handle = driver.export_memory(found.base).hex()
+            allocations[found.number] = handle, found.base, found.size
+        told[name] = found.number, address, strides
+    return json.dumps([process_token(), allocations, told])
 
 
 @functools.lru_cache(maxsize=16)  # with most updates nothing has changed

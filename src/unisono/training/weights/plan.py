@@ -18,12 +18,12 @@ from unisono.training.weights.description import (
     Difference,
     TrainerTensor,
     UpdateOptions,
+    compare,
     differences_table,
-    dtypes_on_the_way,
     trainer_tensors,
 )
 from unisono.training.weights.reading import Unit
-from unisono.training.weights.shards import Box, Lengths
+from unisono.training.weights.shards import Box
 
 _GPU_BUCKET_BYTES = 1 << 30
 """What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
@@ -48,21 +48,12 @@ class WeightTransfer:
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
-    """A tensor as it travels. `first` is the name that it is tied to on the trainer, or itself."""
-
-    dtype: torch.dtype
-    whole: Lengths
-    first: str
-
-
-@dataclass(frozen=True)
 class WeightPlan:
     """What an update moves."""
 
     options: UpdateOptions
     senders: tuple[int, ...]
-    tensors: dict[str, PlannedTensor]
+    tensors: dict[str, TrainerTensor]
     transfers: list[WeightTransfer]
     is_on_gpus: bool
     """Whether all ranks hold their weights on one GPU, or each on its own: then they need not pass
@@ -114,7 +105,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
             )
     differences: list[Difference] = []
     trainer = trainer_tensors(senders, differences)
-    dtypes = dtypes_on_the_way(trainer, engines, options.convert, differences)
+    compare(trainer, engines, options.convert, differences)
     wanted = {rank: _wanted_boxes(engine, trainer) for rank, engine in engines.items()}
     aliases = {
         rank: _plan_aliases(rank, everyone, trainer, wanted.pop(rank), differences)
@@ -136,11 +127,8 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     return WeightPlan(
         options,
         tuple(senders),
-        {
-            name: PlannedTensor(dtypes[name], ours.whole, ours.first)
-            for name, ours in trainer.items()
-        },
-        _plan_transfers(senders, trainer, dtypes, wanted, bucket_bytes),
+        trainer,
+        _plan_transfers(senders, trainer, wanted, bucket_bytes),
         is_on_gpus,
         aliases,
         {rank: tuple(names) for rank, names in exports.items()},
@@ -211,14 +199,13 @@ def _plan_aliases(
 def _plan_transfers(
     senders: Mapping[int, Description],
     trainer: Mapping[str, TrainerTensor],
-    dtypes: Mapping[str, torch.dtype],
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
 ) -> list[WeightTransfer]:
     found: dict[tuple[int, tuple[int, ...], bool], list[Unit]] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
-        dtype = dtypes[name]
+        dtype = ours.travels_as
         for piece, holders in ours.boxes.items():
             units = [_unit(rank, senders[rank], name, piece, dtype) for rank in holders]
             placed = [unit for unit in units if unit.place is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -21,6 +21,8 @@ from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
 from unisono.training.weights.vote import Vote
+
+T = TypeVar("T")
 
 
 class UpdateProtocol:
@@ -49,15 +51,13 @@ class UpdateProtocol:
         """Whether all have decided for the new weights."""
         return self._committed
 
-    def update(self, timeout_s: float | None, *, in_place: bool = False) -> _Update:
-        """Around an update: limits, and what its failures mean. `in_place`: a failure leaves
-        engines with parts of two versions."""
-        return _Update(self, timeout_s, in_place)
-
-    def keep_failure(self) -> _KeptFailure:
-        """Around something: its exception is kept for the next round, in which all ranks learn of
-        it."""
-        return _KeptFailure(self)
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """Do something; what it raises is kept for the next round, in which all hear of it."""
+        try:
+            return action()
+        except Exception as error:
+            self._own_failure = error
+            return None
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -67,12 +67,10 @@ class UpdateProtocol:
 
         Raises WeightMismatch on every rank if it does not fit together.
         """
-        holds = ""
-        with self.keep_failure():
-            holds = describe()
+        holds = self.attempt(describe) or ""
         problem = "" if self._own_failure is None else _text_of(self._own_failure)
         mine = problem, version, wanted, self.groups.names(), holds
-        versions, asked, group_names, descriptions = self._gather(mine)
+        versions, asked, group_names, descriptions = self.gather(mine)
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
@@ -94,15 +92,14 @@ class UpdateProtocol:
             return {}
         told = ""
         if describe is not None and self.comm.rank in plan.exports:
-            with self.keep_failure():
-                told = describe()
-        (texts,) = self._gather((self.failure, told))
+            told = self.attempt(describe) or ""
+        (texts,) = self.gather((self.failure, told))
         return {rank: read_told(texts[rank]) for rank in plan.exports}
 
     def begin(self, plan: WeightPlan, changes: bool = True) -> None:
         """Make the groups; go on where every rank is ready. Where no rank has anything that
         `changes`, there is nothing to decide."""
-        (changing,) = self._gather((self.failure, changes))
+        (changing,) = self.gather((self.failure, changes))
         self.groups.open(plan)
         if plan.options.transactional and any(changing):
             self.open_vote()
@@ -115,7 +112,7 @@ class UpdateProtocol:
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
         if self._vote is None:  # weights went into place: there is nothing to decide
-            self._gather((self.failure,))
+            self.gather((self.failure,))
             return commit()
         try:
             problems = _problems(all_gather_object((self.failure,), self.comm))
@@ -128,7 +125,7 @@ class UpdateProtocol:
             ending = self._vote.ending
             assert ending is not None
             raise ending
-        self._gather((self.failure,))
+        self.gather((self.failure,))
         return None
 
     def _settle(self, vote: Vote, wanted: bool, commit: Callable[[], None]) -> None:
@@ -139,8 +136,7 @@ class UpdateProtocol:
             self._moving = True
             raise
         if self._committed:
-            with self.keep_failure():
-                commit()
+            self.attempt(commit)
 
     @property
     def failure(self) -> str:
@@ -150,7 +146,7 @@ class UpdateProtocol:
             return "" if own is None else _text_of(own)
         return f"{type(own).__name__}: {_text_of(own)}"
 
-    def _gather(self, mine: tuple[Any, ...]) -> list[Any]:
+    def gather(self, mine: tuple[Any, ...]) -> list[Any]:
         """What all ranks say: for each entry of `mine` but the first, that of every rank. The first
         is what is wrong here. Raises WeightUpdateError, if anything is wrong on any rank."""
         everyone = all_gather_object(mine, self.comm)
@@ -215,12 +211,16 @@ class UpdateProtocol:
         self.comm.abort(reason)
 
 
-# No generators: what passes one is held by frames of contextlib, which the exception holds in turn,
-# and this rank's weights and groups would stay with both until the garbage is collected.
+class Update:
+    """Around an update: limits, and what its failures mean. `in_place`: a failure leaves engines
+    with parts of two versions."""
 
+    # No generator: what passes one is held by frames of contextlib, which the exception holds in
+    # turn, and this rank's weights and groups would stay with both until garbage is collected.
 
-class _Update:
-    def __init__(self, protocol: UpdateProtocol, timeout_s: float | None, in_place: bool) -> None:
+    def __init__(
+        self, protocol: UpdateProtocol, timeout_s: float | None = None, in_place: bool = False
+    ) -> None:
         self._protocol, self._timeout_s, self._in_place = protocol, timeout_s, in_place
 
     def __enter__(self) -> None:
@@ -244,20 +244,6 @@ class _Update:
             vote, protocol._vote = protocol._vote, None
             if vote is not None:
                 vote.close()
-
-
-class _KeptFailure:
-    def __init__(self, protocol: UpdateProtocol) -> None:
-        self._protocol = protocol
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, Exception):
-            self._protocol._own_failure = error
-            return True
-        return False
 
 
 def _problems(everyone: Sequence[Any]) -> dict[int, str]:

@@ -26,6 +26,7 @@ class Staging:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name; tied names share a tensor."""
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
+        self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
 
     @outlasting_inference_mode()
     def prepare(
@@ -92,6 +93,36 @@ class Staging:
         with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
             do_all_or_none([*swaps, *copies, keeping, then], returns)
 
+    def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
+        """Raise ValueError for tensors whose memory cannot be exchanged for the trainer's."""
+        for name, own in self._to_be_moved(mine):
+            # All shared tensors of a trainer are one storage.
+            was_put_there = own.device.type == "cpu" and self._served.get(name) == own.data_ptr()
+            if own.is_inference() or (shares_storage(own) and not was_put_there):
+                why = "made in inference mode" if own.is_inference() else "seen by other tensors"
+                raise ValueError(
+                    f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, "
+                    f"for it is {why}"
+                )
+
+    def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
+        """Let the engine's tensors be the trainer's memory, and do `then`: all of it, or none."""
+        moved = self._to_be_moved(mine)
+        with outlasting_inference_mode():
+            steps = [partial(setattr, own, "data", self.tensors[name]) for name, own in moved]
+            returns = [partial(setattr, own, "data", own.data) for _, own in moved]
+        do_all_or_none([*steps, then], returns)
+        self._served = {name: view.data_ptr() for name, view in self.tensors.items()}
+
+    def _to_be_moved(self, mine: Mapping[str, HeldTensor]) -> list[tuple[str, torch.Tensor]]:
+        """The engine's tensors that do not lie there already, each once, whatever its names."""
+        moved = {}
+        for name, view in self.tensors.items():
+            own = mine[name].tensor
+            if own.data_ptr() != view.data_ptr() or own.stride() != view.stride():
+                moved[id(own)] = name, own
+        return list(moved.values())
+
 
 def _firsts_of(plan: WeightPlan, mine: Mapping[str, HeldTensor] | None) -> dict[str, str]:
     """Each name -> the first of those that it is tied to: on the engine, or on the trainer where
@@ -102,8 +133,8 @@ def _firsts_of(plan: WeightPlan, mine: Mapping[str, HeldTensor] | None) -> dict[
 
 
 def _empty(plan: WeightPlan, name: str, device: torch.device | None) -> torch.Tensor:
-    planned = plan.tensors[name]
-    return torch.empty(planned.whole, dtype=planned.dtype, device=device)
+    ours = plan.tensors[name]
+    return torch.empty(ours.whole, dtype=ours.travels_as, device=device)
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
@@ -137,45 +168,3 @@ def is_alone(tensor: torch.Tensor) -> bool:
 
 def _is_like(old: torch.Tensor, own: torch.Tensor, device: torch.device) -> bool:
     return (old.shape, old.dtype, old.device.type) == (own.shape, own.dtype, device.type)
-
-
-# -- engines whose tensors are the trainer's memory ------------------------------------------------
-
-
-def serve_there(
-    mine: Mapping[str, HeldTensor], views: Mapping[str, torch.Tensor], then: Step
-) -> None:
-    """Let an engine's tensors be the trainer's memory from now on, and do `then`: all or none."""
-    steps: list[Step] = []
-    returns: list[Step] = []
-    with outlasting_inference_mode():
-        for name, own in _to_be_moved(mine, views):
-            steps.append(partial(setattr, own, "data", views[name]))
-            returns.append(partial(setattr, own, "data", own.data))
-    do_all_or_none([*steps, then], returns)
-
-
-def check_can_alias(
-    mine: Mapping[str, HeldTensor], views: Mapping[str, torch.Tensor], served: Mapping[str, int]
-) -> None:
-    """ValueError for tensors whose memory cannot be exchanged. `served` are the addresses of those
-    that are a trainer's already, by name: all of its shared tensors are one storage."""
-    for name, own in _to_be_moved(mine, views):
-        was_put_there = own.device.type == "cpu" and served.get(name) == own.data_ptr()
-        if own.is_inference() or (shares_storage(own) and not was_put_there):
-            why = "made in inference mode" if own.is_inference() else "seen by other tensors, too"
-            raise ValueError(
-                f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, for it "
-                f"is {why}"
-            )
-
-
-def _to_be_moved(
-    mine: Mapping[str, HeldTensor], views: Mapping[str, torch.Tensor]
-) -> Sequence[tuple[str, torch.Tensor]]:
-    moved = {}
-    for name, view in views.items():
-        own = mine[name].tensor
-        if own.data_ptr() != view.data_ptr() or own.stride() != view.stride():
-            moved[id(own)] = name, own  # tied names may be one tensor
-    return list(moved.values())
