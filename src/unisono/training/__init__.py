@@ -37,7 +37,8 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.loading import WeightUpdateExtension, WeightUpdateWorker
-from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
+from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.update_group import WeightUpdateGroup
 
 __all__ = [
     "DispatchedTokens",

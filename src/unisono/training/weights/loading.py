@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from unisono.errors import WeightUpdateError
-from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
+from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.update_group import WeightUpdateGroup
 
 
 class LoadsWeights(Protocol):
@@ -234,17 +235,7 @@ class WeightUpdateWorker(WeightUpdateExtension):
     `worker_rank` is the worker's number in its engine.
 
     >>> from types import SimpleNamespace
-    >>> served = {}
-    >>> if comm.rank == 0:
-    ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
-    ...         group.broadcast(torch.ones(2))
-    ... else:
-    ...     model = SimpleNamespace(load_weights=served.update)
-    ...     worker = unisono.training.WeightUpdateWorker(model)
-    ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
-    ...     worker.update_weight("w", "float32", [2])
-    ...     assert served["w"].tolist() == [1, 1]
-    ...     worker.close_weight_update_group()
+    >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
     """
 
     def __init__(self, model: LoadsWeights, worker_rank: int = 0) -> None:

@@ -1,8 +1,7 @@
 """Weight updates parameter by parameter, in the shape of vLLM's and OpenRLHF's calls.
 
-The trainer calls `init_weight_update_group`, and so does every worker, which was told to by a call
-from outside. Then for each parameter the trainer announces name, type and shape by such calls, the
-workers receive, and the trainer broadcasts.
+For each parameter the trainer announces name, type and shape by calls from outside, the workers
+receive, and the trainer broadcasts.
 """
 
 from __future__ import annotations
@@ -17,63 +16,10 @@ from unisono.comm.base import Communicator, dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.description import differences_table, tensor_text
-from unisono.training.weights.meeting import meet_at
 from unisono.training.weights.protocol import Update, UpdateProtocol
 
 TRAINER = 0
 """The rank that sends."""
-
-
-def init_weight_update_group(
-    master_address: str,
-    master_port: int | str,
-    rank_offset: int,
-    world_size: int,
-    group_name: str = "weights",
-    backend: str = "auto",
-    *,
-    worker_rank: int = 0,
-    timeout_s: float | None = None,
-    join_timeout_s: float | None = None,
-) -> WeightUpdateGroup:
-    """Meet the trainer and all workers of all engines, and make a group of them.
-
-    The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
-    until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
-    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
-    different names: `group_name` is that of this one.
-
-    `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
-    each rank), or "auto", which is unisono. The group is outside
-    torch.distributed's world, and needs none.
-
-    `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
-    how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
-
-    Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
-    if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
-
-    >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
-    >>> group.size, group.comm.backend
-    (2, 'unisono')
-    >>> group.close()
-    """
-    for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
-        if not isinstance(number, int) or number < 0:
-            raise ValueError(f"{what} is a whole number from 0, not {number!r}")
-    if not isinstance(world_size, int):
-        raise ValueError(f"world_size is a whole number, not {world_size!r}")
-    comm, store = meet_at(
-        master_address,
-        master_port,
-        rank_offset + worker_rank,
-        world_size,
-        group_name,
-        backend,
-        timeout_s,
-        join_timeout_s,
-    )
-    return WeightUpdateGroup(comm, store)
 
 
 class WeightUpdateGroup:
