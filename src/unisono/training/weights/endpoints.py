@@ -7,6 +7,7 @@ in common (`Communicator.join`); both call `update()`, and `weight_update` is bo
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "wei
 BUCKET_BYTES = 32 * 1024 * 1024
 
 NewTensors = dict[str, torch.Tensor]
+Held = Mapping[str, HeldTensor]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class WeightUpdate:
         )
 
 
-class _Endpoint:
+class _Endpoint(ABC):
     """What senders and receivers have in common."""
 
     def __init__(self, group: Any, weights: Any, version: int, progress: Progress | None) -> None:
@@ -72,7 +74,8 @@ class _Endpoint:
         self._progress = progress
         self._reader = WeightReader()
         self._text = ""
-        """The description of what was read last."""
+        """The description of what was read last, while this rank's shared memory was `_parts`."""
+        self._parts: list[tuple[int, int, int]] = []
         self.version = version
         """The last version that was sent, or the one that the engine serves."""
 
@@ -95,10 +98,6 @@ class _Endpoint:
         >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
         """
         self._protocol.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """What this side alone has."""
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +105,15 @@ class _Endpoint:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _summary(self, plan: WeightPlan, begin_s: float, agreed_s: float) -> WeightUpdate:
+    def _update(self, wanted: int | None, timeout_s: float | None) -> WeightUpdate:
+        """An update, whichever side this is. `wanted` is the version that a sender asks for."""
+        begin_s = time.perf_counter()
+        mine: dict[str, HeldTensor] = {}
+        with Update(self._protocol, timeout_s):
+            describe = partial(self._describe, mine)
+            plan = self._protocol.agree(describe, self.version, wanted)
+            agreed_s = time.perf_counter()
+            self._carry_out(plan, mine)
         rank = self._protocol.comm.rank
         units = plan.units(rank)
         return WeightUpdate(
@@ -117,6 +124,25 @@ class _Endpoint:
             seconds=time.perf_counter() - agreed_s,
             waited_s=agreed_s - begin_s,
         )
+
+    def _describe(self, mine: dict[str, HeldTensor]) -> str:
+        """Read what this rank holds into `mine`. Returns the text of its description, which is made
+        anew where more than the contents has changed."""
+        is_as_before = True
+        if self._weights is not None:
+            held, is_as_before = self._reader.read(self._weights)
+            mine.update(held)
+        parts = self._protocol.comm._own_parts()
+        if not self._text or not is_as_before or parts != self._parts:
+            self._text, self._parts = "", list(parts)
+            self._text = self._description(mine).text()
+        return self._text
+
+    @abstractmethod
+    def _description(self, mine: Held) -> Description: ...
+
+    @abstractmethod
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None: ...
 
 
 class WeightSender(_Endpoint):
@@ -163,7 +189,6 @@ class WeightSender(_Endpoint):
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
         self._exported = ExportedWeights()
-        self._parts: list[tuple[int, int, int]] = []
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
         """Send the weights as they are now, as `version`: by default one more than the highest that
@@ -183,37 +208,25 @@ class WeightSender(_Endpoint):
         >>> update.version, weights["w"]
         (7, tensor([0, 0]))
         """
+        return self._update(version, timeout_s)
+
+    def _description(self, mine: Held) -> Description:
+        return Description.of("sender", mine, partial(Place.of, self._parts), options=self._options)
+
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
         protocol = self._protocol
-        begin_s = time.perf_counter()
-        mine: dict[str, HeldTensor] = {}
-
-        def describe() -> str:
-            held, is_as_before = self._reader.read(self._weights)
-            mine.update(held)
-            parts = protocol.comm._own_parts()
-            if not self._text or not is_as_before or parts != self._parts:
-                self._text, self._parts = "", list(parts)
-                place_of = partial(Place.of, parts)
-                made = Description.of("sender", mine, place_of, options=self._options)
-                self._text = made.text()
-            return self._text
-
-        with Update(protocol, timeout_s):
-            plan = protocol.agree(describe, self.version, version)
-            agreed_s = time.perf_counter()
-            names = plan.exports.get(protocol.comm.rank, ())
-            served = {name: mine[name].tensor for name in names}
-            protocol.exchange_memory(plan, partial(self._exported.describe, served))
-            protocol.begin(plan, bool(plan.transfers))
-            device = protocol.groups.device_for(plan, mine)
-            protocol.groups.move(
-                plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
-            )
-            protocol.decide(partial(self._exported.keep, served))
+        served = {name: mine[name].tensor for name in plan.exports.get(protocol.comm.rank, ())}
+        protocol.exchange_memory(plan, partial(self._exported.describe, served))
+        protocol.begin(plan, bool(plan.transfers))
+        device = protocol.groups.device_for(plan, mine)
+        protocol.groups.move(
+            plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
+        )
+        protocol.decide(partial(self._exported.keep, served))
         self.version = plan.version
-        return self._summary(plan, begin_s, agreed_s)
 
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        super().close()
         self._exported.close()
 
 
@@ -287,56 +300,42 @@ class WeightReceiver(_Endpoint):
         >>> weights["w"]
         tensor([0, 0])
         """
+        return self._update(None, timeout_s)
+
+    def _description(self, mine: Held) -> Description:
+        self._settled = None
+        takes_all = self._weights is None
+        return Description.of(
+            "receiver", mine, partial=self._partial, alias=self._alias, takes_all=takes_all
+        )
+
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
         protocol = self._protocol
-        begin_s = time.perf_counter()
-        mine: dict[str, HeldTensor] = {}
+        told = protocol.exchange_memory(plan)
+        device = protocol.groups.device_for(plan, mine)
+        is_settled = bool(told) and self._settled == (plan.aliases, told)
+        try:
+            if not self._alias:
+                protocol.attempt(lambda: self._allocate(plan, mine, device))
+            elif not is_settled:
+                self._settled = None
+                protocol.attempt(lambda: self._find_views(plan, mine, told))
+            protocol.begin(plan, not is_settled)
+            part = partial(self._part, plan, mine)
+            damaged = protocol.groups.move(plan, part, device, self._progress)
+            protocol.attempt(lambda: self._check(damaged))
+            protocol.decide(lambda: self._change_over(plan, mine, is_settled))
+            if self._alias and self._commit is None and self._prepare is None:
+                self._settled = plan.aliases, told
+        finally:
+            if self._alias:
+                self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
 
-        def describe() -> str:
-            is_as_before = True
-            if self._weights is not None:
-                held, is_as_before = self._reader.read(self._weights)
-                mine.update(held)
-            if not self._text or not is_as_before:
-                self._text, self._settled = "", None
-                made = Description.of(
-                    *("receiver", mine),
-                    partial=self._partial,
-                    alias=self._alias,
-                    takes_all=self._weights is None,
-                )
-                self._text = made.text()
-            return self._text
-
-        with Update(protocol, timeout_s):
-            plan = protocol.agree(describe, self.version, None)
-            agreed_s = time.perf_counter()
-            told = protocol.exchange_memory(plan)
-            device = protocol.groups.device_for(plan, mine)
-            is_settled = bool(told) and self._settled == (plan.aliases, told)
-            try:
-                if not self._alias:
-                    protocol.attempt(lambda: self._allocate(plan, mine, device))
-                elif not is_settled:
-                    self._settled = None
-                    protocol.attempt(lambda: self._find_views(plan, mine, told))
-                protocol.begin(plan, not is_settled)
-                part = self._receiving_part(plan, mine)
-                damaged = protocol.groups.move(plan, part, device, self._progress)
-                protocol.attempt(lambda: self._check(damaged))
-                protocol.decide(lambda: self._change_over(plan, mine, is_settled))
-                if self._alias and self._commit is None and self._prepare is None:
-                    self._settled = plan.aliases, told
-            finally:
-                if self._alias:
-                    self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
-        return self._summary(plan, begin_s, agreed_s)
-
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        super().close()
         self._staging.hand_over()
 
-    def _find_views(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor], told: Mapping[int, ToldMemory]
-    ) -> None:
+    def _find_views(self, plan: WeightPlan, mine: Held, told: Mapping[int, ToldMemory]) -> None:
         """Have the trainer's memory where the engine will serve it."""
         mapped = self._protocol.groups.mapped
         views = {}
@@ -350,9 +349,7 @@ class WeightReceiver(_Endpoint):
         if self._commit is None:
             self._staging.check_can_serve(mine)
 
-    def _allocate(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
-    ) -> None:
+    def _allocate(self, plan: WeightPlan, mine: Held, device: torch.device) -> None:
         """Have memory for what will come."""
         self._protocol.groups.mapped.hold(plan.units(self._protocol.comm.rank))
         if plan.options.transactional:
@@ -369,20 +366,15 @@ class WeightReceiver(_Endpoint):
         if self._prepare is not None:
             self._prepare(dict(self._staging.tensors))
 
-    def _receiving_part(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor]
-    ) -> Callable[[Unit], torch.Tensor]:
+    def _part(self, plan: WeightPlan, mine: Held, unit: Unit) -> torch.Tensor:
+        """Where a unit is received."""
         if not plan.options.transactional:
-            return lambda unit: mine[unit.name].part(unit.box)
+            return mine[unit.name].part(unit.box)
+        whole = plan.tensors[unit.name].whole
+        own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
+        return part_of(self._staging.tensors[unit.name], own, unit.box)
 
-        def staged_part(unit: Unit) -> torch.Tensor:
-            whole = plan.tensors[unit.name].whole
-            own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
-            return part_of(self._staging.tensors[unit.name], own, unit.box)
-
-        return staged_part
-
-    def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor], is_settled: bool) -> None:
+    def _change_over(self, plan: WeightPlan, mine: Held, is_settled: bool) -> None:
         now_served = partial(setattr, self, "version", plan.version)
         if is_settled:
             now_served()
