@@ -20,7 +20,7 @@ from unisono.training.deferral import defer_signals
 from unisono.training.weights.description import Description, UpdateOptions
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import WeightPlan
-from unisono.training.weights.protocol import Update, UpdateProtocol
+from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.reading import Place, Unit, bytes_of
 from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
@@ -109,7 +109,7 @@ class _Endpoint(ABC):
         """An update, whichever side this is. `wanted` is the version that a sender asks for."""
         begin_s = time.perf_counter()
         mine: dict[str, HeldTensor] = {}
-        with Update(self._protocol, timeout_s):
+        with self._protocol.update(timeout_s):
             describe = partial(self._describe, mine)
             plan = self._protocol.agree(describe, self.version, wanted)
             agreed_s = time.perf_counter()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -38,6 +38,7 @@ class UpdateProtocol:
         self._plan: WeightPlan | None = None
         self._committed = False
         self._moving = False
+        self._usual_s = comm.timeout_s
         self._own_failure: Exception | None = None
         """What went wrong on this rank. Forgotten with the update: an exception holds the frames
         that it has passed, and they hold this rank's weights and groups."""
@@ -50,6 +51,37 @@ class UpdateProtocol:
     def committed(self) -> bool:
         """Whether all have decided for the new weights."""
         return self._committed
+
+    # -- around an update --------------------------------------------------------------------------
+
+    # No generator: what passes one is held by frames of contextlib, which the exception holds in
+    # turn, and this rank's weights and groups would stay with both until garbage is collected.
+
+    def update(self, timeout_s: float | None = None, in_place: bool = False) -> Self:
+        """Begin an update, for `with`: how long its steps wait, and what its failures mean.
+        `in_place`: one leaves engines with parts of two versions."""
+        self._plan, self._committed, self._moving = None, False, in_place
+        self._usual_s = self.comm.timeout_s
+        if timeout_s is not None:
+            self.comm.timeout_s = timeout_s
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if isinstance(error, (GroupError, RendezvousError)):
+                raise self._group_failure(error) from error
+            if error is not None and not isinstance(error, WeightUpdateError):
+                self._abort(f"rank {self.comm.rank} failed: {error!r}")
+        finally:
+            self._own_failure = None
+            if self.comm.errored is None:
+                self.comm.timeout_s = self._usual_s
+            vote, self._vote = self._vote, None
+            if vote is not None:
+                vote.close()
 
     def attempt(self, action: Callable[[], T]) -> T | None:
         """Do something; what it raises is kept for the next round, in which all hear of it."""
@@ -68,9 +100,9 @@ class UpdateProtocol:
         Raises WeightMismatch on every rank if it does not fit together.
         """
         holds = self.attempt(describe) or ""
-        problem = "" if self._own_failure is None else _text_of(self._own_failure)
-        mine = problem, version, wanted, self.groups.names(), holds
-        versions, asked, group_names, descriptions = self.gather(mine)
+        versions, asked, group_names, descriptions = self.gather(
+            version, wanted, self.groups.names(), holds
+        )
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
@@ -93,13 +125,13 @@ class UpdateProtocol:
         told = ""
         if describe is not None and self.comm.rank in plan.exports:
             told = self.attempt(describe) or ""
-        (texts,) = self.gather((self.failure, told))
+        (texts,) = self.gather(told)
         return {rank: read_told(texts[rank]) for rank in plan.exports}
 
     def begin(self, plan: WeightPlan, changes: bool = True) -> None:
         """Make the groups; go on where every rank is ready. Where no rank has anything that
         `changes`, there is nothing to decide."""
-        (changing,) = self.gather((self.failure, changes))
+        (changing,) = self.gather(changes)
         self.groups.open(plan)
         if plan.options.transactional and any(changing):
             self.open_vote()
@@ -112,10 +144,10 @@ class UpdateProtocol:
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
         if self._vote is None:  # weights went into place: there is nothing to decide
-            self.gather((self.failure,))
+            self.gather()
             return commit()
         try:
-            problems = _problems(all_gather_object((self.failure,), self.comm))
+            _, problems = self._gather()
         except BaseException:  # an interrupt too: others may have seen all votes
             self._settle(self._vote, False, commit)
             raise
@@ -125,7 +157,7 @@ class UpdateProtocol:
             ending = self._vote.ending
             assert ending is not None
             raise ending
-        self.gather((self.failure,))
+        self.gather()
         return None
 
     def _settle(self, vote: Vote, wanted: bool, commit: Callable[[], None]) -> None:
@@ -138,20 +170,21 @@ class UpdateProtocol:
         if self._committed:
             self.attempt(commit)
 
-    @property
-    def failure(self) -> str:
-        """What went wrong on this rank; "" if nothing has."""
-        own = self._own_failure
-        if own is None or isinstance(own, WeightUpdateError):
-            return "" if own is None else _text_of(own)
-        return f"{type(own).__name__}: {_text_of(own)}"
+    def gather(self, *mine: Any) -> list[tuple[Any, ...]]:
+        """For each of these things, what every rank says of it. Raises WeightUpdateError, if
+        anything has gone wrong on any rank."""
+        columns, problems = self._gather(*mine)
+        self.raise_problems(problems)
+        return columns
 
-    def gather(self, mine: tuple[Any, ...]) -> list[Any]:
-        """What all ranks say: for each entry of `mine` but the first, that of every rank. The first
-        is what is wrong here. Raises WeightUpdateError, if anything is wrong on any rank."""
-        everyone = all_gather_object(mine, self.comm)
-        self.raise_problems(_problems(everyone))
-        return list(zip(*everyone, strict=True))[1:]
+    def _gather(self, *mine: Any) -> tuple[list[tuple[Any, ...]], dict[int, str]]:
+        """What every rank says, and what has gone wrong on which."""
+        own, text = self._own_failure, ""
+        if own is not None:
+            text = str(own) or type(own).__name__
+            text = text if isinstance(own, WeightUpdateError) else f"{type(own).__name__}: {text}"
+        texts, *columns = zip(*all_gather_object((text, *mine), self.comm), strict=True)
+        return columns, {rank: text for rank, text in enumerate(texts) if text}
 
     def raise_problems(self, problems: dict[int, str]) -> None:
         """Raise WeightUpdateError, if anything is wrong on any rank."""
@@ -209,47 +242,3 @@ class UpdateProtocol:
     def _abort(self, reason: str) -> None:
         self.groups.abort(reason)
         self.comm.abort(reason)
-
-
-class Update:
-    """Around an update: limits, and what its failures mean. `in_place`: a failure leaves engines
-    with parts of two versions."""
-
-    # No generator: what passes one is held by frames of contextlib, which the exception holds in
-    # turn, and this rank's weights and groups would stay with both until garbage is collected.
-
-    def __init__(
-        self, protocol: UpdateProtocol, timeout_s: float | None = None, in_place: bool = False
-    ) -> None:
-        self._protocol, self._timeout_s, self._in_place = protocol, timeout_s, in_place
-
-    def __enter__(self) -> None:
-        protocol, comm = self._protocol, self._protocol.comm
-        protocol._plan, protocol._committed, protocol._moving = None, False, self._in_place
-        self._usual_s = comm.timeout_s
-        if self._timeout_s is not None:
-            comm.timeout_s = self._timeout_s
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        protocol, comm = self._protocol, self._protocol.comm
-        try:
-            if isinstance(error, (GroupError, RendezvousError)):
-                raise protocol._group_failure(error) from error
-            if error is not None and not isinstance(error, WeightUpdateError):
-                protocol._abort(f"rank {comm.rank} failed: {error!r}")
-        finally:
-            protocol._own_failure = None
-            if self._timeout_s is not None and comm.errored is None:
-                comm.timeout_s = self._usual_s
-            vote, protocol._vote = protocol._vote, None
-            if vote is not None:
-                vote.close()
-
-
-def _problems(everyone: Sequence[Any]) -> dict[int, str]:
-    """What is wrong on which rank."""
-    return {rank: entry[0] for rank, entry in enumerate(everyone) if entry[0]}
-
-
-def _text_of(error: Exception) -> str:
-    return str(error) or type(error).__name__

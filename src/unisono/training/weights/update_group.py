@@ -16,7 +16,7 @@ from unisono.comm.base import Communicator, dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.description import differences_table, tensor_text
-from unisono.training.weights.protocol import Update, UpdateProtocol
+from unisono.training.weights.protocol import UpdateProtocol
 
 TRAINER = 0
 """The rank that sends."""
@@ -153,7 +153,7 @@ class WeightUpdateGroup:
                 raise ValueError("end_weight_update without begin_weight_update")
             prepare()
 
-        with Update(protocol):
+        with protocol.update():
             protocol.open_vote()
             try:
                 protocol.attempt(prepare_if_begun)
@@ -189,7 +189,7 @@ class WeightUpdateGroup:
         """Broadcast one parameter, once all ranks have prepared a tensor that fits. A failure ends
         an update of all or none."""
         try:
-            with torch.no_grad(), Update(self._protocol, in_place=not self._all_or_none):
+            with torch.no_grad(), self._protocol.update(in_place=not self._all_or_none):
                 prepared = self._protocol.attempt(prepare)
                 tensor = torch.empty(0) if prepared is None else prepared
                 self._agree(name, tensor)
@@ -203,7 +203,7 @@ class WeightUpdateGroup:
         """Hear what all ranks have in mind, and raise on all of them where it does not fit."""
         protocol = self._protocol
         begun, names, *tensors = protocol.gather(
-            (protocol.failure, self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape))
+            self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape)
         )
         problems = {}
         for rank, (here, told) in enumerate(zip(begun, names, strict=True)):
