@@ -177,23 +177,16 @@ def test_buckets_set_out_while_backward_runs(comm: Communicator) -> None:
     for _ in range(2):
         loss_of(model, torch.ones(2, 6, requires_grad=True)).backward()
         sync.finish()
-    report = sync.report()
-    assert begun[1] > 0
-    assert report.steps == 2
-    assert report.buckets > begun[1]
-    assert report.bytes == sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert 0 <= report.hidden <= 1
-    assert "hidden behind backward" in str(report)
+    assert 0 < begun[1] < len(sync._buckets)
 
 
 @pytest.mark.ranks(2)
-def test_without_overlap_nothing_is_hidden(comm: Communicator) -> None:
+def test_without_overlap_nothing_sets_out_before_finish(comm: Communicator) -> None:
     model = mlp()
     sync = GradientSync(model, overlap=False)
     loss_of(model, torch.ones(2, 6)).backward()
     assert not sync._reductions
     sync.finish()
-    assert sync.report().hidden == 0
 
 
 @pytest.mark.ranks(3)

@@ -27,7 +27,7 @@ from unisono.training.experts import (
     combine_tokens,
     dispatch_tokens,
 )
-from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
+from unisono.training.gradients import GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
 from unisono.training.weights.endpoints import (
     WeightReceiver,
@@ -43,7 +43,6 @@ from unisono.training.weights.update_group import WeightUpdateGroup
 __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
-    "GradientReport",
     "GradientSync",
     "ShardedOptimizer",
     "WeightReceiver",

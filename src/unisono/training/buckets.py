@@ -13,7 +13,6 @@ a rank that has nothing to send.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -115,7 +114,6 @@ class GradientBucket:
         self.wide = wide and dtype in HALF_DTYPES
         self.dtype = torch.float32 if self.wide else dtype
         sizes = [tensor.numel() for tensor in tensors]
-        self.nbytes = sum(sizes) * self.dtype.itemsize
         self.flat: torch.Tensor | None = None
         self.views: list[torch.Tensor] = []  # of the flat tensor, one for each gradient
         if kept or comm.backend != "unisono":
@@ -206,7 +204,6 @@ class BucketReduction:
         rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
         mark_written(rows)
-        self.begun_s = time.monotonic()
         self.work = bucket.comm.all_reduce(travelling, bucket.op, async_op=True) or FinishedWork()
 
     def _row(self, index: int) -> torch.Tensor:

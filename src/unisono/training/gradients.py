@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,45 +31,6 @@ from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
 _BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class GradientReport:
-    """How much a GradientSync has moved in how many `steps`, each `bytes` in `buckets`, and how
-    much of it was hidden.
-
-    `communicating_s` is the time in which at least one bucket was under way, from its start to the
-    moment at which it was seen to be over (at the next gradient, or in `finish`), waiting for
-    slower ranks included; `waiting_s` is the part of it that `finish` had to wait.
-
-    >>> report = unisono.training.GradientReport(1, 1, 1000, communicating_s=0.004, waiting_s=0.001)
-    >>> report.hidden
-    0.75
-    """
-
-    steps: int
-    buckets: int
-    bytes: int
-    communicating_s: float
-    waiting_s: float
-
-    @property
-    def hidden(self) -> float:
-        """The share of the communication that was hidden behind backward, 0 to 1."""
-        if self.communicating_s <= 0:
-            return 0.0
-        return max(0.0, 1 - self.waiting_s / self.communicating_s)
-
-    def __str__(self) -> str:
-        steps = max(self.steps, 1)
-        moving_ms, waiting_ms = (
-            seconds / steps * 1e3 for seconds in (self.communicating_s, self.waiting_s)
-        )
-        return (
-            f"{self.steps} steps, each {self.bytes / 1e6:.3g} MB in {self.buckets} "
-            f"bucket{'s' * (self.buckets != 1)}: communicating {moving_ms:.3g} ms, waiting "
-            f"{waiting_ms:.3g} ms; {self.hidden:.0%} hidden behind backward"
-        )
 
 
 class GradientSync:
@@ -149,8 +108,7 @@ class GradientSync:
         self._seen: dict[int, None] = {}  # the order of the first step
         self._learned = False
         self._silent = False
-        self._steps, self._communicating_s, self._waiting_s = 0, 0.0, 0.0
-        self._start_step()
+        self._reductions: list[BucketReduction] = []
         self._arrange(list(reversed(self._parameters)))
         self._handles: list[Any] = [
             parameter.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -183,11 +141,6 @@ class GradientSync:
             for index, parameter in enumerate(bucket.parameters)
         }
 
-    def _start_step(self) -> None:
-        self._reductions: list[BucketReduction] = []
-        self._completed = 0  # how many were seen to have completed
-        self._latest_s = 0.0  # and when
-
     # -- during backward -------------------------------------------------------------------------
 
     def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
@@ -207,7 +160,6 @@ class GradientSync:
         bucket.arrived[index] = True
         bucket.waiting_for -= 1
         if self._overlap:
-            self._note_completed()
             for bucket in self._buckets[len(self._reductions) :]:
                 if bucket.waiting_for:
                     break
@@ -216,16 +168,6 @@ class GradientSync:
     def _begin_next(self) -> None:
         """Buckets set out in their order, whichever is full first: ranks may differ in that."""
         self._reductions.append(self._buckets[len(self._reductions)].begin())
-
-    def _note_completed(self) -> None:
-        """See which buckets have arrived by now."""
-        for reduction in self._reductions[self._completed :]:
-            if not reduction.work.is_completed():
-                break
-            now_s = time.monotonic()
-            self._communicating_s += now_s - max(reduction.begun_s, self._latest_s)
-            self._latest_s = now_s
-            self._completed += 1
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -265,8 +207,7 @@ class GradientSync:
         """
         self._complete()
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
-        self._steps += 1
-        self._start_step()
+        self._reductions = []
         if self._unused == "error":
             check_used(missing, self._comm)
         if not self._learned:  # from a whole step: a rank that discards it would not take part
@@ -280,14 +221,10 @@ class GradientSync:
             )
 
     def _complete(self) -> None:
-        begun_s = time.monotonic()
-        self._note_completed()
         while len(self._reductions) < len(self._buckets):
             self._begin_next()
         for reduction in self._reductions:
             reduction.work.wait()
-            self._note_completed()
-        self._waiting_s += time.monotonic() - begun_s
 
     def _adopt_order(self) -> None:
         """Take the order in which rank 0 saw its gradients for that of all ranks."""
@@ -332,25 +269,7 @@ class GradientSync:
         self._complete()
         for bucket in self._buckets:
             bucket.forget()
-        self._start_step()
-
-    def report(self) -> GradientReport:
-        """How much has moved so far on this rank, and how much of it was hidden behind backward.
-
-        >>> weight = torch.zeros(1, requires_grad=True)
-        >>> sync = unisono.training.GradientSync([weight])
-        >>> weight.sum().backward()
-        >>> sync.finish()
-        >>> sync.report().steps
-        1
-        """
-        return GradientReport(
-            self._steps,
-            len(self._buckets),
-            sum(bucket.nbytes for bucket in self._buckets),
-            self._communicating_s,
-            self._waiting_s,
-        )
+        self._reductions = []
 
     def close(self) -> None:
         """Leave the model alone from now on. Closing twice does nothing.
