@@ -62,8 +62,8 @@ def init_weight_update_group(
     different names: `group_name` is that of this one.
 
     `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
-    each rank), or "auto", which is unisono. The group is outside
-    torch.distributed's world, and needs none.
+    each rank), or "auto", which is unisono. The group is outside torch.distributed's world, and
+    needs none.
 
     `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
     how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
@@ -83,9 +83,9 @@ def init_weight_update_group(
         raise ValueError(f"world_size is a whole number, not {world_size!r}")
     if backend not in BACKENDS:
         raise ValueError(f"{backend!r} does not carry weights: choose from {', '.join(BACKENDS)}")
-    for text in (master_address, group_name):
+    for what, text in {"master_address": master_address, "group_name": group_name}.items():
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{text!r} is neither an address to meet at nor the name of a group")
+            raise ValueError(f"{what} is a text that is not empty, not {text!r}")
     rank, name = rank_offset + worker_rank, group_name
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
     reach = partial(store_at, master_address, str(master_port), rank, world_size, group=name)
