@@ -87,17 +87,17 @@ LIBRARY = (
     # -- weights ---------------------------------------------------------------------------------
     Mutant(
         "vote-for-all",
-        "src/unisono/training/weights/protocol.py",
-        "verdict._conclude(wanted) == _COMMIT",
-        "wanted == _COMMIT",
+        "src/unisono/training/weights/vote.py",
+        "return self._group._conclude(_COMMIT if commit else _KEEP) == _COMMIT",
+        "return commit",
         "each engine decides by itself: after a death some serve the new version, some the old",
         (f"{_FAULTS}whenever_in_the_last_rounds_a_rank_dies_the_others_agree",),
     ),
     Mutant(
         "vote-of-failures",
         "src/unisono/training/weights/protocol.py",
-        "_KEEP if problems else _COMMIT",
-        "_COMMIT",
+        "self._settle(self._vote, not problems, commit)",
+        "self._settle(self._vote, True, commit)",
         "an engine whose prepare failed keeps nobody from changing over",
         (f"{_FAULTS}all_learn_of_an_exception_in_prepare_and_the_next_update_works",),
     ),
@@ -129,7 +129,7 @@ LIBRARY = (
     ),
     Mutant(
         "shards-are-whole",
-        "src/unisono/training/weights/plan.py",
+        "src/unisono/training/weights/description.py",
         'return f"{missing} elements are on no rank" if missing else ""',
         'return ""',
         "an engine serves memory that nobody has filled",
