@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from unisono.plan import PRESETS, Topology, find, simulate
-from unisono.plan.algorithms.double_tree import both_trees
-from unisono.plan.algorithms.trees import depths
+from unisono.plan.algorithms.binary_trees import both_trees, depths
 from unisono.plan.in_network import reduce_in_network
 
 H100 = PRESETS["h100"]
