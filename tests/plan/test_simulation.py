@@ -32,9 +32,7 @@ from unisono.plan import (
 )
 from unisono.plan.choose import rank_sizes
 from unisono.plan.nccl import HOPS_US, ring_latency_s, tree_latency_s
-from unisono.plan.simulate import simulate_speeds
 from unisono.plan.sizes import format_seconds, format_size, parse_size, parse_sizes
-from unisono.plan.stages import Messages
 
 ALPHA, BETA, GAMMA = 3e-6, 1 / 5e9, 1 / 20e9
 FLAT = Topology.flat(ALPHA, 1 / BETA, reduce_bytes_per_s=1 / GAMMA)
@@ -324,48 +322,6 @@ def test_small_ones_want_few_steps_and_large_ones_few_bytes() -> None:
     assert [choice.time_s for choice in small.choices] == sorted(
         choice.time_s for choice in small.choices
     )
-
-
-SPEEDS = (
-    {"inside_latency_s": 0.0, "between_latency_s": 0.0, "overhead_s": 0.0, "call_s": 0.0},
-    {"inside_bytes_per_s": math.inf},
-    {"card_bytes_per_s": 1e9, "between_latency_s": 1e-3},
-    {"reduce_bytes_per_s": 1e9},
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "options"),
-    [("ring", 20, {}), ("double_tree", 27, {"pieces": 8}), ("hierarchical", 24, {"node_size": 8})],
-)
-def test_speeds_that_are_simulated_together_take_as_long_as_alone(
-    name: str, ranks: int, options: dict[str, int]
-) -> None:
-    schedule = find("all_reduce", name).schedule(ranks, **options)
-    h100 = find_topology("h100")
-    topologies = [dataclasses.replace(h100, **speeds) for speeds in SPEEDS]
-    alone = [simulate(schedule, topology, SIZE).time_s for topology in topologies]
-    assert simulate_speeds(schedule, topologies, SIZE) == alone
-    assert len(set(alone)) == len(topologies)
-
-
-def test_to_explain_a_ranking_finds_out_once_how_messages_meet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranking = rank_algorithms("all_reduce", 64, 64 << 20, find_topology("h100"))
-    made: list[Messages] = []
-    make = Messages.__init__
-
-    def count(messages: Messages, *given: Any) -> None:
-        made.append(messages)
-        make(messages, *given)
-
-    monkeypatch.setattr(Messages, "__init__", count)
-    simulate(ranking.best.schedule, ranking.topology, ranking.total_bytes)
-    by_one_simulation = len(made)
-    made.clear()
-    explain(ranking)
-    assert len(made) == by_one_simulation
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

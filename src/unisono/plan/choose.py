@@ -12,7 +12,7 @@ from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
 from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
-from unisono.plan.simulate import Timeline, simulate, simulate_speeds
+from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_seconds, format_size
 from unisono.plan.topology import Topology
 
@@ -176,9 +176,9 @@ def explain(ranking: Ranking) -> str:
     if not best.schedule.rounds:
         return "One rank has nothing to move."
     causes = _without(topology, best.timeline) if best.time_s else {}
-    times_s = simulate_speeds(best.schedule, list(causes.values()), ranking.total_bytes)
     shares = {
-        cause: 1 - time_s / best.time_s for cause, time_s in zip(causes, times_s, strict=True)
+        cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
+        for cause, without in causes.items()
     }
     cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
     name = best.algorithm.name

@@ -313,34 +313,34 @@ class Schedule:
     def chunks_sent(self) -> NDArray[np.int64]:
         """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
+        for step, times in self.counted():
             np.add.at(sent, step.source, step.count * times)
         return sent
 
     def chunks_received(self) -> NDArray[np.int64]:
         """How many chunks each rank receives."""
         received = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
+        for step, times in self.counted():
             np.add.at(received, step.destination, step.count * times)
         return received
 
     def chunks_reduced(self) -> NDArray[np.int64]:
         """How many chunks each rank adds to its own."""
         reduced = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
+        for step, times in self.counted():
             np.add.at(reduced, step.destination, step.count * step.reduces * times)
         return reduced
 
     def most_messages(self) -> int:
         """How many messages the busiest rank sends or receives, whichever is more."""
         sent, received = np.zeros(self.ranks, np.int64), np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
+        for step, times in self.counted():
             pairs = np.unique(step.source * self.ranks + step.destination)
             np.add.at(sent, pairs // self.ranks, times)
             np.add.at(received, pairs % self.ranks, times)
         return int(max(sent.max(), received.max()))
 
-    def _counted(self) -> Iterator[tuple[Step, int]]:
+    def counted(self) -> Iterator[tuple[Step, int]]:
         """Steps, each with how often it happens with these sources and destinations."""
         for phase in self.phases:
             if phase.turn:

@@ -12,13 +12,13 @@ that comes later than before may leave it to one that is waited for (Graham's an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from unisono.plan.repetition import take, take_repeatedly
+from unisono.plan.repetition import take_repeatedly
 from unisono.plan.schedule import Schedule, Step
 from unisono.plan.stages import Indices, Messages, Parts, Seconds
 from unisono.plan.topology import Topology
@@ -133,45 +133,9 @@ def simulate(
     for rank, seconds in (late_s or {}).items():
         parts.check_rank(rank)
         simulation.ready[rank] += seconds
-    for step, times in _steps_of(schedule):
-        simulation.run(simulation.messages_of(step), times)
+    for step, times in schedule.counted():
+        simulation.run(step, times)
     return simulation.timeline(total_bytes)
-
-
-def simulate_speeds(
-    schedule: Schedule, topologies: Sequence[Topology], total_bytes: float
-) -> list[float]:
-    """How long `schedule` takes on each of these topologies, which differ in nothing but their
-    speeds: what `simulate` says, but how messages meet is found out once for all of them."""
-    if not topologies:
-        return []
-    parts = Parts(schedule.ranks, topologies[0])
-    slowness = parts.slowness({}, {})
-    chunk_bytes = schedule.chunk_bytes(total_bytes)
-    simulations = [
-        _Simulation(schedule, topology, parts, slowness, chunk_bytes, only_times=True)
-        for topology in topologies
-    ]
-    latest: Messages | None = None
-    on_each: list[Messages] = []
-    for step, times in _steps_of(schedule):
-        messages = simulations[0].messages_of(step)
-        if messages is not latest:
-            latest = messages
-            on_each = [messages.at_speeds_of(topology, slowness) for topology in topologies]
-        for simulation, theirs in zip(simulations, on_each, strict=True):
-            simulation.run(theirs, times)
-    return [float(simulation.ready.max()) for simulation in simulations]
-
-
-def _steps_of(schedule: Schedule) -> Iterator[tuple[Step, int]]:
-    """Every step, and how many times it is taken."""
-    for phase in schedule.phases:
-        if phase.turn:
-            for time in range(phase.times):
-                yield schedule.at(phase, time), 1
-        else:
-            yield phase.step, phase.times
 
 
 class _Simulation:
@@ -184,7 +148,6 @@ class _Simulation:
         parts: Parts,
         slowness: Seconds,
         chunk_bytes: float,
-        only_times: bool = False,
     ) -> None:
         self.schedule, self.topology, self.parts = schedule, topology, parts
         self.slowness, self.chunk_bytes = slowness, chunk_bytes
@@ -195,12 +158,15 @@ class _Simulation:
         self.past: list[tuple[Seconds, Indices]] = []
         self.latest: tuple[Step, Messages] | None = None
         self.on_step: OnStep | None = None
-        self.only_times = only_times
 
-    def run(self, messages: Messages, times: int) -> None:
-        """A step with these messages, taken `times` times."""
-        if not self.only_times:
-            self._count(messages, times)
+    def run(self, step: Step, times: int) -> None:
+        """A step, taken `times` times."""
+        # Pipelines take the same step again and again, each time with other chunks.
+        if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
+            made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
+            self.latest = step, made
+        messages = self.latest[1]
+        self._count(messages, times)
         if self.remembers or times == 1 or self.on_step is not None:
             for _ in range(times):
                 self._take(messages)
@@ -209,20 +175,13 @@ class _Simulation:
         period = size if size < self.schedule.ranks else 1
         self.ready, self.free = take_repeatedly(messages, self.ready, self.free, times, period)
 
-    def messages_of(self, step: Step) -> Messages:
-        """Pipelines take the same step again and again, each time with other chunks."""
-        if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
-            made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
-            self.latest = step, made
-        return self.latest[1]
-
     def _take(self, messages: Messages) -> None:
-        before = self.ready
-        self.ready, arrived, done = take(messages, before, self.free)
+        before = self.ready.copy()
+        arrived, done = messages.pass_on(self.ready, self.free)
         if self.on_step is not None:
             ends = messages.source, messages.destination
             self.on_step(*ends, messages.sending.busy_s, before, done)
-        if self.remembers and not self.only_times:
+        if self.remembers:
             cause = np.arange(len(before), dtype=np.int64)
             to = messages.destination
             last = (done == self.ready[to]) & (arrived >= before[to])
