@@ -227,7 +227,7 @@ def test_steps_and_bytes_are_what_the_page_says(entry: Algorithm) -> None:
     for ranks in range(1, 34):
         schedule = entry.schedule(ranks)
         assert schedule.rounds == steps(ranks)
-        most = max(schedule.bytes_sent(rank, 1.0) for rank in range(ranks))
+        most = float(schedule.chunks_sent().max()) * schedule.chunk_bytes(1.0)
         if entry.name in AT_MOST or (entry.collective, entry.name) == ("gather", "binomial"):
             assert most <= sends(ranks) + 1e-9
         elif ranks > 1 and (entry.name not in POWERS_OF_TWO or folded(ranks) == 0):
@@ -235,17 +235,13 @@ def test_steps_and_bytes_are_what_the_page_says(entry: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("entry", ALGORITHMS)
-def test_what_is_sent_is_received(entry: Algorithm) -> None:
+def test_what_is_sent_is_counted(entry: Algorithm) -> None:
     for ranks in (1, 2, 5, 8, 13):
         for schedule in variants(entry, ranks):
             listed = [transfer for step in schedule.steps for transfer in step]
             for rank in range(ranks):
                 sent = sum(t.count for t in listed if t.source == rank)
-                received = sum(t.count for t in listed if t.destination == rank)
                 assert schedule.chunks_sent()[rank] == sent
-                assert schedule.chunks_received()[rank] == received
-            added = sum(t.count for t in listed if t.action == "reduce")
-            assert schedule.chunks_reduced().sum() == added
 
 
 def test_pieces_add_steps_and_no_bytes() -> None:
@@ -253,7 +249,8 @@ def test_pieces_add_steps_and_no_bytes() -> None:
         entry = find(collective, name)
         whole, cut = entry.schedule(8, pieces=1), entry.schedule(8, pieces=9)
         assert cut.rounds == whole.rounds + 8
-        assert cut.bytes_sent(3, 90.0) == pytest.approx(whole.bytes_sent(3, 90.0))
+        sent = [each.chunks_sent()[3] * each.chunk_bytes(90.0) for each in (cut, whole)]
+        assert sent[0] == pytest.approx(sent[1])
 
 
 def test_hierarchical_sends_little_between_nodes() -> None:
@@ -459,7 +456,7 @@ def test_schedules_are_compared_hashed_printed_and_written_down() -> None:
             assert schedule.title() in str(schedule)
     lines = str(find("all_reduce", "ring").schedule(4)).splitlines()
     assert lines[0] == "all_reduce by ring: 4 ranks, 4 chunks, 6 steps"
-    assert lines[2] == "  rank 0: send c3 -> 1, recv+reduce c2 <- 3"
+    assert lines[1] == "step 0: 0 +> 1 c3, 1 +> 2 c0, 2 +> 3 c1, 3 +> 0 c2"
     with pytest.raises(ValueError, match="not a schedule's JSON"):
         Schedule.from_json("{}")
     with pytest.raises(AttributeError):

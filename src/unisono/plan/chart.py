@@ -1,18 +1,13 @@
-"""Time against size or against ranks, for several algorithms: in the terminal, as PNG, as SVG."""
+"""Time against size or against ranks, for several algorithms: as PNG or SVG."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from unisono.plan.choose import Ranking
 from unisono.plan.in_network import NAME
-from unisono.plan.sizes import format_seconds, format_size
-
-_MARKS = "abcdefghijklmnopqrstuvwxyz"
+from unisono.plan.sizes import format_size
 
 Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
 
@@ -45,29 +40,6 @@ def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
     return times
 
 
-def text_chart(sizes: Sequence[int], times: Series, width: int = 72, height: int = 20) -> str:
-    """Both axes logarithmic; each algorithm is a letter, `*` where several meet."""
-    low = math.log(min(min(values) for values in times.values()))
-    high = math.log(max(max(values) for values in times.values()))
-    log_sizes = np.log(sizes)
-    columns = np.linspace(log_sizes[0], log_sizes[-1], width)
-    grid = [[" "] * width for _ in range(height)]
-    for mark, values in zip(_MARKS, times.values(), strict=False):
-        for x, log_time in enumerate(np.interp(columns, log_sizes, np.log(values))):
-            y = round((high - log_time) / ((high - low) or 1.0) * (height - 1))
-            grid[y][x] = mark if grid[y][x] in (" ", mark) else "*"
-    lines = []
-    for number, row in enumerate(grid):
-        at = high - (high - low) * number / (height - 1)
-        label = format_seconds(math.exp(at)) if number % 4 == 0 or number == height - 1 else ""
-        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
-    lines.append(" " * 10 + "+" + "-" * width)
-    left, right = format_size(sizes[0]), format_size(sizes[-1])
-    lines.append(" " * 11 + left + right.rjust(width - len(left)))
-    lines += [f"{' ' * 11}{mark} {name}" for mark, name in zip(_MARKS, times, strict=False)]
-    return "\n".join(lines)
-
-
 def check_chart(path: Path) -> None:
     """Whether a chart can be written there, before the work: raises ValueError for an ending other
     than .png and .svg, and RuntimeError if matplotlib is not there."""
@@ -84,7 +56,7 @@ def check_chart(path: Path) -> None:
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
-    """The same as a PNG or SVG file, by the ending of `path`.
+    """A PNG or SVG file, by the ending of `path`.
 
     Raises what `check_chart` raises.
     """

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
 from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
-from unisono.plan.sizes import format_seconds, format_size
+from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
 
 # Into how many pieces the pipelined algorithms are cut, to find out how many are best.
@@ -101,16 +100,6 @@ def schedules(
     return found, tuple(left_out)
 
 
-def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
-    """The algorithms that `costs` leaves out, each with the reason."""
-    for entry in catalog(collective):
-        if ranks > (entry.most_ranks or ranks) or "node_size" in entry.options:
-            try:
-                entry.schedule(ranks, node_size=node_size)
-            except ValueError as error:
-                yield f"{entry.name} of {entry.collective}", str(error)
-
-
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
     """The algorithms of `collective`, ranked by the time that `total_bytes` on `ranks` ranks of
     `topology` take in a simulation.
@@ -161,8 +150,7 @@ def rank_sizes(
 
 
 def explain(ranking: Ranking) -> str:
-    """Why the fastest algorithm of a `ranking` is: what its time consists of, and what the next one
-    does worse.
+    """Why the fastest algorithm of a `ranking` is: what its time consists of.
 
     Each cause is measured by taking it away: how much faster would it be without latency, with
     ports or cards of unlimited bandwidth, with free addition? Raises nothing.
@@ -193,8 +181,6 @@ def explain(ranking: Ranking) -> str:
             f"{name} is {kind}-bound: {share:.0%} of its time goes away with an unlimited {cause}, "
             f"{shares['latency']:.0%} without latency and overhead"
         )
-    if len(ranking.choices) > 1:
-        why += f". {_against(ranking, cause)}"
     return why + "."
 
 
@@ -224,33 +210,3 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
         if 0 < most_s <= 2 * busy_s:
             causes[cause] = without
     return causes
-
-
-def _against(ranking: Ranking, cause: str) -> str:
-    """What the second does more of than the first, where they differ most in what counts."""
-    best, second = (_effort(ranking, choice, cause) for choice in ranking.choices[:2])
-    runner_up = ranking.choices[1]
-    says = f"{runner_up.algorithm.name}, next with {format_seconds(runner_up.time_s)},"
-    ratios = {what: second[what] / best[what] for what in best if best[what]}
-    what = max(ratios, key=lambda key: ratios[key], default=None)
-    if what is None or ratios[what] < 1.01:
-        return f"{says} does no more of anything, but in another order"
-    return f"{says} has {second[what]:,.4g} {what} against {best[what]:,.4g}"
-
-
-def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
-    """What costs time in a schedule where `cause` is what limits the fastest one."""
-    schedule, topology, timeline = choice.schedule, ranking.topology, choice.timeline
-    if cause == "latency":
-        size = topology.node_size
-        far = sum(hop.source // size != hop.destination // size for hop in timeline.critical_path)
-        return {
-            "steps": schedule.rounds,
-            "messages at its busiest rank": schedule.most_messages(),
-            "hops between nodes, one after the other,": far,
-        }
-    kind: Literal["card", "port"] = "card" if "cards" in cause else "port"
-    return {
-        f"MB through its busiest {kind}": timeline.most_bytes(kind) / 1e6,
-        "steps": schedule.rounds,
-    }

@@ -317,29 +317,6 @@ class Schedule:
             np.add.at(sent, step.source, step.count * times)
         return sent
 
-    def chunks_received(self) -> NDArray[np.int64]:
-        """How many chunks each rank receives."""
-        received = np.zeros(self.ranks, np.int64)
-        for step, times in self.counted():
-            np.add.at(received, step.destination, step.count * times)
-        return received
-
-    def chunks_reduced(self) -> NDArray[np.int64]:
-        """How many chunks each rank adds to its own."""
-        reduced = np.zeros(self.ranks, np.int64)
-        for step, times in self.counted():
-            np.add.at(reduced, step.destination, step.count * step.reduces * times)
-        return reduced
-
-    def most_messages(self) -> int:
-        """How many messages the busiest rank sends or receives, whichever is more."""
-        sent, received = np.zeros(self.ranks, np.int64), np.zeros(self.ranks, np.int64)
-        for step, times in self.counted():
-            pairs = np.unique(step.source * self.ranks + step.destination)
-            np.add.at(sent, pairs // self.ranks, times)
-            np.add.at(received, pairs % self.ranks, times)
-        return int(max(sent.max(), received.max()))
-
     def counted(self) -> Iterator[tuple[Step, int]]:
         """Steps, each with how often it happens with these sources and destinations."""
         for phase in self.phases:
@@ -348,34 +325,12 @@ class Schedule:
             else:
                 yield phase.step, phase.times
 
-    def bytes_sent(self, rank: int, total_bytes: float) -> float:
-        """What `rank` sends where the whole tensor has `total_bytes`."""
-        return float(self.chunks_sent()[rank]) * self.chunk_bytes(total_bytes)
-
-    def bytes_received(self, rank: int, total_bytes: float) -> float:
-        """What `rank` receives where the whole tensor has `total_bytes`."""
-        return float(self.chunks_received()[rank]) * self.chunk_bytes(total_bytes)
-
     # --- as text ---------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """Step by step, what each rank does: `rank 0: send c1 -> 1, recv+reduce c0 <- 3`."""
-        lines = [self.title()]
-        for number, step in enumerate(self.steps):
-            lines.append(f"step {number}")
-            sends: dict[int, list[str]] = {}
-            receives: dict[int, list[str]] = {}
-            for transfer in step:
-                what = transfer.chunk_name
-                verb = "recv+reduce" if transfer.action == "reduce" else "recv"
-                to, source = transfer.destination, transfer.source
-                sends.setdefault(source, []).append(f"send {what} -> {to}")
-                receives.setdefault(to, []).append(f"{verb} {what} <- {source}")
-            lines += [
-                f"  rank {rank}: {', '.join([*sends.get(rank, []), *receives.get(rank, [])])}"
-                for rank in sorted({*sends, *receives})
-            ]
-        return "\n".join(lines)
+        """Step by step, who sends what to whom: `step 0: 0 +> 1 c3, 1 +> 2 c0`."""
+        steps = (f"step {number}: {step}" for number, step in enumerate(self.steps))
+        return "\n".join([self.title(), *steps])
 
     def title(self) -> str:
         """The schedule in one line."""

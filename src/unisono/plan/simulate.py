@@ -27,20 +27,6 @@ from unisono.plan.topology import Topology
 # begins the step; when each message has been dealt with.
 OnStep = Callable[[Indices, Indices, Seconds, Seconds, Seconds], None]
 
-# Up to this many (steps x ranks) it is remembered what every rank waited for in every step.
-_REMEMBERED = 4_000_000
-
-
-@dataclass(frozen=True)
-class Hop:
-    """A part of the critical path: a message, or a rank's own sending (source = destination)."""
-
-    step: int
-    source: int
-    destination: int
-    begin_s: float
-    end_s: float
-
 
 @dataclass(frozen=True)
 class LinkUse:
@@ -55,10 +41,8 @@ class LinkUse:
 class Timeline:
     """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
 
-    `finish_s` is when each rank is done, `time_s` when the last one is. `critical_path` is the
-    longest chain of messages, first hop first; it is empty where the schedule is too
-    large to remember (steps x ranks above four million). `sending_s`, `receiving_s` and
-    `reducing_s` say how long each rank was busy with what.
+    `finish_s` is when each rank is done, `time_s` when the last one is. `sending_s`, `receiving_s`
+    and `reducing_s` say how long each rank was busy with what.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -72,7 +56,6 @@ class Timeline:
     total_bytes: float
     time_s: float
     finish_s: Seconds
-    critical_path: tuple[Hop, ...]
     sending_s: Seconds
     receiving_s: Seconds
     reducing_s: Seconds
@@ -94,12 +77,6 @@ class Timeline:
         )
         return float(self._bytes[of_kind].max(initial=0.0))
 
-    @property
-    def busiest_link(self) -> LinkUse:
-        """The port or card that was busy for longest."""
-        end = self._parts.reducer
-        return list(self.links)[int(np.argmax(self._busy_s[:end]))]
-
 
 def simulate(
     schedule: Schedule,
@@ -116,7 +93,8 @@ def simulate(
     `slow_ranks` maps ranks to how many times longer their overhead and their adding take;
     `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they
     have; `late_s` maps ranks to how much later they begin. `on_step` is told of every step, in
-    order. Raises ValueError for ranks and links that are not there.
+    order, and none is skipped because it repeats. Raises ValueError for ranks and links that are
+    not there.
 
     >>> from unisono import plan
     >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")
@@ -154,8 +132,6 @@ class _Simulation:
         self.ready = np.full(schedule.ranks, topology.call_s)
         self.free = np.zeros(parts.total)
         self.busy_s, self.bytes = np.zeros(parts.total), np.zeros(parts.total)
-        self.remembers = schedule.rounds * schedule.ranks <= _REMEMBERED
-        self.past: list[tuple[Seconds, Indices]] = []
         self.latest: tuple[Step, Messages] | None = None
         self.on_step: OnStep | None = None
 
@@ -167,26 +143,16 @@ class _Simulation:
             self.latest = step, made
         messages = self.latest[1]
         self._count(messages, times)
-        if self.remembers or times == 1 or self.on_step is not None:
+        if self.on_step is not None:
+            ends = messages.source, messages.destination
             for _ in range(times):
-                self._take(messages)
+                before = self.ready.copy()
+                done = messages.pass_on(self.ready, self.free)
+                self.on_step(*ends, messages.sending.busy_s, before, done)
             return
         size = self.topology.node_size
         period = size if size < self.schedule.ranks else 1
         self.ready, self.free = take_repeatedly(messages, self.ready, self.free, times, period)
-
-    def _take(self, messages: Messages) -> None:
-        before = self.ready.copy()
-        arrived, done = messages.pass_on(self.ready, self.free)
-        if self.on_step is not None:
-            ends = messages.source, messages.destination
-            self.on_step(*ends, messages.sending.busy_s, before, done)
-        if self.remembers:
-            cause = np.arange(len(before), dtype=np.int64)
-            to = messages.destination
-            last = (done == self.ready[to]) & (arrived >= before[to])
-            cause[to[last]] = messages.source[last]
-            self.past.append((before, cause))
 
     def _count(self, messages: Messages, times: int) -> None:
         crossing = messages.bytes[messages.crossing]
@@ -212,7 +178,6 @@ class _Simulation:
             total_bytes=total_bytes,
             time_s=float(self.ready.max()),
             finish_s=self.ready,
-            critical_path=tuple(reversed(list(self._backwards()))),
             sending_s=self.busy_s[parts.out : parts.into],
             receiving_s=self.busy_s[parts.into : parts.card_out],
             reducing_s=self.busy_s[parts.reducer :],
@@ -220,16 +185,6 @@ class _Simulation:
             _busy_s=self.busy_s,
             _bytes=self.bytes,
         )
-
-    def _backwards(self) -> Iterator[Hop]:
-        """From the last rank to finish back to the first message on its way."""
-        rank, end = int(np.argmax(self.ready)), self.ready
-        for step in reversed(range(len(self.past))):
-            before, cause = self.past[step]
-            source = int(cause[rank])
-            if source != rank or end[rank] > before[rank]:
-                yield Hop(step, source, rank, float(before[source]), float(end[rank]))
-            rank, end = source, before
 
 
 def _same_but_for_chunks(one: Step, other: Step) -> bool:

@@ -191,9 +191,9 @@ class Messages:
         few.reducing = self.reducing.some(at)
         return few
 
-    def pass_on(self, ready: Seconds, free: Seconds) -> tuple[Seconds, Seconds]:
-        """When each message has arrived, and has been dealt with. Moves on when each rank is ready,
-        and when each part is free."""
+    def pass_on(self, ready: Seconds, free: Seconds) -> Seconds:
+        """When each message has been dealt with. Moves on when each rank is ready, and when each
+        part is free."""
         begin = self.sending.serve(ready[self.source_at], free)
         left = begin + self.sending.busy_s
         head, tail = begin + self.latency, left + self.latency
@@ -205,12 +205,10 @@ class Messages:
             tail_in = np.maximum(head_in + self.entering.busy_s, tail_out + self.latency[at])
             head[at], tail[at] = head_in - self.wait_in[at], tail_in
         head = self.receiving.serve(head, free)
-        arrived = np.maximum(head + self.receiving.busy_s, tail)
-        done = arrived
+        done = np.maximum(head + self.receiving.busy_s, tail)
         if len(self.adding):
             at = self.adding
-            begin = np.maximum(arrived[at], ready[self.destination[at]])
-            done = arrived.copy()
+            begin = np.maximum(done[at], ready[self.destination[at]])
             done[at] = self.reducing.serve(begin, free) + self.reducing.busy_s
         if self.sending.alone and self.receiving.alone:
             ready[self.source_at] = np.maximum(ready[self.source_at], left)
@@ -218,7 +216,7 @@ class Messages:
         else:
             np.maximum.at(ready, self.source, left)
             np.maximum.at(ready, self.destination, done)
-        return arrived, done
+        return done
 
 
 def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
