@@ -19,10 +19,10 @@ from unisono.plan.player import schedule_page, write_catalog
         ("all_reduce", "ring", 8, 8, "circle"),
         ("all_reduce", "double_tree", 8, 8, "trees"),
         ("all_reduce", "ring_2d", 16, 16, "grid"),
-        ("all_reduce", "hierarchical", 16, 4, "hosts"),
+        ("all_reduce", "hierarchical", 16, 4, "circle"),
         ("broadcast", "binomial", 16, 16, "tree"),
         ("broadcast", "chain", 16, 16, "circle"),
-        ("gather", "linear", 8, 8, "star"),
+        ("gather", "linear", 8, 8, "tree"),
     ],
 )
 def test_ranks_stand_as_they_talk(

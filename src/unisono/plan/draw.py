@@ -114,7 +114,7 @@ def _tree_svg(
     schedule: Schedule, chunks: list[int], tree: Tree, top: float
 ) -> tuple[list[str], float]:
     """A tree with each rank in its column and at its depth, and how high it is."""
-    depth = {rank: _depth(tree, rank) for rank in range(schedule.ranks)}
+    depth = {rank: depth_in(tree, rank) for rank in range(schedule.ranks)}
     colour = _colour(chunks[0], schedule.chunks)
     names = f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}"
     parts = [_text(_MARGIN - 20, top - 8, f"tree of {names}", 12, "start", colour)]
@@ -133,7 +133,8 @@ def _tree_svg(
     return parts, 40 + _LEVEL * max(depth.values())
 
 
-def _depth(tree: Tree, rank: int) -> int:
+def depth_in(tree: Tree, rank: int) -> int:
+    """How far below the root a rank stands."""
     depth = 0
     while rank in tree and depth <= len(tree):
         rank, depth = tree[rank], depth + 1

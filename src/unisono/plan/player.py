@@ -10,7 +10,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from unisono.plan.topology import PRESETS, Topology
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000
 MOST_BUFFERS = 20_000_000
-_BUSIEST = 5
 _MOST_PAIRS = 2_000  # more lines than that are a blot
 
 
@@ -115,7 +113,7 @@ class _Recording:
         ready_s: NDArray[np.float64],
         done_s: NDArray[np.float64],
     ) -> None:
-        """When each message of a step begins to leave, has left, and is in its buffer.
+        """When each message of a step begins to leave, and is in its buffer.
 
         A port sends the messages of a step one after the other, as they are listed.
         """
@@ -128,16 +126,15 @@ class _Recording:
         begin[order] = ready_s[source[order]] + before
         # What comes early is in its buffer when the receiver has come to this step.
         kept = np.maximum(done_s, ready_s[destination])
-        self._times.append(np.stack([begin, begin + sending_s, kept], axis=1).astype("<f4"))
+        self._times.append(np.stack([begin, kept], axis=1).astype("<f4"))
 
     def as_data(self) -> dict[str, Any]:
         """As JSON can hold it; the times of messages, in the order of steps, are packed."""
         schedule, topology = self.schedule, self.topology
-        times = np.concatenate(self._times) if self._times else np.zeros((0, 3), "<f4")
+        times = np.concatenate(self._times) if self._times else np.zeros((0, 2), "<f4")
         # Equal columns lie together, and compress to almost nothing.
         packed = zlib.compress(np.ascontiguousarray(times.T).tobytes(), 9)
         reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier")
-        busiest = sorted(self.timeline.links, key=lambda link: link.busy_s, reverse=True)
         return {
             "schedule": json.loads(schedule.to_json()),
             "title": schedule.title(),
@@ -147,10 +144,7 @@ class _Recording:
             "times": base64.b64encode(packed).decode(),
             "messages": len(times),
             "time_s": self.timeline.time_s,
-            "chunk_bytes": schedule.chunk_bytes(self.timeline.total_bytes),
-            "node_size": min(topology.node_size, schedule.ranks),
             "layout": _layout_data(arrange(schedule, topology.node_size)),
-            "links": [asdict(link) for link in busiest[:_BUSIEST] if link.busy_s],
         }
 
 
@@ -169,13 +163,7 @@ def _layout_data(layout: Layout) -> dict[str, Any]:
             for place in layout.places
         ],
         "second": sorted(layout.second_place_chunks),
-        "hosts": [asdict(host) for host in layout.hosts],
-        "tall": layout.tall
-        and {
-            "aspect": layout.tall.aspect,
-            "points": rounded(layout.tall.places[0].points),
-            "hosts": [asdict(host) for host in layout.tall.hosts],
-        },
+        "arcs": layout.arcs,
     }
 
 

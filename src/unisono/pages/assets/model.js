@@ -99,8 +99,7 @@ class Model {
 
   readMessages(times) {
     const total = this.data.messages;
-    const found = { begin: times.subarray(0, total), left: times.subarray(total, 2 * total) };
-    found.end = times.subarray(2 * total);
+    const found = { begin: times.subarray(0, total), end: times.subarray(total) };
     found.source = new Int32Array(total);
     found.destination = new Int32Array(total);
     found.step = new Int32Array(total);
@@ -217,20 +216,6 @@ class Model {
     let done = 0;
     while (done < this.stepEnds.length && this.stepEnds[done] <= this.now) done++;
     return done;
-  }
-
-  /* Of every moment, the share of the ranks that are sending. */
-  use(bins) {
-    const found = new Float64Array(bins), width = this.duration / bins || 1;
-    const { begin, left } = this.messages;
-    for (let at = 0; at < begin.length; at++) {
-      const first = Math.min(bins - 1, Math.floor(begin[at] / width));
-      const last = Math.min(bins - 1, Math.floor(left[at] / width));
-      for (let bin = first; bin <= last; bin++) {
-        found[bin] += Math.min(left[at], (bin + 1) * width) - Math.max(begin[at], bin * width);
-      }
-    }
-    return found.map((busy) => Math.min(1, busy / width / this.ranks));
   }
 
   /* How many contributions each chunk of a rank has now. */
