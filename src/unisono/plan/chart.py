@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unisono.plan.choose import Ranking
-from unisono.plan.in_network import NAME
 from unisono.plan.sizes import format_size
 
 Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
@@ -16,28 +15,16 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
     """The fastest algorithm from one size to another: (first size, last size, name)."""
     spans: list[tuple[int, int, str]] = []
     for ranking in rankings:
-        name = ranking.best.algorithm.name
-        if ranking.in_network is not None and ranking.in_network.time_s < ranking.best.time_s:
-            name = NAME
-        if spans and spans[-1][2] == name:
-            spans[-1] = (spans[-1][0], ranking.total_bytes, name)
-        else:
-            spans.append((ranking.total_bytes, ranking.total_bytes, name))
+        times, size = ranking.times_s, ranking.total_bytes
+        name = min(times, key=times.__getitem__)
+        first = spans.pop()[0] if spans and spans[-1][2] == name else size
+        spans.append((first, size, name))
     return spans
 
 
 def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
     """The times of each algorithm, one for each ranking."""
-    names = [choice.algorithm.name for choice in rankings[0].choices]
-    if rankings[0].in_network is not None:
-        names.append(NAME)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for ranking in rankings:
-        for choice in ranking.choices:
-            times[choice.algorithm.name].append(choice.time_s)
-        if ranking.in_network is not None:
-            times[NAME].append(ranking.in_network.time_s)
-    return times
+    return {name: [ranking.times_s[name] for ranking in rankings] for name in rankings[0].times_s}
 
 
 def check_chart(path: Path) -> None:

@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.in_network import InNetwork, reduce_in_network
+from unisono.plan.in_network import NAME, PIECES, InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
-
-# Into how many pieces the pipelined algorithms are cut, to find out how many are best.
-PIECES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,12 @@ class Choice:
     def time_s(self) -> float:
         """How long it takes."""
         return self.timeline.time_s
+
+    @property
+    def busiest_rank_sends_bytes(self) -> float:
+        """What the rank sends that sends most."""
+        chunk_bytes = self.schedule.chunk_bytes(self.timeline.total_bytes)
+        return float(self.schedule.chunks_sent().max()) * chunk_bytes
 
     @property
     def label(self) -> str:
@@ -69,35 +72,17 @@ class Ranking:
     choices: tuple[Choice, ...]
     left_out: tuple[tuple[str, str], ...]
     in_network: InNetwork | None = None
-    """An all_reduce by switches that add, where the topology has them and there are nodes."""
 
     @property
     def best(self) -> Choice:
         """The fastest algorithm."""
         return self.choices[0]
 
-
-def schedules(
-    collective: str,
-    ranks: int,
-    node_size: int,
-    names: Sequence[str] = (),
-    pieces_to_try: Sequence[int] = PIECES,
-) -> tuple[list[tuple[Algorithm, Schedule, int | None]], tuple[tuple[str, str], ...]]:
-    """Every algorithm's schedule for `ranks` ranks, or that of those named, and which were left
-    out, each with a reason."""
-    found: list[tuple[Algorithm, Schedule, int | None]] = []
-    left_out = []
-    wanted = [find(collective, name) for name in names] or catalog(collective)
-    for entry in wanted:
-        try:
-            for pieces in pieces_to_try if "pieces" in entry.options else (None,):
-                options = {"node_size": min(node_size, ranks)}
-                options |= {} if pieces is None else {"pieces": pieces}
-                found.append((entry, entry.schedule(ranks, **options), pieces))
-        except ValueError as error:
-            left_out.append((entry.name, str(error)))
-    return found, tuple(left_out)
+    @property
+    def times_s(self) -> dict[str, float]:
+        """How long each algorithm takes, and the switches, where they add, as "sharp"."""
+        times = {choice.algorithm.name: choice.time_s for choice in self.choices}
+        return times if self.in_network is None else times | {NAME: self.in_network.time_s}
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
@@ -129,7 +114,16 @@ def rank_sizes(
     as many as `pieces_to_try` has, and the best counts. Raises ValueError where none works."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
-    found, left_out = schedules(collective, ranks, topology.node_size, names, pieces_to_try)
+    found: list[tuple[Algorithm, Schedule, int | None]] = []
+    left_out: list[tuple[str, str]] = []
+    for entry in [find(collective, name) for name in names] or catalog(collective):
+        cuts = [{"pieces": n} for n in pieces_to_try] if "pieces" in entry.options else [{}]
+        try:
+            for cut in cuts:
+                made = entry.schedule(ranks, node_size=min(topology.node_size, ranks), **cut)
+                found.append((entry, made, cut.get("pieces")))
+        except ValueError as error:
+            left_out.append((entry.name, str(error)))
     if not found:
         raise ValueError(", ".join(f"{name}: {reason}" for name, reason in left_out))
     rankings = []
@@ -145,7 +139,9 @@ def rank_sizes(
         by_switches = None
         if collective == "all_reduce" and topology.switch_ports and topology.nodes(ranks) > 1:
             by_switches = reduce_in_network(ranks, topology, size)
-        rankings.append(Ranking(collective, ranks, size, topology, choices, left_out, by_switches))
+        rankings.append(
+            Ranking(collective, ranks, size, topology, choices, tuple(left_out), by_switches)
+        )
     return rankings
 
 

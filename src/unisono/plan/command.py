@@ -133,7 +133,8 @@ class _Asked:
 
     def rank(self, sizes: tuple[int, ...], say: Callable[[str], None]) -> list[Ranking]:
         """The algorithms that were asked for, or all, for each of these sizes."""
-        from unisono.plan.choose import PIECES, rank_sizes
+        from unisono.plan.choose import rank_sizes
+        from unisono.plan.in_network import PIECES
 
         names = [name for name in (self.algorithm, self.against) if name is not None]
         pieces = PIECES if self.pieces is None else (self.pieces,)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -362,7 +362,11 @@ class Schedule:
         """The schedule that `to_json` wrote. Raises ValueError for anything else."""
         try:
             parts = json.loads(text)
-            phases = tuple(_phase(part) for part in parts.pop("phases"))
+            names = ("source", "destination", "chunk", "reduces", "count")
+            phases = tuple(
+                Phase(Step.of(*(phase.pop(name) for name in names)), **phase)
+                for phase in parts.pop("phases")
+            )
             return cls(**parts, phases=phases)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is not a schedule's JSON: {error!r}") from error
@@ -430,11 +434,3 @@ class _Steps(Sequence[Step]):
                 return self._schedule.at(phase, number)
             number -= phase.times
         raise IndexError(f"there is no step {index} among {len(self)}")
-
-
-def _phase(part: dict[str, Any]) -> Phase:
-    step = Step.of(
-        part["source"], part["destination"], part["chunk"], part["reduces"], part["count"]
-    )
-    keys = ("times", "shift", "within", "turn")
-    return Phase(step, *(cast(int, part[key]) for key in keys))

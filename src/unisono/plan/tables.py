@@ -31,8 +31,7 @@ def ranking_table(ranking: Ranking) -> Table:
             choice.time_s,
             choice.label,
             f"{choice.schedule.rounds:,}",
-            float(choice.schedule.chunks_sent().max())
-            * choice.schedule.chunk_bytes(ranking.total_bytes),
+            choice.busiest_rank_sends_bytes,
         )
         for choice in ranking.choices
     ]
@@ -48,22 +47,20 @@ def ranking_table(ranking: Ranking) -> Table:
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
     """The same as plain values; times in seconds, sizes in bytes."""
-    total = ranking.total_bytes
     by_switches = ranking.in_network
     return {
         "collective": ranking.collective,
         "ranks": ranking.ranks,
         "nodes": ranking.topology.nodes(ranking.ranks),
         "topology": ranking.topology.name,
-        "bytes": total,
+        "bytes": ranking.total_bytes,
         "algorithms": [
             {
                 "algorithm": choice.algorithm.name,
                 "pieces": choice.pieces,
                 "time_s": choice.time_s,
                 "steps": choice.schedule.rounds,
-                "busiest_rank_sends_bytes": float(choice.schedule.chunks_sent().max())
-                * choice.schedule.chunk_bytes(total),
+                "busiest_rank_sends_bytes": choice.busiest_rank_sends_bytes,
             }
             for choice in ranking.choices
         ],
