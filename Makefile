@@ -19,7 +19,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize latency bench clean
+.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize mutants latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -163,6 +163,12 @@ sanitize: $(THREADS) ## run the engine's ranks as threads: plainly, for races, f
 $(THREADS): build/%/threads:
 	$(CMAKE) -B build/$* -DUNISONO_MODULE=OFF -DUNISONO_SANITIZE=$(filter-out plain,$*)
 	$(CMAKE) --build build/$* --target threads --parallel
+
+# Which ones, and whether to go on: MUTANTS="--only wake --resume"
+MUTANTS ?=
+
+mutants: .venv/.stamp ## break the code line by line in a copy: do the tests notice? half an hour
+	.venv/bin/python tools/mutants $(MUTANTS)
 
 latency: native ## build the engine's latency benchmark: build/native/native_latency
 	$(CMAKE) --build build/native --target native_latency

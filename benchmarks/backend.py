@@ -29,9 +29,7 @@ from typing import Any
 from two_backends import TwoBackends
 
 import unisono
-from unisono.bench.session import Event
-from unisono.bench.settings import BenchSettings
-from unisono.bench.start import run
+from unisono.bench import measure_run
 
 KIB, MIB = 1024, 1024**2
 BACKENDS = ("unisono", "gloo")
@@ -109,14 +107,13 @@ def measure_calls(ranks: int, turns: int) -> list[Row]:
     """What `unisono bench` says of direct calls and of those through torch."""
     times: dict[tuple[str, int], dict[str, float]] = {}
 
-    def handle(event: Event) -> None:
-        for row in event.get("rows", []):
-            key = (row["collective"], row["size_bytes"])
-            times.setdefault(key, {})[NAMES[row["backend"]]] = row["time_us"]["p50"]
-
     for collectives, sizes in CALLS.items():
-        settings = BenchSettings(ranks, collectives, sizes, tuple(NAMES), budget_s=turns / 10)
-        run(settings, handle, print)
+        run = measure_run(
+            *collectives, sizes=sizes, ranks=ranks, backends=list(NAMES), budget_s=turns / 10
+        )
+        for row in run.rows:
+            key = (row.collective, row.size_bytes)
+            times.setdefault(key, {})[NAMES[row.backend]] = row.time_us.p50
     rows = [Row(what, nbytes, medians) for (what, nbytes), medians in times.items()]
     for row in rows:
         print(line(row), flush=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,13 +27,19 @@ import peers
 import record
 
 import unisono
-from unisono.bench.machine import machine_name
 from unisono.bench.results import read
 
 COLLECTIVES = ("all_reduce", *figures.MOVERS, "barrier", "ping_pong", "all_reduce_async")
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 RESULTS = peers.REPOSITORY / "benchmarks" / "results"
 NATIVE_PROGRAM = peers.REPOSITORY / "build" / "native" / "native_latency"
+
+
+def machine_name(facts: dict[str, object], ranks: int) -> str:
+    """A file name for results of a machine: "neoverse-n1-2-cores-2-ranks"."""
+    text = f"{facts['processor']} {facts['cores']} cores {ranks} ranks".lower()
+    text = re.sub(r"\((r|tm)\)|\bcpu\b|@.*?ghz|\bprocessor\b", " ", text)
+    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
 def bench(python: str, arguments: Sequence[str], ranks: int, path: Path) -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.bench import plot, table, text
-from unisono.bench.results import Run, read
+from unisono.bench import plot, text
+from unisono.bench.results import Row, Run, read
 from unisono.errors import UnisonoError
 from unisono.plan.sizes import parse_sizes
 
@@ -65,7 +66,7 @@ def _inner(match: re.Match[str], known: dict[str, Run]) -> str:
         wanted = {0, *parse_sizes(sizes)}
         rows = [row for row in run.rows if row.collective in collectives.split(",")]
         run = replace(run, rows=[row for row in rows if row.size_bytes in wanted])
-    return f"\n{table.side_by_side(run)}\n"
+    return f"\n{side_by_side(run)}\n"
 
 
 def _section(name: str, run: Run) -> str:
@@ -73,9 +74,42 @@ def _section(name: str, run: Run) -> str:
     disturbed = "\n\\* other programs had a share of the cores in this row.\n"
     mark = disturbed if any(row.disturbed for row in run.rows) else ""
     return (
-        f"## {name}\n\n{text.about(run)}.\n\n{table.side_by_side(run)}{mark}\n{lines}\n\n"
+        f"## {name}\n\n{text.about(run)}.\n\n{side_by_side(run)}{mark}\n{lines}\n\n"
         f"![time and bandwidth over size](plots/{name}.png)\n"
     )
+
+
+def side_by_side(run: Run) -> str:
+    """Markdown: one line per size, one column per backend; how many times longer than the first."""
+    backends = list(dict.fromkeys(row.backend for row in run.in_order))
+    first = backends[0] if backends else ""
+    headings = ["collective", "size", *(f"{name} us" for name in backends), "floor us"]
+    headings += [f"{name} / {first}" for name in backends[1:]]
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    for rows in text.tables(run, run.rows):
+        sizes = dict.fromkeys(row.size_bytes for row in rows)
+        lines += [
+            _side_by_side([row for row in rows if row.size_bytes == size], backends)
+            for size in sizes
+        ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _side_by_side(rows: Sequence[Row], backends: Sequence[str]) -> list[str]:
+    by_name = {row.backend: row for row in rows}
+    medians = [by_name[name].time_us.p50 if name in by_name else None for name in backends]
+    mark = " *" if any(row.disturbed for row in rows) else ""
+    ratios = [
+        text.ratio_text(median / medians[0]) if median and medians[0] else "-"
+        for median in medians[1:]
+    ]
+    return [
+        rows[0].collective + mark,
+        text.size_text(rows[0].size_bytes),
+        *(text.time_text(median) for median in medians),
+        text.time_text(rows[0].floor_us),
+        *ratios,
+    ]
 
 
 if __name__ == "__main__":

@@ -201,6 +201,8 @@ static void bring_and_post(execution *x) {
 static un_status meet_and_move(execution *x) {
     un_status status = meet(x);
     if (status) return status;
+    x->patience.may_finish = x->patience.may_leave;
+    x->patience.may_leave = false;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
     if (x->call->schedule) return run_schedule(x);
@@ -243,44 +245,47 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-static void write_shape_note(un_group *g, const un_shape *shape, uint64_t number) {
-    char text[UN_TEXT_BYTES] = "(";
-    int length = 1;
-    for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
-        length += snprintf(text + length, sizeof text - (size_t)length, "%s%lld", d ? ", " : "",
-                           (long long)shape->length[d]);
-    const char *rest = shape->dims > UN_SHAPE_DIMS ? ", ..." : shape->dims == 1 ? "," : "";
-    snprintf(text + length, sizeof text - (size_t)length, "%s)", rest);
+/* Leave a note of a shape, if it is known, behind something short. */
+void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number) {
+    char text[UN_TEXT_BYTES];
+    size_t length = (size_t)snprintf(text, sizeof text, "%s", before);
+    int dims = shape ? shape->dims : -1;
+    for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%lld", d ? ", " : "(",
+                                   (long long)shape->length[d]);
+    const char *rest = dims > UN_SHAPE_DIMS ? ", ...)" : dims == 1 ? ",)" : dims ? ")" : "()";
+    if (dims >= 0) snprintf(text + length, sizeof text - length, "%s", rest);
     un_group_write_note(g, UN_SHAPE, number, text);
 }
 
 /* Let the peers' error texts say with which shape we came, and then from where: whoever knows the
  * one knows the other. */
 static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
-    if (call->shape) write_shape_note(g, call->shape, number);
+    if (call->shape) write_shape_note(g, "", call->shape, number);
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
 }
 
 static un_status end_call(execution *x, un_status status) {
+    if (status == UN_NOT_YET) return status;
     record_end(x->g, x->record, status);
     if (status) write_failure_notes(x->g, x->call, x->number);
     return status;
 }
 
-/* With the call lock: one call, unless the group has failed before. `hooks` says how to wait;
- * `record` is that of a call which waited in the queue. */
-static un_status carry_out(un_group *g, const un_call *call, const un_call *hooks,
+/* With the call lock: one call, unless the group has failed before. `record` is that of a call which
+ * waited in the queue. */
+static un_status carry_out(execution *x, un_group *g, const un_call *call, patience patience,
                            uint64_t record, un_status (*body)(execution *)) {
     if (read_word(&g->calls.noticed_end)) return fail_from_abort(g);
     uint64_t number = read_word(&g->calls.latest) + 1;
     write_word(&g->calls.latest, number);
-    execution x = {.g = g, .call = call, .number = number, .patience = {.call = hooks}};
+    *x = (execution){.g = g, .call = call, .number = number, .patience = patience};
     if (record)
-        record_call(g, record, x.number);
+        record_call(g, record, number);
     else
-        record = open_call_record(g, call, x.number, ARRIVED);
-    x.record = record;
-    return end_call(&x, read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(&x));
+        record = open_call_record(g, call, number, ARRIVED);
+    x->record = record;
+    return end_call(x, read_word(&g->segment.header->abort) ? fail_from_abort(g) : body(x));
 }
 
 /* -- works ------------------------------------------------------------------------------------- */
@@ -293,9 +298,7 @@ static bool is_short(const execution *x) {
 
 bool begin_work(un_group *g, un_work *work) {
     if (read_word(&g->calls.noticed_end) || read_word(&g->segment.header->abort)) return false;
-    if (!g->worker.begun) g->worker.begun = malloc(sizeof *g->worker.begun);
     execution *x = g->worker.begun;
-    if (!x) return false;
     *x = (execution){.g = g,
                      .call = &work->call,
                      .number = read_word(&g->calls.latest) + 1,
@@ -316,11 +319,18 @@ bool need_not_wait(const un_group *g) {
     return !g->worker.begun->may_be_direct || givers_in_blocks(g->worker.begun) == NONE;
 }
 
-un_status run_work(un_group *g, un_work *work, const un_call *hooks) {
-    if (!work->begun) return carry_out(g, &work->call, hooks, work->record, run);
+un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_leave) {
     execution *x = g->worker.begun;
-    x->patience = (patience){.call = hooks};
-    return end_call(x, meet_and_move(x));
+    patience waiting = {.call = hooks, .may_leave = may_leave};
+    un_status status;
+    if (work->begun) waiting.deadline_ns = x->patience.deadline_ns;
+    x->patience = waiting;
+    if (work->begun)
+        status = end_call(x, meet_and_move(x));
+    else
+        status = carry_out(x, g, &work->call, waiting, work->record, run);
+    work->begun |= status == UN_NOT_YET;
+    return status;
 }
 
 /* -- blocking calls ---------------------------------------------------------------------------- */
@@ -331,14 +341,14 @@ static un_status run_locked(un_group *g, const un_call *call, uint64_t record,
     if (group_is_inherited(g)) return UN_FORKED;
     patience p = {.call = call};
     un_status status = lock_calls(g, &p);
-    if (status == UN_INTERRUPTED) /* peers expect us */
-        abort_group(g, status, g->rank, g->calls.latest);
+    if (status == UN_INTERRUPTED) interrupt(g, g->calls.latest); /* peers expect us */
     if (status) return status;
     if (atomic_load_explicit(&g->worker.queued, memory_order_relaxed)) {
         prepare_to_block(&p);
-        run_queue(g, NULL, call);
+        run_queue(g, NULL, call, false);
     }
-    status = carry_out(g, call, call, record, body);
+    execution x;
+    status = carry_out(&x, g, call, p, record, body);
     unlock_calls(g);
     return status;
 }

@@ -34,8 +34,9 @@ struct execution {
     bool in_block; /* what we give lies where the peers can read it, see direct.c */
 };
 
-/* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. */
-un_status run_work(un_group *g, un_work *work, const un_call *hooks);
+/* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. If
+ * they interrupt it before its data moves, and it `may_leave`, it is UN_NOT_YET over, and begun. */
+un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_leave);
 
 /* With the call lock, and nothing submitted before: post a short call, of which peers need nothing
  * more. False: it is not short, and nothing has happened. Then, whether it can go on at once. */

@@ -8,6 +8,7 @@
  *
  * Whatever a peer wrote is read once, and compared with what it may be before it is used.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "messages.h"
@@ -84,10 +85,30 @@ void complete(un_group *g, un_message *m, un_status status) {
 
 /* -- progress ---------------------------------------------------------------------------------- */
 
+/* Let the error texts of all ranks say what this side of a message that does not fit wanted. */
+void note_unfit(un_group *g, const un_message *m) {
+    char text[UN_TEXT_BYTES];
+    snprintf(text, sizeof text, "%lld %llu %u %llu %u ", (long long)m->tag,
+             (unsigned long long)m->stream.bytes, (unsigned)m->dtype,
+             (unsigned long long)m->seen_bytes, (unsigned)m->seen_dtype);
+    write_shape_note(g, text, m->shape, UN_ABOUT_MESSAGES);
+    if (m->site) un_group_write_note(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
+}
+
+COLD static void note_unfit_send(un_group *g) {
+    int receiver;
+    uint64_t handle = unfit_handle(g, &receiver);
+    if (!handle) return;
+    const struct traffic *t = &g->messages.traffic[receiver];
+    const un_message *m = handle <= t->handle_count ? t->handles[handle - 1].message : NULL;
+    if (m) note_unfit(g, m);
+}
+
 /* The group is over, and with it every message. What came and was not asked for stays, for
  * error texts. */
 static bool complete_all(un_group *g, un_status status) {
     if (!g->messages.oldest) return false;
+    note_unfit_send(g);
     for (int rank = 0; rank < g->ranks; rank++)
         for (un_message *m = g->messages.traffic[rank].due.first; m; m = m->behind)
             free(m->match.next);

@@ -98,6 +98,21 @@ bool start_courier(un_group *g) {
     return g->courier.has_thread;
 }
 
+void look_at_messages(un_group *g, unfinished *left) {
+    pthread_mutex_lock(&g->messages.lock);
+    if (g->messages.oldest) progress(g);
+    for (const un_message *m = g->messages.oldest; m; m = m->next) {
+        if (m->is_copy) continue; /* see deliver_copies */
+        bool matched = m->phase > WANTED;
+        left->any = true;
+        left->moving |= matched;
+        left->moved = left->moved * 31 + m->moved + 1;
+        for (int rank = 0; rank < g->ranks; rank++)
+            left->missing[rank] |= !matched && (m->peer < 0 ? rank != g->rank : rank == m->peer);
+    }
+    pthread_mutex_unlock(&g->messages.lock);
+}
+
 /* Eager sends are over for their senders: give them some time to arrive. */
 static void deliver_copies(un_group *g) {
     for (int64_t end = clock_ns() + CLOSING_NS; clock_ns() < end; sleep_ns(NAP_NS_LEAST)) {
@@ -114,10 +129,8 @@ static void deliver_copies(un_group *g) {
 void stop_courier(un_group *g) {
     deliver_copies(g);
     pthread_mutex_lock(&g->messages.lock);
-    if (g->messages.oldest) {
-        abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
-        progress(g);
-    }
+    end_if_unfinished(g, g->messages.oldest);
+    if (g->messages.oldest) progress(g);
     pthread_mutex_unlock(&g->messages.lock);
     if (!g->courier.has_thread) return;
     atomic_store(&g->courier.stops, 1);

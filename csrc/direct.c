@@ -213,10 +213,10 @@ static un_status combine_share(execution *x) {
 static void wait_for_writers(execution *x) {
     un_group *g = x->g;
     const struct timespec moment = {.tv_nsec = 100 * 1000};
-    int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000;
+    int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000, ignored;
     prepare_to_block(&x->patience);
     for (int rank = 0; rank < g->ranks; rank++)
-        while (rank != g->rank && !peer_is_dead(g, rank) && clock_ns() < end &&
+        while (rank != g->rank && !peer_is_dead(g, rank, &ignored) && clock_ns() < end &&
                atomic_load(&control_of(g, rank)->writing) == x->number)
             nanosleep(&moment, NULL);
 }

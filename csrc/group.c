@@ -96,6 +96,33 @@ static void wake_everyone(un_group *g) {
     }
 }
 
+enum { ABSENT_MS = 1000, STALLED_MS = 10 * 1000, ASK_EVERY = 64 };
+
+bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {
+    const struct timespec moment = {.tv_nsec = 500 * 1000};
+    patience p = {.call = hooks};
+    int64_t since = clock_ns();
+    uint64_t seen = 0;
+    for (int looks = 1; !group_is_inherited(g) && !status_from_abort(g); looks++) {
+        unfinished left = {.missing = memset(missing, 0, (size_t)g->ranks * sizeof *missing)};
+        look_at_works(g, &left);
+        look_at_messages(g, &left);
+        if (!left.any) return true;
+        int64_t now = clock_ns();
+        if (left.moved != seen) since = now;
+        seen = left.moved;
+        if (now - since > (left.moving ? STALLED_MS : ABSENT_MS) * (int64_t)1000000) return false;
+        prepare_to_block(&p);
+        if (looks % ASK_EVERY == 0 && hooks->pause && hooks->pause(hooks->argument)) return false;
+        nanosleep(&moment, NULL);
+    }
+    return true;
+}
+
+void end_if_unfinished(un_group *g, bool unfinished) {
+    if (unfinished && !status_from_abort(g)) un_group_abort(g, "it closed the group");
+}
+
 void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
         stop_watching(g);
@@ -122,14 +149,27 @@ void abort_group(un_group *g, un_status status, int rank, uint64_t call) {
     if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)) wake_everyone(g);
 }
 
-un_status fail(un_group *g, un_status status, int rank) {
-    abort_group(g, status, rank, g->calls.latest);
-    return fail_from_abort(g);
-}
-
 static int culprit(const un_group *g, uint64_t word) {
     int rank = (int16_t)(word >> 8 & 0xffff);
     return rank < g->ranks ? rank : -1;
+}
+
+/* A message does not fit: which rank has received it, and by which handle its sender knows it. */
+void abort_unfit(un_group *g, int sender, uint64_t handle) {
+    abort_group(g, UN_UNFIT, sender, handle << 16 | (uint64_t)g->rank);
+}
+
+/* The handle, if it was this rank that sent it, and its receiver; otherwise 0. */
+uint64_t unfit_handle(const un_group *g, int *receiver) {
+    uint64_t word = atomic_load(&g->segment.header->abort);
+    if ((un_status)(word & 0xff) != UN_UNFIT || culprit(g, word) != g->rank) return 0;
+    *receiver = (int)(word >> 24 & 0xffff);
+    return *receiver < g->ranks ? word >> 40 : 0;
+}
+
+un_status fail(un_group *g, un_status status, int rank) {
+    abort_group(g, status, rank, g->calls.latest);
+    return fail_from_abort(g);
 }
 
 /* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
@@ -150,10 +190,27 @@ un_status fail_from_abort(un_group *g) {
     return status_from_abort(g);
 }
 
+un_status interrupt(un_group *g, uint64_t call) {
+    if (!status_from_abort(g))
+        un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES,
+                            "it was interrupted by Ctrl-C, or by a signal handler that raised");
+    abort_group(g, UN_INTERRUPTED, g->rank, call);
+    return fail_from_abort(g);
+}
+
 void un_group_abort(un_group *g, const char *reason) {
     if (group_is_inherited(g)) return;
     if (reason) un_group_write_note(g, UN_REASON, UN_ABOUT_MESSAGES, reason);
     abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
+}
+
+/* Another rank may have noticed a death before we do. */
+bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
+    *detail = 0;
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
+    uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
+    return peer_is_dead(g, rank, detail) ||
+           (status_of(g, word) == UN_PEER_LOST && culprit(g, word) == rank);
 }
 
 /* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
@@ -163,9 +220,13 @@ un_failure un_group_failure(un_group *g) {
     if (!word) return (un_failure){0};
     un_status status = fail_from_abort(g);
     un_failure failure = {.status = status, .rank = culprit(g, word), .call = word >> 24};
+    if (status == UN_UNFIT) {
+        failure.detail = failure.call & 0xffff;
+        failure.call = 0;
+    }
     if (status == UN_PEER_LOST) {
         failure.call = g->calls.noticed_end - 1;
-        failure.detail = ending_of_peer(g, failure.rank);
+        un_group_has_lost(g, failure.rank, &failure.detail);
     }
     return failure;
 }

@@ -38,6 +38,8 @@
 #define RECORDS 1024            /* calls of a rank that are remembered */
 #define SITES 128               /* lines of its program whose text is kept at once */
 
+#define COLD __attribute__((cold)) /* for failures: kept out of the way of calls that are all right */
+
 typedef _Atomic uint64_t flag_t;
 
 /* Without any order: for words whose order another word gives, or that are only hints. */
@@ -328,6 +330,9 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
     int64_t deadline_ns; /* 0: no clock read yet */
     bool blocked;        /* the caller knows that we wait */
     bool asked;          /* the missing know that we miss them */
+    bool may_leave;      /* if the caller is interrupted, another thread goes on from here */
+    bool may_finish;     /* no longer, but what is left will soon be over */
+    int64_t leaves_ns;   /* the caller has been interrupted, and waits until then at most */
 } patience;
 
 int64_t clock_ns(void);
@@ -366,13 +371,25 @@ static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
         wake_sleepers(flag);
 }
 
+typedef struct unfinished { /* what is under way when the group closes */
+    bool any;
+    bool moving;    /* every member has begun some of it */
+    uint64_t moved; /* another number whenever something has moved */
+    bool *missing;  /* the ranks that have not begun the rest */
+} unfinished;
+
 /* group.c */
 bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
+COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
+COLD uint64_t unfit_handle(const un_group *g, int *receiver);
+COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
+void end_if_unfinished(un_group *g, bool unfinished);
+un_status interrupt(un_group *g, uint64_t call); /* the group, in a call that only we can go on with */
 un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
 
 /* segment.c */
@@ -412,6 +429,7 @@ void answer_where(un_group *g, const char *text);
 /* channels.c, courier.c */
 bool make_traffic(un_group *g);
 void free_traffic(un_group *g);
+void look_at_messages(un_group *g, unfinished *left);
 void stop_courier(un_group *g);
 bool has_unread_messages(const un_group *g, int from, int to);
 bool has_unread_replies(const un_group *g, int from, int to);
@@ -424,14 +442,14 @@ void find_deadlock(un_group *g, const un_message *m);
 /* worker.c */
 un_status lock_calls(un_group *g, patience *p);
 void unlock_calls(un_group *g);
-void run_queue(un_group *g, const un_work *last, const un_call *hooks);
+bool run_queue(un_group *g, const un_work *last, const un_call *hooks, bool may_leave);
+void look_at_works(un_group *g, unfinished *left);
 void stop_worker(un_group *g);
 
 /* watcher.c */
 void stop_watching(un_group *g);
 void forget_watching_after_fork(void);
-int64_t ending_of_peer(const un_group *g, int rank);
-bool peer_is_dead(const un_group *g, int rank);
+bool peer_is_dead(const un_group *g, int rank, int64_t *ending);
 
 /* stream.c */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes);

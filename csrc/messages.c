@@ -54,6 +54,7 @@ static bool send_copy(un_group *g, un_message *m) {
     copy->message.stream.views = &copy->view;
     copy->message.stream.count = 1;
     copy->message.is_copy = true;
+    copy->message.shape = NULL; /* its caller's */
     begin(g, &copy->message);
     if (start_courier(g)) call_courier(g);
     m->status = status_from_abort(g);
@@ -137,6 +138,16 @@ static void end_looking(un_group *g, bool paid_off) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
+/* The caller is interrupted. Nobody but the courier can go on with its message; one that was not
+ * started for that ends with the call, and the group with it. */
+static void leave(un_group *g, const un_message *m) {
+    if (!m->is_started) interrupt(g, 0);
+    pthread_mutex_lock(&g->messages.lock);
+    if (g->waiting.message == m) forget_waiting(g);
+    progress(g);
+    pthread_mutex_unlock(&g->messages.lock);
+}
+
 static un_status wait_with_progress(un_group *g, un_message *m, const un_call *hooks, patience *p,
                               int64_t *start) {
     int64_t quiet_since = 0, looks_until = 0; /* 0: something has moved; we have looked enough */
@@ -176,7 +187,8 @@ static un_status wait_with_progress(un_group *g, un_message *m, const un_call *h
         int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
         if (left_ns <= 0) {
             if (!to_the_end) return UN_NOT_YET;
-            un_message_give_up(g, UN_TIMEOUT);
+            abort_group(g, UN_TIMEOUT, g->rank, 0); /* ends all messages: their memory is free */
+            look_for_progress(g);
             continue;
         }
         if (to_the_end && left_ns < ASK_NS && !p->asked && m->peer >= 0) {
@@ -186,7 +198,7 @@ static un_status wait_with_progress(un_group *g, un_message *m, const un_call *h
         note_core(g);
         sleep_at_doorbell(g, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_message_done(m) && hooks->pause && hooks->pause(hooks->argument)) {
-            un_message_give_up(g, UN_INTERRUPTED);
+            leave(g, m);
             return UN_INTERRUPTED;
         }
     }
@@ -201,13 +213,7 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     atomic_fetch_add_explicit(&g->messages.waits, 1, memory_order_relaxed);
     un_status status = wait_with_progress(g, m, hooks, &p, &start);
     atomic_fetch_sub(&g->messages.waiters, 1);
-    if (status && status != UN_NOT_YET && m->site)
+    if (status && un_message_done(m) && m->site)
         un_group_write_note(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);
     return status;
-}
-
-/* End the group, and with it every message under way: afterwards their memory is the owners'. */
-void un_message_give_up(un_group *g, un_status why) {
-    abort_group(g, why, g->rank, 0);
-    look_for_progress(g);
 }

@@ -81,6 +81,7 @@ void enqueue(message_queue *q, un_message *m);
 void dequeue(message_queue *q);
 void enter_phase(un_group *g, un_message *m, enum phase phase);
 void complete(un_group *g, un_message *m, un_status status);
+COLD void note_unfit(un_group *g, const un_message *m);
 bool refuse_damage(un_group *g, int peer);
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word);
 void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
@@ -96,6 +97,13 @@ static inline void publish_to_peer(flag_t *flag, uint64_t value) {
 
 static inline uint64_t read_from_peer(const flag_t *flag) {
     return atomic_load_explicit(flag, memory_order_seq_cst);
+}
+
+/* Whether the slot for number `next` is written. Until then it has the number of the round before. */
+static inline bool has_come(un_group *g, int peer, const flag_t *number, uint64_t next) {
+    uint64_t seen = read_from_peer(number), before = next > ENTRIES ? next - ENTRIES : 0;
+    if (seen != next && seen != before) refuse_damage(g, peer);
+    return seen == next;
 }
 
 static inline size_t next_piece(const un_message *m) {

@@ -41,7 +41,8 @@ static bool deliver(un_group *g, un_message *m, const arrival *a, const char *pa
     record_start(g, m->record);
     enter_phase(g, m, TO_GRANT);
     if (a->bytes != m->stream.bytes || a->dtype != m->dtype) {
-        abort_group(g, UN_UNFIT, source, 0);
+        note_unfit(g, m);
+        abort_unfit(g, source, a->handle);
         complete(g, m, UN_UNFIT);
     } else if (small) {
         stream_write(&m->stream, 0, payload, a->bytes, false);
@@ -117,7 +118,7 @@ bool take_entries(un_group *g, int source) {
     bool left_some = false;
     for (;; t->entries_read++) {
         const entry *e = &c->entries[t->entries_read % ENTRIES];
-        if (read_from_peer(&e->number) != t->entries_read + 1) break;
+        if (!has_come(g, source, &e->number, t->entries_read + 1)) break;
         left_some = !take_entry(g, source, e);
         if (left_some) break;
     }

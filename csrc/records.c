@@ -120,7 +120,10 @@ void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *
     if (group_is_inherited(g)) return;
     note *n = &control_of(g, g->rank)->notes[kind];
     pthread_mutex_lock(&g->note_lock);
-    if (atomic_load(&n->about) != about) write_note(n, about, text);
+    uint64_t now = atomic_load(&n->about);
+    /* A failed message has ended the group: what it was matters longer than later calls. */
+    bool stays = now == UN_ABOUT_MESSAGES && (kind == UN_SITE || kind == UN_SHAPE);
+    if (now != about && !stays) write_note(n, about, text);
     pthread_mutex_unlock(&g->note_lock);
 }
 

@@ -108,7 +108,7 @@ bool read_replies(un_group *g, int peer) {
     uint64_t before = t->heard;
     for (;; t->heard++) {
         const reply *r = &c->replies[t->heard % ENTRIES];
-        if (read_from_peer(&r->number) != t->heard + 1 || !read_reply(g, peer, r)) break;
+        if (!has_come(g, peer, &r->number, t->heard + 1) || !read_reply(g, peer, r)) break;
     }
     if (t->heard == before) return false;
     publish_freed(g, peer, &c->heard, before, t->heard, false);

@@ -201,6 +201,7 @@ typedef struct un_message {
     un_dtype dtype;
     un_stream stream;
     const un_site *site;
+    const un_shape *shape; /* for error texts; NULL: unknown */
     int64_t timeout_ns; /* who waits for it longer, without a limit of its own, ends the group */
     un_status status;   /* once done */
     int source;       /* who sent it */
@@ -246,7 +247,8 @@ typedef struct un_failure {
     un_status status;
     int rank; /* who caused it, or -1 */
     uint64_t call;
-    int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status */
+    int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status;
+                       UN_UNFIT: the rank that received what `rank` sent */
 } un_failure;
 
 #define UN_ENDING_KNOWN ((int64_t)1 << 32)
@@ -329,7 +331,13 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 #define UN_FLAG_RELEASED (UINT32_C(1) << 30)
 void un_group_set_flags(un_group *group, void *flags);
 
-/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED. */
+/* Before we leave: let the works and messages finish that every member has begun, and wait for others
+ * to begin theirs for a second. False: some have not, and `missing` says of each rank whether it is
+ * one of those; or `hooks` asked to stop. */
+bool un_group_finish(un_group *group, const un_call *hooks, bool *missing);
+
+/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED; if it has works and messages
+ * that have not finished, all do, and the group ends. */
 void un_group_close(un_group *group);
 
 /* Take part in one call. On failure nothing of the output has changed if the status is
@@ -357,7 +365,6 @@ un_status un_message_start(un_group *group, un_message *message);
 un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
 bool un_message_done(const un_message *message);
-void un_message_give_up(un_group *group, un_status why);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
@@ -375,7 +382,8 @@ void un_group_abort(un_group *group, const char *reason);
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
     UN_SITE,   /* where in its program it made the call that failed */
-    UN_SHAPE,  /* which shapes its tensors had there */
+    UN_SHAPE,  /* which shapes its tensors had there; of a message that does not fit: its tag, bytes
+                  and type, those of what arrived (of a send zeros), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
     UN_NOTES,
@@ -384,8 +392,8 @@ typedef enum un_note {
 /* What a note is about: a call's number, or this for messages and for ends of a group. */
 #define UN_ABOUT_MESSAGES UINT64_MAX
 
-/* Leave a note, unless there is one about the same; read a rank's, if there is one (about 0:
- * about anything). */
+/* Leave a note, unless there is one about the same, or about a message that failed; read a rank's,
+ * if there is one (about 0: about anything). */
 void un_group_write_note(un_group *group, un_note kind, uint64_t about, const char *text);
 bool un_group_read_note(const un_group *group, int rank, un_note kind, uint64_t about,
                         char text[UN_TEXT_BYTES]);
@@ -436,6 +444,9 @@ un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_
 
 /* This thread begins its next step, which its records bear from now on. */
 void un_count_step(void);
+
+/* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
+bool un_group_has_lost(const un_group *group, int rank, int64_t *detail);
 
 /* How the group ended: UN_FORKED in a forked child, which has no part in it. */
 un_failure un_group_failure(un_group *group);

@@ -19,6 +19,7 @@ enum {
     YIELD_EVERY = 512,    /* one that yields to others may cost a time slice of each */
     LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
+    FINISH_NS = 1000 * 1000 * 1000, /* for a work whose data moves, after an interrupt */
 };
 
 int64_t clock_ns(void) {
@@ -157,6 +158,16 @@ static void ask_missing(un_group *g, patience *p) {
             ask_where(g, rank, g->calls.latest);
 }
 
+/* UN_OK: wait on. After an interrupt the caller's program must not be asked again. */
+static un_status ask_caller(un_group *g, patience *p) {
+    if (!p->leaves_ns) {
+        if (!p->call->pause || !p->call->pause(p->call->argument)) return UN_OK;
+        p->leaves_ns = clock_ns() + (p->may_finish ? FINISH_NS : 0);
+        if (p->may_leave) return UN_NOT_YET;
+    }
+    return clock_ns() < p->leaves_ns ? UN_OK : interrupt(g, g->calls.latest);
+}
+
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
     for (int glances = g->crowded || p->blocked ? 0 : GLANCES; glances; glances--) {
         if (reached(flag, target)) return UN_OK;
@@ -180,8 +191,8 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         if (seen < target) sleep_on(flag, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 
-        if (!reached(flag, target) && p->call->pause && p->call->pause(p->call->argument))
-            return fail(g, UN_INTERRUPTED, g->rank);
+        status = reached(flag, target) ? UN_OK : ask_caller(g, p);
+        if (status) return status;
     }
     return UN_OK;
 }

@@ -239,18 +239,11 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     return p != NULL;
 }
 
-int64_t ending_of_peer(const un_group *g, int rank) {
-    pthread_mutex_lock(&watch.lock);
-    const peer *p = rank >= 0 && rank < g->ranks ? g->watching.peers[rank] : NULL;
-    int64_t ending = p ? p->ending : 0;
-    pthread_mutex_unlock(&watch.lock);
-    return ending;
-}
-
-bool peer_is_dead(const un_group *g, int rank) {
+bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     pthread_mutex_lock(&watch.lock);
     const peer *p = g->watching.peers[rank];
     bool dead = p && p->dead;
+    *ending = dead ? p->ending : 0;
     pthread_mutex_unlock(&watch.lock);
     return dead;
 }

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -96,16 +97,32 @@ static void finish(un_group *g, un_work *work, un_status status) {
     if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
 }
 
+/* A work that has begun goes on before all others. */
+static void put_back(un_group *g, un_work *work) {
+    pthread_mutex_lock(&g->worker.queue_lock);
+    work->next = g->worker.first;
+    if (!work->next) g->worker.last = work;
+    g->worker.first = work;
+    pthread_mutex_unlock(&g->worker.queue_lock);
+}
+
 /* With the call lock: run what was submitted, up to and including `last`; NULL: everything. After
- * `finish` a work may be gone. */
-void run_queue(un_group *g, const un_work *last, const un_call *hooks) {
-    for (un_work *work; (work = next_work(g));) {
+ * `finish` a work may be gone. True: the caller was interrupted. */
+bool run_queue(un_group *g, const un_work *last, const un_call *hooks, bool may_leave) {
+    bool interrupted = false;
+    for (un_work *work; !interrupted && (work = next_work(g));) {
         un_call waiting = *hooks;
         waiting.timeout_ns = work->call.timeout_ns;
         bool enough = work == last;
-        finish(g, work, run_work(g, work, &waiting));
-        if (enough) return;
+        un_status status = run_work(g, work, &waiting, may_leave);
+        interrupted = g->worker.begun->patience.leaves_ns;
+        if (status == UN_NOT_YET)
+            put_back(g, work);
+        else
+            finish(g, work, status);
+        if (enough) break;
     }
+    return interrupted;
 }
 
 static bool idle(un_group *g, uint32_t seen) {
@@ -122,7 +139,7 @@ static const un_call no_hooks = {0};
 static void run_all(un_group *g) {
     patience p = {.call = &no_hooks};
     lock_calls(g, &p);
-    run_queue(g, NULL, &no_hooks);
+    run_queue(g, NULL, &no_hooks, false);
     unlock_calls(g);
 }
 
@@ -176,7 +193,8 @@ static void wake_worker(un_group *g) {
 static bool start_worker(un_group *g) {
     if (atomic_load_explicit(&g->worker.has_thread, memory_order_acquire)) return true;
     pthread_mutex_lock(&g->worker.queue_lock);
-    if (!g->worker.has_thread)
+    if (!g->worker.begun) g->worker.begun = calloc(1, sizeof *g->worker.begun);
+    if (!g->worker.has_thread && g->worker.begun)
         g->worker.has_thread = start_thread(&g->worker.thread, run_worker, g);
     pthread_mutex_unlock(&g->worker.queue_lock);
     return g->worker.has_thread;
@@ -213,7 +231,7 @@ static bool has_begun(un_group *g) {
 /* With the call lock: finish what rests, if nobody keeps us waiting. */
 static void run_resting(un_group *g) {
     if (atomic_load(&g->worker.may_rest) && has_begun(g) && need_not_wait(g))
-        run_queue(g, NULL, &no_hooks);
+        run_queue(g, NULL, &no_hooks, false);
 }
 
 /* Post a short call, and carry it out, likewise. True: it is done. */
@@ -221,7 +239,7 @@ static bool run_now(un_group *g, un_work *work) {
     run_resting(g);
     if (atomic_load(&g->worker.queued) || !begin_work(g, work) || !need_not_wait(g)) return false;
     un_call alone = {.timeout_ns = work->call.timeout_ns};
-    work->status = run_work(g, work, &alone);
+    work->status = run_work(g, work, &alone, false);
     atomic_store(&work->state, DONE);
     return true;
 }
@@ -279,8 +297,10 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
     if (forever && !un_work_done(work) && try_lock_calls(g)) {
         note_owner(g);
         if (!work->begun) prepare_to_block(&p);
-        run_queue(g, work, hooks);
+        bool interrupted = run_queue(g, work, hooks, true);
         unlock_calls(g);
+        if (interrupted) wake_worker(g);
+        if (interrupted && !un_work_done(work)) return UN_INTERRUPTED;
     }
     if (un_work_done(work)) return work->status;
     prepare_to_block(&p);
@@ -297,18 +317,29 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
         atomic_compare_exchange_strong(&work->state, &seen, AWAITED);
         if (seen != DONE)
             sleep_until_changed(&work->state, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
-        if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument)) {
-            abort_group(g, UN_INTERRUPTED, g->rank, g->calls.latest);
-            return UN_INTERRUPTED;
-        }
+        if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument))
+            return UN_INTERRUPTED; /* it goes on without us */
     }
     return work->status;
+}
+
+void look_at_works(un_group *g, unfinished *left) {
+    if (!atomic_load(&g->worker.queued)) return;
+    if (atomic_load(&g->worker.may_rest)) wake_worker(g);
+    uint64_t latest = read_word(&g->calls.latest);
+    left->any = left->moving = true;
+    left->moved = left->moved * 31 + atomic_load(&g->worker.finished);
+    for (int rank = 0; rank < g->ranks; rank++) {
+        left->moved = left->moved * 31 + read_word(&control_of(g, rank)->progress);
+        left->missing[rank] = read_word(&post_of(g, rank, latest)->call) < latest;
+        left->moving &= !left->missing[rank];
+    }
 }
 
 /* The group closes: nothing may be under way any more when its memory goes. */
 void stop_worker(un_group *g) {
     if (!g->worker.has_thread) return;
-    if (atomic_load(&g->worker.queued)) abort_group(g, UN_ABORTED, g->rank, g->calls.latest);
+    end_if_unfinished(g, atomic_load(&g->worker.queued));
     atomic_store(&g->worker.stopping, 1);
     wake_worker(g);
     pthread_join(g->worker.thread, NULL);

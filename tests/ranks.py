@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
@@ -33,6 +34,7 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 60.0
@@ -40,6 +42,10 @@ Error = TypeVar("Error", bound=BaseException)
 
 # Ranks find test modules by their names, in whatever folder they lie.
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
+
+# What a thread would import in every rank: tests count threads.
+for _module in (*NEEDED_LATER, "unisono.torch_backend.work"):
+    importlib.import_module(_module)
 
 _context = multiprocessing.get_context("forkserver")
 _preloaded = ["numpy", "torch", "pytest", "hypothesis", "ranks"]

@@ -51,7 +51,9 @@ def right(comm: Communicator, x: torch.Tensor, a: Array, flag: bool, batch: Batc
     unisono.all_reduce(x, "prod", dist.group.WORLD, out=x, algorithm="ring")
     unisono.all_reduce(x, dist.ReduceOp.SUM, dist.new_group([0]))
     unisono.all_reduce(x, PremulSum(0.5), comm)
-    assert_type(unisono.reduce(x), torch.Tensor | None)
+    assert_type(unisono.reduce(x, root=1), torch.Tensor | None)
+    assert_type(unisono.broadcast(x, root=1, async_op=True), Work[torch.Tensor])
+    assert_type(unisono.scatter([x, x], root=1, async_op=flag), torch.Tensor | Work[torch.Tensor])
     assert_type(unisono.broadcast([x, x]), list[torch.Tensor])
     assert_type(unisono.all_gather(x), list[torch.Tensor])
     assert_type(unisono.all_gather(a, async_op=True).wait(), list[Array])
@@ -78,6 +80,12 @@ def right(comm: Communicator, x: torch.Tensor, a: Array, flag: bool, batch: Batc
     assert_type(comm.all_reduce(x, "max", async_op=True), Work[None])
     assert_type(comm.all_reduce([x, a], async_op=flag), Work[None] | None)
     assert_type(comm.barrier(async_op=True), Work)
+    comm.all_reduce(x, dist.ReduceOp.MAX, algorithm="ring")
+    assert_type(comm.reduce(x, dst=1, op=dist.ReduceOp.MAX, async_op=True), Work[None])
+    assert_type(comm.broadcast(x, src=1, async_op=flag), Work[None] | None)
+    assert_type(comm.gather(None, x, dst=1, async_op=True), Work[None])
+    comm.scatter(x, [x, x], src=1)
+    comm.scatter(x, root=1)
     comm.all_gather([x, x], x)
     assert_type(comm.split([0]), Communicator | None)
     assert_type(unisono.init(), Communicator)
@@ -102,6 +110,10 @@ def wrong(comm: Communicator, x: torch.Tensor) -> None:
     unisono.all_reduce(x, "summ")  # wrong
     unisono.reduce_scatter(x, op="summ")  # wrong
     comm.all_reduce(x, "summ")  # wrong
+    comm.broadcast(x, dst=1)  # wrong
+    comm.gather(None, x, src=1)  # wrong
+    comm.all_gather(x)  # wrong
+    unisono.reduce(x, src=1)  # wrong
     unisono.differentiable.all_reduce(x, "summ")  # wrong
     work = unisono.all_reduce(x, async_op=True)
     work.sum()  # wrong

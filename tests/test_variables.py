@@ -81,7 +81,7 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_FOLDER",
         "UNISONO_TRACE",
     ]
-    assert all(line.endswith(": it is left out of account") for line in lines)
+    assert all(line.endswith(": it is ignored") for line in lines)
 
 
 def test_a_backend_that_torch_does_not_know_is_a_warning_and_an_error_where_it_is_used() -> None:

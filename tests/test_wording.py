@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.wording import name_ranks, plural
+from unisono.errors import name_ranks, plural
 
 
 @pytest.mark.parametrize(

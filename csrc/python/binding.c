@@ -20,6 +20,29 @@ static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Py_RETURN_NONE;
 }
 
+/* finish(): None once nothing is under way; or the ranks that have not come to what is */
+static PyObject *group_finish(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    if (!self->group || self->closing) Py_RETURN_NONE;
+    bool missing[UN_MAX_RANKS];
+    PyThreadState *parked = NULL;
+    un_call hooks = {.block = release_gil, .pause = handle_signals, .argument = &parked};
+    self->users++;
+    bool finished = un_group_finish(self->group, &hooks, missing);
+    if (parked) PyEval_RestoreThread(parked);
+    if (!--self->users && self->closing) close_now(self);
+    if (PyErr_Occurred()) return NULL;
+    if (finished) Py_RETURN_NONE;
+    PyObject *ranks = PyList_New(0);
+    for (int rank = 0; ranks && rank < self->ranks; rank++) {
+        PyObject *number = missing[rank] ? PyLong_FromLong(rank) : NULL;
+        if (missing[rank] && (!number || PyList_Append(ranks, number))) Py_CLEAR(ranks);
+        Py_XDECREF(number);
+    }
+    return ranks;
+}
+
 /* Other threads may be on their way out, from waiting for what this one has waited for: they get a
  * moment. A call that is really under way is ended, and closes the group, as the last one to leave. */
 static PyObject *group_close(PyObject *object, PyObject *ignored) {
@@ -64,6 +87,16 @@ static PyObject *group_failure(PyObject *object, PyObject *ignored) {
     if (self->group) f = un_group_failure(self->group);
     return Py_BuildValue("iiKL", (int)f.status, f.rank, (unsigned long long)f.call,
                          (long long)f.detail);
+}
+
+/* loss(rank): how its process ended, or None */
+static PyObject *group_loss(PyObject *object, PyObject *rank) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(rank);
+    if (PyErr_Occurred()) return NULL;
+    int64_t detail;
+    if (!self->group || !un_group_has_lost(self->group, (int)number, &detail)) Py_RETURN_NONE;
+    return PyLong_FromLongLong(detail);
 }
 
 static PyObject *group_posted(PyObject *object, PyObject *arguments) {
@@ -277,7 +310,6 @@ static PyMethodDef group_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
-    {"seen", group_seen, METH_NOARGS, NULL},
     {"waiting", group_waiting, METH_O, NULL},
     {"stuck", group_stuck, METH_O, NULL},
     {"probe", group_probe, METH_O, NULL},
@@ -302,8 +334,10 @@ static PyMethodDef group_methods[] = {
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"release_works", group_release_works, METH_NOARGS, NULL},
+    {"finish", group_finish, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
+    {"loss", group_loss, METH_O, NULL},
     {"posted", group_posted, METH_VARARGS, NULL},
     {0},
 };

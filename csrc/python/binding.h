@@ -22,12 +22,6 @@ enum {
     ASK_AGAIN = 100     /* a status: this way in is not for such a call, which nobody has heard of */
 };
 
-typedef struct seen { /* of a message */
-    int source;
-    uint64_t bytes;
-    un_dtype dtype;
-} seen;
-
 typedef struct Group {
     PyObject_HEAD
     un_group *group; /* NULL once closed */
@@ -39,7 +33,6 @@ typedef struct Group {
     int64_t timeout_ns;
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and at which one to look next; NULL: at the first */
-    seen seen;               /* the message that failed last */
     PyObject *name;
 } Group;
 
@@ -156,7 +149,6 @@ PyObject *group_send(PyObject *object, PyObject *const *arguments, Py_ssize_t co
 PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-PyObject *group_seen(PyObject *object, PyObject *ignored);
 int prepare_messages(PyObject *module);
 
 #endif

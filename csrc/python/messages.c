@@ -7,7 +7,7 @@ typedef struct Message {
     un_message message;
     tensor tensor;
     un_view view;
-    PyObject *owner; /* the tensor; kept after a failure, for its text */
+    PyObject *owner; /* the tensor */
     bool holds;      /* on to the tensor's memory */
 } Message;
 
@@ -30,6 +30,7 @@ static int read_message(Group *self, bool sends, PyObject *const *arguments, Py_
                       .peer = peer,
                       .tag = tag,
                       .dtype = t->dtype,
+                      .shape = &t->shape,
                       .stream = {.views = view, .count = 1, .bytes = t->bytes},
                       .timeout_ns = self->timeout_ns};
     return 0;
@@ -57,10 +58,7 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
     if (t.bytes > SMALL_BYTES) release_gil(&parked);
     un_status status = un_message_run(self->group, &m, &hooks);
     if (parked) PyEval_RestoreThread(parked);
-    if (status) {
-        write_site_note(self->group, UN_ABOUT_MESSAGES);
-        self->seen = (seen){m.source, m.seen_bytes, m.seen_dtype};
-    }
+    if (status) write_site_note(self->group, UN_ABOUT_MESSAGES);
     if (!--self->users && self->closing) close_now(self);
     free_tensor(&t);
     return PyErr_Occurred() ? NULL : PyLong_FromLong(status ? -(long)status : m.source);
@@ -74,13 +72,6 @@ PyObject *group_send(PyObject *object, PyObject *const *arguments, Py_ssize_t co
 
 PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     return run_message((Group *)object, false, arguments, count);
-}
-
-/* About the blocking message that failed last: who sent it, its bytes and its type. */
-PyObject *group_seen(PyObject *object, PyObject *ignored) {
-    (void)ignored;
-    const seen *s = &((Group *)object)->seen;
-    return Py_BuildValue("iKI", s->source, (unsigned long long)s->bytes, (unsigned)s->dtype);
 }
 
 /* -- messages that go on by themselves ---------------------------------------------------------- */
@@ -100,17 +91,14 @@ static void release(Pending *p) {
     bool first = self->holds;
     self->holds = false;
     if (first) free_tensor(&self->tensor);
-    if (!first || !self->message.status) Py_CLEAR(self->owner);
+    Py_CLEAR(self->owner);
 }
 
-/* message_error(status, (sends, tensor, peer, tag), (source, bytes, dtype)) */
+/* message_error(status, sends, peer, tag) */
 static PyObject *make_exception(Pending *p, un_status status) {
-    const Message *self = (const Message *)p;
-    const un_message *m = &self->message;
-    return PyObject_CallMethod(p->exceptions, "message_error", "i(OOiL)(iKI)", (int)status,
-                               m->sends ? Py_True : Py_False, self->owner, m->peer,
-                               (long long)m->tag, m->source, (unsigned long long)m->seen_bytes,
-                               (unsigned)m->seen_dtype);
+    const un_message *m = &((const Message *)p)->message;
+    return PyObject_CallMethod(p->exceptions, "message_error", "iOiL", (int)status,
+                               m->sends ? Py_True : Py_False, m->peer, (long long)m->tag);
 }
 
 static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source,

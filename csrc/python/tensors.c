@@ -57,14 +57,15 @@ COLD static int refuse_memory(PyObject *object) {
 PyObject *on_device;
 
 bool shapes_are_compared;
+static bool shapes_are_kept; /* then, and while a message is read: a call of 8 bytes would feel it */
 
 PyObject *module_compare_shapes(PyObject *module, PyObject *wanted) {
     (void)module;
-    shapes_are_compared = PyObject_IsTrue(wanted) > 0;
+    shapes_are_kept = shapes_are_compared = PyObject_IsTrue(wanted) > 0;
     Py_RETURN_NONE;
 }
 
-static void note_shape(un_shape *to, int dims, const int64_t *shape) {
+COLD static void note_shape(un_shape *to, int dims, const int64_t *shape) {
     to->dims = dims;
     for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++) to->length[d] = shape[d];
 }
@@ -86,7 +87,7 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     size_t count = 1;
     for (int d = 0; d < dims; d++) count *= (size_t)shape[d];
     t->bytes = count * t->item_bytes;
-    if (shapes_are_compared) note_shape(&t->shape, dims, shape);
+    if (shapes_are_kept) note_shape(&t->shape, dims, shape);
     if (!strides || !count) return 0;
 
     struct un_dim kept[64];
@@ -283,7 +284,10 @@ void free_tensor(tensor *t) {
 }
 
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable) {
-    if (read_tensor(t, object, writable)) return -1;
+    shapes_are_kept = true;
+    int failed = read_tensor(t, object, writable);
+    shapes_are_kept = shapes_are_compared;
+    if (failed) return -1;
     *view = view_of(t, 0, t->bytes, 0);
     return 0;
 }

@@ -19,7 +19,7 @@ typedef struct tensor {
     size_t item_bytes;
     size_t bytes;
     un_layout *layout; /* NULL: contiguous */
-    un_shape shape;    /* set where shapes are compared */
+    un_shape shape;    /* of a message, and where shapes are compared */
     Py_buffer buffer;  /* held while buffer.obj is set */
     PyObject *capsule; /* likewise, for other DLPack producers */
     PyObject *owner;   /* the tensor itself, or its numbers as they read, */

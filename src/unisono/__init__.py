@@ -1,13 +1,9 @@
 """unisono: collective communication for PyTorch.
 
-errors.py         every exception that a user can catch
-rank_endings.py   how a rank of a launch ended, as exceptions about it tell
-wording.py        ranks as sentences name them
+errors.py         every exception that a user can catch; how texts name ranks
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
-requirements.py   what may not be installed, said in one sentence
-torch_import.py   tells whoever asked that torch has been imported
-torch_compile.py  what keeps torch.compile out of our classes
+torch_support.py  is torch installed, which version, has it been imported
 torch_habits.py   what people who know torch may write here, and the call that they mean
 environment.py    which rank of how many this process is, as launchers say
 tracebacks.py     tracebacks of our errors, without our own frames
@@ -24,7 +20,7 @@ testing/          tests on several ranks; pytest_plugin.py is what pytest loads 
 bench/            how fast the collectives are (docs/bench.md)
 doctor/           what is wrong with a machine or a program (docs/doctor.md)
 demo/             unisono demo
-cli.py            the command `unisono`; misuse.py: its exception for what cannot be met
+cli.py            the command `unisono`
 
 Public names come from their modules when they are first asked for: the pytest plugin makes every
 pytest run import this package, and it should cost next to nothing. `_HOMES` lists each of them
@@ -59,8 +55,7 @@ _HOMES = {
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.comm.execute": ("execute",),
-    "unisono.doctor.selftest.results": ("SelfTest",),
-    "unisono.doctor.selftest.run": ("debug_communication",),
+    "unisono.doctor.self_test": ("SelfTest", "debug_communication"),
     "unisono.errors": (
         "CollectiveMismatch",
         "CollectiveTimeout",
@@ -83,8 +78,8 @@ _HOMES = {
     "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
     "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher.functions": ("launch",),
+    "unisono.launcher.outcomes": ("RankEnding",),
     "unisono.plan.mesh": ("Mesh",),
-    "unisono.rank_endings": ("RankEnding",),
     "unisono.watch.debug": ("debug",),
     "unisono.world.world": (
         "barrier",

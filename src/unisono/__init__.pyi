@@ -39,8 +39,8 @@ from unisono.comm.base import Message as Message
 from unisono.comm.base import PremulSum as PremulSum
 from unisono.comm.base import Work as Work
 from unisono.comm.execute import execute as execute
-from unisono.doctor.selftest.results import SelfTest as SelfTest
-from unisono.doctor.selftest.run import debug_communication as debug_communication
+from unisono.doctor.self_test import SelfTest as SelfTest
+from unisono.doctor.self_test import debug_communication as debug_communication
 from unisono.errors import CollectiveMismatch as CollectiveMismatch
 from unisono.errors import CollectiveTimeout as CollectiveTimeout
 from unisono.errors import DeadlockError as DeadlockError
@@ -62,8 +62,8 @@ from unisono.groups.default import get_process_group_manager as get_process_grou
 from unisono.groups.default import setup_process_group_manager as setup_process_group_manager
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
 from unisono.launcher.functions import launch as launch
+from unisono.launcher.outcomes import RankEnding as RankEnding
 from unisono.plan.mesh import Mesh as Mesh
-from unisono.rank_endings import RankEnding as RankEnding
 from unisono.watch.debug import debug as debug
 from unisono.world.world import barrier as barrier
 from unisono.world.world import cleanup as cleanup

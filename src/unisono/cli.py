@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from unisono.errors import Misuse, UnisonoError
+
 COMMANDS = {
     "bench": (
         "unisono.bench.command",
@@ -24,10 +26,6 @@ COMMANDS = {
     "top": (
         "unisono.watch.command",
         "Show the running jobs of this user on this machine, rank by rank.",
-    ),
-    "tune": (
-        "unisono.tune.command",
-        "Measure this machine, and keep what is faster here than the defaults.",
     ),
 }
 """For each command the module that defines it under the same name, and its line in the help."""
@@ -51,6 +49,9 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:  # click would end with 1, as doctor does where something is red
             click.echo("\nAborted!", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
+        except UnisonoError as error:
+            click.echo(f"Error: {error}", err=True)
+            raise SystemExit(2 if isinstance(error, Misuse) else 1) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -1,18 +1,19 @@
 """Every exception that a user of unisono can catch.
 
 All derive from `UnisonoError`. The ones about a call carry fields (`rank`, `group`, `call`, ...)
-beside their text, so that programs can act on them without parsing a message.
+beside their text, so that programs can act on them without parsing a message. At the end: how texts
+name ranks and numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # every process pays for what is imported here, as it starts
     from typing import TypedDict, Unpack
 
-    from unisono.rank_endings import RankEnding
+    from unisono.launcher.outcomes import RankEnding
 
     class _Where(TypedDict, total=False):
         rank: int
@@ -26,6 +27,10 @@ class UnisonoError(RuntimeError):
     >>> issubclass(unisono.PeerLost, unisono.UnisonoError)
     True
     """
+
+
+class Misuse(UnisonoError):
+    """What a command was asked for cannot be met; its exit code is 2."""
 
 
 class EngineUnavailable(UnisonoError):
@@ -175,7 +180,8 @@ class PeerLost(GroupError):
 
 
 class MessageMismatch(GroupError):
-    """A message has another dtype or size than its receiver wants.
+    """A message has another dtype or size than its receiver wants. The text has both sides' dtypes,
+    sizes, shapes and lines.
 
     >>> pair = comm.split([0, 1])
     >>> try:
@@ -207,8 +213,8 @@ class DeadlockError(GroupError):
 
 
 class GroupAborted(GroupError):
-    """Somebody ended the group: by `abort`, or by an interrupt. `peer` is who did, `reason` what
-    was given to `abort`.
+    """Somebody ended the group: by `abort`, by an interrupt, or by closing it while works were
+    under way. `peer` is who did, `reason` why, or what was given to `abort`.
 
     >>> pair = comm.split([0, 1])
     >>> if comm.rank == 1:
@@ -345,3 +351,53 @@ class ScheduleError(UnisonoError):
         self.rank = rank
         self.chunk = chunk
         self.step = step
+
+
+# -- ranks and numbers in sentences ---------------------------------------------------------------
+
+_MOST_SPANS = 6
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0, 1 and 3", "ranks 1, 4-7 and 9"; without any, "no rank"."""
+    different = set(ranks)
+    if not different:
+        return "no rank"
+    return f"rank{'' if len(different) == 1 else 's'} {list_ranks(different)}"
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """ "0, 1 and 3": in order, three neighbours or more as a span, and of many spans the first."""
+    spans: list[range] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1].stop:
+            spans[-1] = range(spans[-1].start, rank + 1)
+        else:
+            spans.append(range(rank, rank + 1))
+    texts: list[str] = []
+    for span in spans[:_MOST_SPANS]:
+        texts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
+    if len(spans) > _MOST_SPANS:
+        texts.append(f"{sum(map(len, spans[_MOST_SPANS:]))} more")
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
+def name_number(number: int, thing: str) -> str:
+    """ "1 step", "1,024 steps"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def name_choices(known: Collection[str], asked: str | None) -> str:
+    """ "all_gather, all_reduce. Did you mean all_reduce?" for somebody who asked for allreduce."""
+    from difflib import get_close_matches
+
+    like = get_close_matches((asked or "").casefold(), known, 1)
+    return ", ".join(known) + (f". Did you mean {like[0]}?" if like else "")
+
+
+def plural(text: str) -> str:
+    """ "were killed by SIGKILL" of "was killed by SIGKILL": what follows several ranks' names."""
+    for singular, several in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
+        if text.startswith(singular):
+            return several + text.removeprefix(singular)
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 _NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
 
@@ -25,10 +25,26 @@ INSTEAD = {
 }
 """Names of torch's that unisono does not have, and what to use."""
 
+ON_COMMUNICATOR = {
+    "all_gather_into_tensor": "comm.all_gather(output, input)",
+    "all_gather_object": "unisono.all_gather_object(obj, group=comm)",
+    "all_reduce_coalesced": "comm.all_reduce([a, b])",
+    "all_to_all_single": "comm.all_to_all(output, input)",
+    "broadcast_object": "unisono.broadcast_object(obj, src, group=comm)",
+    "broadcast_object_list": "unisono.broadcast_object(obj, src, group=comm)",
+    "gather_object": "unisono.gather_object(obj, dst, group=comm)",
+    "get_rank": "comm.rank",
+    "get_world_size": "comm.size",
+    "new_group": "comm.split(ranks)",
+    "reduce_scatter_tensor": "comm.reduce_scatter(output, input)",
+    "world_size": "comm.size",
+}
+"""The same for a Communicator."""
+
 _RIGHT_CALLS = {
     "all_gather": "outputs = unisono.all_gather(tensor)",
     "all_gather_object": "objects = unisono.all_gather_object(obj)",
-    "all_to_all": "outputs = unisono.all_to_all(inputs)",
+    "all_to_all": "outputs = unisono.all_to_all(inputs), or all_to_all(inputs, out=outputs)",
     "gather": "outputs = unisono.gather(tensor, dst)",
     "gather_object": "objects = unisono.gather_object(obj, dst)",
     "reduce_scatter": "part = unisono.reduce_scatter(tensors, op)",
@@ -57,6 +73,44 @@ def may_be_output_first(argument: Any) -> bool:
     if isinstance(argument, (list, tuple)):
         return not argument or not all(type(part) is int for part in argument)
     return hasattr(argument, "dtype") or type(argument).__name__ in ("ReduceOp", "RedOpType")
+
+
+def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
+    """The root of a collective, which was passed by torch's name for it (`src` or `dst`), too."""
+    if root is not None and root != other:
+        why = "pass root, or torch's name for it (src, dst), not both"
+        comm.refuse(operation, f"{root!r} and {other!r} are two different roots: {why}")
+    return other
+
+
+def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
+    """Refuse a collective of a Communicator that got no input, or one in the output's place."""
+    what = "None" if given is None else name_type(given)
+    comm.refuse(
+        operation,
+        f"{what} in place of a tensor, the input of comm.{operation}(output, input); "
+        f"unisono.{operation}(input, group=comm) takes an input alone and returns the result",
+    )
+    raise AssertionError  # refusing always raises
+
+
+def refuse_splits(comm: Any) -> NoReturn:
+    """Refuse the sizes that torch's all_to_all_single takes after output and input."""
+    lists = "list(output.split(output_splits)), list(input.split(input_splits))"
+    comm.refuse("all_to_all", f"parts of different sizes are lists: comm.all_to_all({lists})")
+    raise AssertionError  # refusing always raises
+
+
+class Absent:
+    """A name of torch's that a Communicator does not have. As a descriptor: a `__getattr__` would
+    make every call of every method slower."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, comm: object, kind: type) -> NoReturn:
+        instead = ON_COMMUNICATOR[self._name]
+        raise AttributeError(f"a Communicator has no {self._name}: use {instead}")
 
 
 def describe_no_group(group: Any) -> str:

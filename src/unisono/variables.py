@@ -15,22 +15,13 @@ _log = logging.getLogger("unisono")
 
 
 class Variable(Generic[Value]):
-    """`parse` turns a text into the value, or raises ValueError with what it must be instead.
-    `values` are all texts that it may have, where they are few."""
+    """`parse` turns a text into the value, or raises ValueError with what it must be instead."""
 
-    def __init__(  # by hand: to make a dataclass takes a millisecond of every `import torch`
-        self,
-        name: str,
-        meaning: str,
-        parse: Callable[[str], Value],
-        values: tuple[str, ...] = (),
-        worth_knowing: bool = False,
-    ) -> None:
+    def __init__(self, name: str, meaning: str, parse: Callable[[str], Value]) -> None:
+        # by hand: to make a dataclass takes a millisecond of every `import torch`
         self.name = name
         self.meaning = meaning
         self.parse = parse
-        self.values = values
-        self.worth_knowing = worth_knowing
 
     def read(self, environment: Mapping[str, str] | None = None) -> Value | None:
         """The value; None where the variable is not set, or empty.
@@ -73,7 +64,7 @@ class Variable(Generic[Value]):
 
 @functools.cache
 def _warn_once(problem: str) -> None:
-    _log.warning("%s: it is left out of account", problem)
+    _log.warning("%s: it is ignored", problem)
 
 
 # -- how texts are read ------------------------------------------------------------------------
@@ -165,17 +156,13 @@ def _tuning(text: str) -> str:
 # -- the table -----------------------------------------------------------------------------------
 
 
-def _on_or_off(name: str, meaning: str, worth_knowing: bool = False) -> Variable[bool]:
-    return Variable(name, meaning, _switch, ("0", "1"), worth_knowing)
-
-
-def _only(name: str, word: str, meaning: str, worth_knowing: bool = False) -> Variable[str]:
+def _only(word: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.strip().lower() != word:
             raise ValueError(f"must be {word}")
         return word
 
-    return Variable(name, f"{word}: {meaning}", parse, (word,), worth_knowing)
+    return parse
 
 
 RANK = Variable(
@@ -195,56 +182,64 @@ HOSTID = Variable(
     "this rank's host: ranks with the same text share memory; instead of what the system tells",
     _label,
 )
-REPLACE = _only(
-    "UNISONO_REPLACE", "gloo", "programs that ask torch for gloo by name get unisono", True
+REPLACE = Variable(
+    "UNISONO_REPLACE",
+    "gloo: programs that ask torch for gloo by name get unisono",
+    _only("gloo"),
 )
 ALGO = Variable(
     "UNISONO_ALGO",
     "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case; "
     "auto: the one that `unisono tune` found fastest",
     str.strip,
-    worth_knowing=True,
 )
 EAGER_SEND = Variable(
     "UNISONO_EAGER_SEND",
     "sends of at most so many bytes return before they are matched, as gloo's do",
     _whole(0, "a number of bytes"),
-    worth_knowing=True,
 )
-SITES = _on_or_off(
+SITES = Variable(
     "UNISONO_SITES",
     "1: every call notes its source line, blocking ones too (about 0.3 us)",
-    worth_knowing=True,
+    _switch,
 )
-CHECK = _on_or_off(
+CHECK = Variable(
     "UNISONO_CHECK",
     "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+    _switch,
 )
-STRICT_ORDER = _on_or_off(
+STRICT_ORDER = Variable(
     "UNISONO_STRICT_ORDER",
     "1: groups over several hosts combine in the order of ranks, not host by host (slower)",
-    worth_knowing=True,
+    _switch,
 )
-ROUND_HALVES = _on_or_off(
+ROUND_HALVES = Variable(
     "UNISONO_ROUND_HALVES",
     "1: sums of float16 and bfloat16 are rounded before they cross from host to host (fewer bytes)",
-    worth_knowing=True,
+    _switch,
 )
-CHECK_SHAPES = _on_or_off(
+CHECK_SHAPES = Variable(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+    _switch,
 )
-TRACEBACK = _only(
-    "UNISONO_TRACEBACK", "full", "tracebacks of unisono's errors show its own frames, too"
+TRACEBACK = Variable(
+    "UNISONO_TRACEBACK",
+    "full: tracebacks of unisono's errors show its own frames, too",
+    _only("full"),
 )
-WATCH = _on_or_off(
-    "UNISONO_WATCH", "1: the watch starts with the rank, or with import torch", worth_knowing=True
+WATCH = Variable(
+    "UNISONO_WATCH",
+    "1: the watch starts with the rank, or with import torch",
+    _switch,
 )
 WATCH_HANG_S = Variable(
     "UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported", _seconds
 )
-WATCH_CHECK = _on_or_off(
-    "UNISONO_WATCH_CHECK", "1: calls of watched groups are compared before data moves"
+WATCH_CHECK = Variable(
+    "UNISONO_WATCH_CHECK",
+    "1: calls of watched groups are compared before data moves",
+    _switch,
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
@@ -259,15 +254,13 @@ TRACE = Variable(
 )
 CACHE = Variable(
     "UNISONO_CACHE",
-    "where `unisono tune` keeps its table and `unisono bench` models of its runs; else "
-    "~/.cache/unisono",
+    "where groups look for a tuning table; else ~/.cache/unisono",
     _folder,
 )
 TUNING = Variable(
     "UNISONO_TUNING",
     "off: groups leave the table of `unisono tune` alone; or the path of another one",
     _tuning,
-    worth_knowing=True,
 )
 RECORD_KEEPER = Variable(
     "UNISONO_RECORD_KEEPER",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,21 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from click.testing import CliRunner
 
 from unisono import Communicator
 from unisono.bench.backends.base import Backend, Case
+from unisono.bench.backends.mpi import find_mpirun
 from unisono.bench.backends.ours import Direct
 from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.collectives import COLLECTIVES
-from unisono.bench.control import Control
-from unisono.bench.measurer import Measurer
-from unisono.bench.meeting import FolderMeeting
+from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import read
-from unisono.bench.session import Event, apply_event, run_rank
 from unisono.bench.settings import BenchSettings
-from unisono.bench.start import find_mpirun
 from unisono.cli import main
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import plain_environment, run_python
@@ -40,7 +35,7 @@ DEADLINE_S = 120
 def cases(ranks: int, sizes: tuple[int, ...], **more: Any) -> list[Case]:
     """Every collective in place and out of place."""
     names = tuple(COLLECTIVES)
-    settings = BenchSettings(ranks, names, sizes, ("unisono",), placement="both", **more)
+    settings = BenchSettings(ranks, names, sizes, ("unisono",), place="both", **more)
     return [case for case, _ in settings.cases()]
 
 
@@ -152,38 +147,6 @@ def test_a_measured_row(comm: Communicator) -> None:
     assert (everywhere == times.p50).all()  # every rank has the same figures
 
 
-class Apart(FolderMeeting):
-    """Ranks that take themselves to be on two machines."""
-
-    def hosts(self) -> list[str]:
-        return [f"machine {rank}" for rank in range(self.size)]
-
-
-@pytest.mark.ranks(2)
-def test_several_machines(rank_of_two: tuple[int, int], shared_tmp_path: Path) -> None:
-    events: list[Event] = []
-    settings = BenchSettings(2, ("broadcast",), (64,), ("unisono", "gloo"), budget_s=0.01)
-    run_rank(Apart(*rank_of_two, str(shared_tmp_path)), settings, events.append)
-    if rank_of_two[0] != 0:
-        assert events == []
-        return
-    run = None
-    for event in events:
-        run = run if event["event"] == "next" else apply_event(run, event)
-    assert run is not None
-    assert run.finished
-    assert run.skipped == []
-    assert {row.backend for row in run.rows} == {"unisono", "gloo"}
-    for row in run.rows:  # no clock is common to both
-        assert (row.wrong, row.skew_us, row.transfer_us) == (0, None, None)
-
-
-@pytest.fixture
-def rank_of_two() -> tuple[int, int]:
-    """This rank and the size, without a Communicator."""
-    return int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
-
-
 # -- the command -------------------------------------------------------------------------------
 
 
@@ -228,7 +191,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
 def test_wrong_results_make_the_exit_code(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
-    """As a rank that somebody else has started, with an engine that errs on rank 0."""
+    """In a world that is there already, with an engine that errs on rank 0."""
     sound = SharedMemoryCommunicator.all_reduce
 
     def spoiled(self: SharedMemoryCommunicator, tensor: Any, *more: Any, **named: Any) -> Any:
@@ -237,19 +200,6 @@ def test_wrong_results_make_the_exit_code(
             tensor[1] += 1
         return work
 
-    port = torch.zeros(1, dtype=torch.int64)
-    if comm.rank == 0:
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port[0] = server.port
-    comm.broadcast(port)
-    for name, value in {
-        "RANK": comm.rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": int(port),
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-    }.items():
-        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(SharedMemoryCommunicator, "all_reduce", spoiled)
     path = shared_tmp_path / "run.json"
     options = ["all_reduce", "--sizes", "1K", "--backends", "unisono", "--budget", "0.05"]
@@ -266,7 +216,7 @@ def test_ctrl_c_saves_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     command = [*BENCH, "barrier", "all_reduce", "-n", "2", "--sizes", "8", "--backends", "unisono"]
     process = subprocess.Popen(
-        [sys.executable, *command, "--budget", "0.5", "--step", "2", "--json", str(path)],
+        [sys.executable, *command, "--budget", "0.5", "--json", str(path)],
         env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import unisono
 from implementations import on_backends
 from unisono import CollectiveMismatch, Message, UnisonoError
 from unisono.comm.base import Communicator
+from unisono.comm.solo import SoloCommunicator
 from unisono.world.world import resolve
 
 u: Any = unisono  # calls that type checkers refuse
@@ -23,48 +25,165 @@ def outputs() -> list[torch.Tensor]:
     return [torch.zeros(2), torch.zeros(2)]
 
 
+def values(tensors: Any) -> Any:
+    return None if tensors is None else [tensor.tolist() for tensor in tensors]
+
+
+Form = Callable[..., Any]
+ALL_GATHER: list[Form] = [
+    lambda outs, x, g: u.all_gather(outs, x, g),
+    lambda outs, x, g: u.all_gather(outs, x, group=g),
+    lambda outs, x, g: u.all_gather(tuple(outs), x, g, True).wait(),
+    lambda outs, x, g: u.all_gather(tensor_list=outs, tensor=x, group=g),
+]
+GATHER: list[Form] = [
+    lambda x, outs, dst, g: u.gather(x, outs, dst, g),
+    lambda x, outs, dst, g: u.gather(x, outs, dst=dst, group=g),
+    lambda x, outs, dst, g: u.gather(x, gather_list=outs, dst=dst, group=g),
+    lambda x, outs, dst, g: u.gather(x, outs, dst, g, True).wait(),
+    lambda x, outs, dst, g: u.gather(x, outs or [], dst, g),
+    lambda x, outs, dst, g: u.gather(x, outs, dst, g) if outs else u.gather(x, dst=dst, group=g),
+]
+SCATTER: list[Form] = [
+    lambda out, parts, src, g: u.scatter(out, parts, src, g),
+    lambda out, parts, src, g: u.scatter(out, parts, src=src, group=g),
+    lambda out, parts, src, g: u.scatter(out, scatter_list=parts, src=src, group=g),
+    lambda out, parts, src, g: u.scatter(tensor=out, scatter_list=parts, src=src, group=g),
+    lambda out, parts, src, g: u.scatter(out, parts or [], src, g, True).wait(),
+    lambda out, parts, src, g: (
+        u.scatter(out, parts, src, g) if parts else u.scatter(out, src=src, group=g)
+    ),
+]
+REDUCE_SCATTER: list[Form] = [
+    lambda out, parts, g: u.reduce_scatter(out, parts, dist.ReduceOp.MAX, g),
+    lambda out, parts, g: u.reduce_scatter(out, parts, op="max", group=g),
+    lambda out, parts, g: u.reduce_scatter(output=out, input_list=parts, op="max", group=g),
+]
+
+
+@on_backends(unisono=[2], gloo=[2])
+def test_torch_s_forms(process_group: Any, backend: str) -> None:
+    """As torch does, they fill the outputs; what was filled is returned, too."""
+    rank, comm = dist.get_rank(), resolve(process_group)
+    mine, both = torch.full((2,), rank + 1.0), [[1.0, 1.0], [2.0, 2.0]]
+    for group in (None, process_group, comm):
+        for call in ALL_GATHER:
+            outs = outputs()
+            assert values(call(outs, mine, group)) == values(outs) == both
+        for call in REDUCE_SCATTER:
+            out = torch.zeros(2)
+            assert call(out, [mine, 10 * mine], group) is out
+            assert out.tolist() == [20.0 if rank else 2.0] * 2
+        for root in (0, 1):
+            for call in GATHER:
+                lists = outputs() if rank == root else None
+                result = call(mine, lists, root, group)
+                assert values(result) == values(lists) == (both if rank == root else None)
+            parts = [torch.full((2,), 3.0), torch.full((2,), 4.0)] if rank == root else None
+            for call in SCATTER:
+                out = torch.zeros(2)
+                assert call(out, parts, root, group) is out
+                assert out.tolist() == [3.0 + rank] * 2
+    comm.barrier()
+
+
 X = torch.ones(2)
-OUTPUT_FIRST: list[tuple[Callable[[], Any], str]] = [
-    (lambda: u.all_gather(outputs(), X), "outputs = unisono.all_gather(tensor)"),
-    (lambda: u.gather(X, outputs(), 0), "outputs = unisono.gather(tensor, dst)"),
-    (lambda: u.gather(X, outputs()), "outputs = unisono.gather(tensor, dst)"),
-    (lambda: u.scatter(X, outputs(), 0), "part = unisono.scatter(tensors, src)"),
-    (lambda: u.scatter(X, outputs()), "part = unisono.scatter(tensors, src)"),
-    (lambda: u.reduce_scatter(X, outputs()), "part = unisono.reduce_scatter(tensors, op)"),
+OUTPUT_FIRST: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda g: u.all_gather(torch.zeros(4), X, g), "outputs = unisono.all_gather(tensor)"),
+    (lambda g: u.all_gather(X, outputs(), group=g), "outputs = unisono.all_gather(tensor)"),
+    (lambda g: u.all_gather([None, None], X, group=g), "outputs = unisono.all_gather(tensor)"),
+    (lambda g: u.all_gather(outputs(), X, g, False, 5), "outputs = unisono.all_gather(tensor)"),
+    (lambda g: u.gather({"a": X}, outputs(), 0, g), "outputs = unisono.gather(tensor, dst)"),
+    (lambda g: u.gather(X, torch.zeros(4), group=g), "outputs = unisono.gather(tensor, dst)"),
+    (lambda g: u.scatter(outputs(), outputs(), 0, g), "part = unisono.scatter(tensors, src)"),
+    (lambda g: u.reduce_scatter(X, torch.ones(4), group=g), "unisono.reduce_scatter(tensors, op)"),
     (
-        lambda: u.reduce_scatter(X, outputs(), dist.ReduceOp.SUM),
+        lambda g: u.reduce_scatter(outputs(), outputs(), dist.ReduceOp.SUM, g),
         "part = unisono.reduce_scatter(tensors, op)",
     ),
-    (lambda: u.all_to_all(outputs(), outputs()), "outputs = unisono.all_to_all(inputs)"),
-    (lambda: u.all_gather_object([None] * 2, {"a": 1}), "unisono.all_gather_object(obj)"),
-    (lambda: u.all_gather_object([None] * 2, "text"), "unisono.all_gather_object(obj)"),
-    (lambda: u.gather_object("text", [None] * 2, 0), "unisono.gather_object(obj, dst)"),
-    (lambda: u.gather_object("text", [None] * 2), "unisono.gather_object(obj, dst)"),
-    (lambda: u.differentiable.all_gather(outputs(), X), "unisono.all_gather(tensor)"),
-    (lambda: u.differentiable.all_to_all(outputs(), outputs()), "unisono.all_to_all(inputs)"),
+    (lambda g: u.all_to_all(outputs(), outputs(), g), "outputs = unisono.all_to_all(inputs)"),
+    (lambda g: u.all_to_all(outputs(), outputs(), group=g), "all_to_all(inputs, out=outputs)"),
+    (lambda g: u.all_to_all(X, X, [1, 1], [1, 1], g), "outputs = unisono.all_to_all(inputs)"),
+    (lambda g: u.all_to_all(X, outputs(), group=g), "outputs = unisono.all_to_all(inputs)"),
+    (lambda g: u.all_gather_object([None] * 2, {"a": 1}, group=g), "all_gather_object(obj)"),
+    (lambda g: u.all_gather_object([None] * 2, "text", g), "unisono.all_gather_object(obj)"),
+    (lambda g: u.gather_object("text", [None] * 2, 0, g), "unisono.gather_object(obj, dst)"),
+    (lambda g: u.gather_object("text", [None] * 2, group=g), "unisono.gather_object(obj, dst)"),
+    (lambda g: u.differentiable.all_gather(outputs(), X, g), "unisono.all_gather(tensor)"),
+    (lambda g: u.differentiable.reduce_scatter(X, outputs(), group=g), "unisono.reduce_scatter("),
+    (lambda g: u.differentiable.all_to_all(outputs(), outputs()), "unisono.all_to_all(inputs)"),
 ]
 
 
 @on_backends(unisono=[1, 2], gloo=[2])
 def test_outputs_first(process_group: Any, backend: str) -> None:
+    """What could mean two things is answered, on every rank, and fills nothing."""
     comm = resolve(process_group)
-    for call, right in OUTPUT_FIRST:
-        with pytest.raises((TypeError, ValueError)) as caught:
-            call()
-        assert right in str(caught.value)
-        assert "inputs come first here" in str(caught.value)
+    for group in (None, process_group, comm):
+        for call, right in OUTPUT_FIRST:
+            with pytest.raises((TypeError, ValueError)) as caught:
+                call(group)
+            assert right in str(caught.value)
+            assert "inputs come first here" in str(caught.value)
+    assert X.tolist() == [1, 1]
     comm.barrier()  # all of them did it, so the group goes on
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.provokes
 def test_one_rank_alone_leaves_nobody_waiting(comm: Communicator) -> None:
+    """On the group that it names."""
+    pair = comm.split([0, 1])
     if comm.rank == 0:
         with pytest.raises(TypeError, match="inputs come first here"):
-            u.all_gather(outputs(), X)
+            u.all_to_all(outputs(), outputs(), pair)
     else:
         with pytest.raises(CollectiveMismatch, match="rank 0"):
-            unisono.all_gather(X)
+            unisono.all_to_all(X, pair)
+    comm.barrier()
+
+
+@on_backends(unisono=[2], gloo=[2])
+def test_torch_s_ranks_of_the_world(process_group: Any, backend: str) -> None:
+    """In a group whose ranks have other numbers in the world, torch's form must not guess."""
+    comm = resolve(process_group)
+    turned = comm.split([1, 0])
+    assert turned is not None
+    for root in (0, 1):
+        lists = outputs() if turned.rank == root else None
+        with pytest.raises(ValueError, match=r"members are global ranks \[1, 0\]: pass root="):
+            u.gather(X, lists, root, turned)
+        with pytest.raises(ValueError, match="to torch and one of the group to unisono"):
+            u.scatter(X.clone(), lists, src=root, group=turned)
+        u.gather(X + comm.rank, lists, root=root, group=turned)
+        assert values(lists) == ([[2, 2], [1, 1]] if turned.rank == root else None)
+    turned.close()
+
+
+@on_backends(unisono=[2], gloo=[2])
+def test_one_vocabulary(process_group: Any, backend: str) -> None:
+    """The functions know the Communicator's word for a root."""
+    rank = dist.get_rank()
+    mine = torch.full((1,), float(rank))
+    for root in (0, 1):
+        assert unisono.broadcast(mine.clone(), root=root).item() == root
+        assert unisono.broadcast_tensor(mine.clone(), root=root).item() == root
+        assert unisono.broadcast({"a": rank}, root=root)["a"] == root
+        assert (unisono.reduce(mine, root=root) is None) == (rank != root)
+        assert (unisono.gather(mine, root=root) is None) == (rank != root)
+        assert (unisono.gather_tensor(mine, root=root, dst=root) is None) == (rank != root)
+        parts = [mine, mine] if rank == root else None
+        assert unisono.scatter(parts, root=root).item() == root
+    for call in (
+        lambda: unisono.broadcast(mine, 0, root=1),
+        lambda: unisono.broadcast({"a": 1}, 0, root=1),
+        lambda: unisono.reduce(mine, 0, root=1),
+        lambda: unisono.gather(mine, 0, root=1),
+        lambda: unisono.scatter(None, 0, root=1),
+    ):
+        with pytest.raises(ValueError, match=r"(0 and 1|1 and 0) are two different roots"):
+            call()
+    resolve(process_group).barrier()
 
 
 @pytest.mark.ranks(2)
@@ -201,12 +320,15 @@ def test_torch_s_names() -> None:
 
 
 def test_what_is_suggested_exists() -> None:
-    from unisono.torch_habits import _RIGHT_CALLS, INSTEAD
+    from unisono.torch_habits import _RIGHT_CALLS, INSTEAD, ON_COMMUNICATOR
 
-    for text in (*INSTEAD.values(), *_RIGHT_CALLS.values()):
+    for text in (*INSTEAD.values(), *_RIGHT_CALLS.values(), *ON_COMMUNICATOR.values()):
         for part in text.split("unisono.")[1:]:
             assert part.partition("(")[0] in unisono.__all__
+        for part in text.split("comm.")[1:]:
+            assert re.split(r"\W", part)[0] in dir(SoloCommunicator())
     assert not set(INSTEAD) & set(unisono.__all__)
+    assert not set(ON_COMMUNICATOR) & set(dir(SoloCommunicator()))
 
 
 # -- launch ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect, subgroup
+from ranks import RankPool, attempt, connect, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import (
     CollectiveMismatch,
@@ -149,12 +149,24 @@ def interrupted_behind_a_work(comm: Communicator) -> BaseException | None:
 @pytest.mark.ranks(2)
 def test_works_of_a_group_that_was_closed_say_so(comm: Communicator) -> None:
     group = subgroup(comm, [0, 1])
+    sent = [torch.full((200_000,), float(tag)) for tag in range(5)]  # which do finish
     if comm.rank == 0:
-        works = [group.irecv(torch.zeros(3), 1), group.isend(torch.ones(3), 1, 8)]
+        works = [group.irecv(torch.zeros(3), 1, 7), group.isend(torch.ones(3), 1, 8)]
+        for tag, tensor in enumerate(sent):
+            group.isend(tensor, 1, tag)
         group.close()
         for work in works:
-            assert "is closed" in str(attempt(work.wait))
+            assert "is closed: rank 1 never joined what rank 0 had begun" in str(attempt(work.wait))
+    else:
+        got = [group.irecv(torch.zeros(200_000), 0, tag) for tag in range(5)]
+        for work in got:
+            work.wait()
     comm.barrier()
+    if comm.rank == 1:
+        error = raised(GroupAborted, group.barrier)
+        assert "rank 0 ended group world[0,1]: it closed the group: rank 1 never joined" in str(
+            error
+        )
 
 
 # A rank that is held up is not stuck: what it has asked for meanwhile may be on its way.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -278,20 +277,63 @@ def close_meanwhile(rank: int, size: int, path: str) -> None:
     assert tensor.eq(1).all()
 
 
-def test_ctrl_c_ends_a_wait(fresh_pool: RankPool) -> None:
-    fresh_pool.run(interrupt_a_wait, 2, connected=False)
+class Impatient(Exception):
+    """What a signal handler raises."""
 
 
-def interrupt_a_wait(rank: int, size: int, path: str) -> None:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
-    comm.barrier()
-    if rank == 0:
-        work = begun(comm.barrier(async_op=True))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert isinstance(attempt(work.wait), KeyboardInterrupt)
-        Path(f"{path}-interrupted").touch()
+def test_an_interrupt_ends_a_wait_and_the_work_goes_on(fresh_pool: RankPool) -> None:
+    """Only where a blocking call is interrupted, nobody else can finish it: then the peers read why
+    the group has ended."""
+    interrupts, _ = fresh_pool.run(interrupt_waits, 2)
+    assert min(interrupts[:5]) >= 1, interrupts
+
+
+def interrupt_waits(comm: Communicator) -> list[int]:
+    first, second, third, fourth = (
+        torch.full((n,), 1.0 + comm.rank) for n in (2, 400_000, 3, 90_000)
+    )
+    calls = [
+        lambda: comm.all_reduce(first, async_op=True),
+        lambda: comm.all_reduce(second, async_op=True),
+        lambda: comm.irecv(third, 1) if comm.rank == 0 else comm.isend(third, 0),
+        lambda: comm.isend(fourth, 1) if comm.rank == 0 else comm.irecv(fourth, 0),
+    ]
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, lose_patience)
+        interrupts = [wait_with_interrupts(begun(call())) for call in calls]
+        works = [begun(call()) for call in calls]  # again, and the last one is waited for first
+        interrupts += [wait_with_interrupts(work) for work in reversed(works)]
     else:
-        while not Path(f"{path}-interrupted").exists():
-            time.sleep(0.01)
-    assert isinstance(attempt(comm.barrier), GroupAborted)
+        for call in calls * 2:
+            time.sleep(0.3)
+            begun(call()).wait()
+        interrupts = []
+    assert first.eq(6).all()  # 1 + 2, twice as much
+    assert second.eq(6).all()
+    assert third.eq(2).all()
+    assert fourth.eq(1).all()
+    comm.barrier()
+    if comm.rank == 0:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        raised(Impatient, comm.barrier)
+    else:
+        error = raised(GroupAborted, comm.recv, torch.ones(1), 0)
+        assert "rank 0 ended group world at call #6: it was interrupted by" in str(error)
+    return interrupts
+
+
+def lose_patience(*_: object) -> None:
+    raise Impatient
+
+
+def wait_with_interrupts(work: Work) -> int:
+    """Wait until it is over, whatever interrupts it; how often something did."""
+    times = 0
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            work.wait()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return times
+        except Impatient:
+            times += 1

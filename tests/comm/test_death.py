@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import RankPool, attempt, raised
+from ranks import RankPool, attempt, raised, subgroup
+from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import PeerLost
@@ -94,6 +95,7 @@ def leave_a_child(rank: int, size: int, path: str) -> float:
 LEAVES_EARLY = """
 import sys
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 rank = int(sys.argv[2])
@@ -146,3 +148,57 @@ def leave_in_order(rank: int, size: int, path: str) -> str:
     comm.barrier()
     comm.close()
     return "closed"
+
+
+# -- groups with a dead member ---------------------------------------------------------------------
+
+
+def test_a_split_names_the_member_that_has_died(fresh_pool: RankPool) -> None:
+    """Also where the leader lives on and does not split; and not who died first, if that one is
+    no member."""
+    *survivors, second, first = fresh_pool.outcomes(split_with_the_dead, 5, connected=False)
+    assert (second.exit_code, first.exit_code) == (-9, -9)
+    for survivor in survivors:
+        assert survivor.value == "went on", survivor.error
+
+
+def split_with_the_dead(rank: int, size: int, path: str) -> str:
+    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=40)
+    turned = subgroup(comm, [4, 3, 2, 1, 0])
+    comm.barrier()
+    if rank == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert raised(PeerLost, comm.barrier).peer == 4
+    if rank == 1:  # a follower, while nobody leads
+        assert raised(PeerLost, comm.split, range(size)).peer == 4
+        lost = raised(PeerLost, turned.split, [4, 3, 0])  # global 0, 1 and 4: led by 0
+        assert (lost.peer, lost.rank) == (0, 3)
+        assert "rank 0 (global 4)" in str(lost)
+        assert "split([4, 3, 0])" in str(lost)
+    if rank == 0:
+        time.sleep(0.5)  # longer than a leader looks away: the others wait for it
+    living = subgroup(comm, range(4))
+    if rank == 2:
+        time.sleep(0.5)
+    assert_sum(subgroup(comm, range(4)))
+
+    if rank == 3:  # it dies while 1 and 2 wait for 0, which does not lead
+        await_files(f"{path}-waits-1", f"{path}-waits-2")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank:
+        Path(f"{path}-waits-{rank}").touch()
+        assert raised(PeerLost, comm.split, [0, 1, 2, 3], "again").peer == 3
+    assert raised(PeerLost, living.barrier).peer == 3
+    assert raised(PeerLost, comm.split, range(4), "led").peer == 3
+    assert_sum(subgroup(comm, range(3)))
+    return "went on"
+
+
+def await_files(*files: str) -> None:
+    while not all(Path(file).exists() for file in files):
+        time.sleep(0.01)
+
+
+def assert_sum(group: Communicator) -> None:
+    group.all_reduce(tensor := torch.ones(1))
+    assert float(tensor) == group.size

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ranks import attempt, raised
-from resources import held_resources
+from resources import assert_given_back, held_resources
 from unisono import GroupClosed
 from unisono.comm.base import Communicator
 
@@ -89,7 +89,7 @@ def test_a_multiprocessing_child_that_ends_closes_nothing(comm: Communicator) ->
         ours.close()
         comm.all_reduce(tensor := torch.ones(70_000))
         assert tensor.eq(2).all()
-    assert held_resources() == before
+    assert_given_back(before)
 
 
 def child_of_a_rank(comm: Communicator, report: Connection, close: bool) -> None:

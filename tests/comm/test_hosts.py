@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -411,7 +413,16 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
         assert (tensor == size).all()
         if rank < 2:  # which are on different hosts
             call = second.send if rank == 0 else second.recv
-            assert isinstance(attempt(call, torch.zeros(3 + rank), 1 - rank), MessageMismatch)
+            error = attempt(lambda: call(torch.zeros(3 + rank, 1), 1 - rank))
+            assert isinstance(error, MessageMismatch), error
+            verdict, sender, receiver, advice = str(error).splitlines()
+            assert verdict.startswith(
+                "a message of rank 0 does not fit its receiver, rank 1 (tag 0"
+            )
+            assert "rank 0 sends float32, 12 bytes, shape (3, 1) at " in sender
+            assert "rank 1 receives float32, 16 bytes, shape (4, 1) at " in receiver
+            assert all("test_hosts.py:" in line for line in (sender, receiver))
+            assert advice.startswith("Both need the same dtype and number of elements.")
         comm.all_reduce(tensor := torch.ones(3))
         assert tensor.tolist() == [size] * 3
 
@@ -442,3 +453,24 @@ def use_in_child(rank: int, size: int, path: str) -> None:
             os._exit(0 if "belongs to the parent process" in str(error) else 1)
         assert os.waitpid(child, 0)[1] == 0
         comm.barrier()
+
+
+def test_a_split_names_a_dead_member_by_its_rank_in_the_whole_group(fresh_pool: RankPool) -> None:
+    *survivors, dead = fresh_pool.outcomes(split_with_the_dead, 4, connected=False)
+    assert dead.exit_code == -signal.SIGKILL
+    assert [outcome.value for outcome in survivors] == [3, 3, 3], survivors
+
+
+def split_with_the_dead(rank: int, size: int, path: str) -> int:
+    with world(rank, path, "ABBB") as comm:
+        comm.barrier()
+        told = Path(f"{path}-told")
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 2:  # of this host rank 1 leads, and does not yet
+            error = raised(PeerLost, comm.split, range(size))
+            told.touch()
+            return error.peer
+        while not told.exists():
+            time.sleep(0.01)
+        return raised(PeerLost, comm.split, range(size)).peer

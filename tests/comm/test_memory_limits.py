@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, connect, subgroup
-from resources import held_resources
+from resources import assert_given_back, held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
@@ -183,7 +183,7 @@ def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int
     error = attempt(connect, path, rank, size)
     if rank == limited:
         resource.setrlimit(which, (resource.RLIM_INFINITY, resource.getrlimit(which)[1]))
-    assert held_resources() == before
+    assert_given_back(before)
     with connect(f"{path}-again", rank, size) as comm:
         comm.all_reduce(tensor := torch.ones(300_000))
         assert tensor.eq(size).all()

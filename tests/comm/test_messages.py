@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, connect, raised, subgroup
-from unisono.comm.base import Communicator, Message
+from unisono.comm.base import Communicator, Message, Work
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import (
@@ -280,29 +280,53 @@ def test_a_slow_peer_is_no_deadlock(comm: Communicator) -> None:
 @pytest.mark.parametrize("odd", ["size", "dtype"])
 @pytest.mark.ranks(2)
 def test_a_message_that_does_not_fit(comm: Communicator, large: bool, odd: str) -> None:
-    count = 100_000 if large else 4
+    """Both sides hear of both: types, sizes, shapes and lines."""
+    rows = 50_000 if large else 2
     if comm.rank == 0:
-        other = torch.ones(count + 1) if odd == "size" else torch.ones(count, dtype=torch.int32)
-        error = attempt(comm.send, other, 1)
+        other = torch.ones(2 * rows + 1) if odd == "size" else torch.ones(rows, 2).int()
+        error = attempt(lambda: comm.send(other, 1, 3))
     else:
-        tensor = torch.zeros(count)
-        error = attempt(comm.recv, tensor, 0)
+        tensor = torch.zeros(rows, 2)
+        error = attempt(lambda: comm.recv(tensor, 0, 3))
         assert tensor.eq(0).all()
-        assert "wants float32" in str(error)
     assert isinstance(error, MessageMismatch), error
-    assert isinstance(attempt(comm.barrier), MessageMismatch)
+    verdict, sender, receiver, advice = str(error).splitlines()
+    assert verdict == "a message of rank 0 does not fit its receiver, rank 1 (tag 3, group world)"
+    shape, dtype = (f"({2 * rows + 1},)", "float32") if odd == "size" else (f"({rows}, 2)", "int32")
+    size_bytes = 8 * rows + 4 if odd == "size" else 8 * rows
+    assert sender.startswith(f"  rank 0 sends {dtype}, {size_bytes} bytes, shape {shape} at ")
+    assert receiver.startswith(
+        f"  rank 1 receives float32, {8 * rows} bytes, shape ({rows}, 2) at "
+    )
+    assert all("test_messages.py:" in line and "<lambda>" in line for line in (sender, receiver))
+    assert sender.rpartition(" at ")[2] != receiver.rpartition(" at ")[2]
+    assert advice.startswith("Both need the same dtype and number of elements.")
+    assert str(attempt(comm.barrier)) == str(error)
 
 
 @pytest.mark.ranks(3)
 def test_who_waits_for_another_message_hears_of_one_that_does_not_fit(comm: Communicator) -> None:
-    if comm.rank == 0:
-        error = attempt(comm.send, torch.ones(5), 1)
+    """Of the one to blame, whichever is waited for: not of others that are under way."""
+
+    def start() -> list[Work]:
+        if comm.rank == 0:
+            return [comm.isend(torch.ones(7), 2, 9), comm.isend(torch.ones(5), 1)]
+        return [comm.irecv(torch.ones(3), 2, 9), comm.irecv(torch.ones(4), 0)]
+
+    if comm.rank == 2:
+        error = attempt(comm.recv, torch.ones(2), 1, 5)
     else:
-        error = attempt(comm.recv, torch.ones(4 if comm.rank == 1 else 2), 0)
+        error = attempt(lambda: start()[0].wait())
     assert isinstance(error, MessageMismatch), error
-    wants = "rank 1 wants float32 of (4,) from rank 0 (tag 0, group world), which sends 20 bytes"
-    heard = "a message of rank 0 in group world did not fit its receiver"
-    assert str(error).startswith(wants if comm.rank == 1 else heard)
+    lines = str(error).splitlines()
+    first = start.__code__.co_firstlineno
+    assert lines[0].startswith(
+        "a message of rank 0 does not fit its receiver, rank 1 (tag 0, group"
+    )
+    assert lines[1].startswith("  rank 0 sends float32, 20 bytes, shape (5,) at ")
+    assert f"test_messages.py:{first + 2} in " in lines[1]
+    assert lines[2].startswith("  rank 1 receives float32, 16 bytes, shape (4,) at ")
+    assert f"test_messages.py:{first + 3} in " in lines[2]
 
 
 @pytest.mark.ranks(2)

@@ -104,6 +104,24 @@ def test_the_ring_keeps_the_last_thousand(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_what_ends_after_a_thousand_others_leaves_their_records_alone(comm: Communicator) -> None:
+    works = [comm.irecv(torch.empty(1), 0, tag=0)] if comm.rank else []
+    for _ in range(1023):
+        comm.barrier()
+    if comm.rank == 0:
+        comm.send(torch.ones(1), 1, tag=0)
+        comm.recv(torch.empty(1), 1)
+        comm.send(torch.ones(1), 1, tag=1)
+        return
+    works.append(comm.irecv(torch.empty(1), 0, tag=1))  # its record is where the first one's was
+    works[0].wait()
+    (group,) = read_process(os.getpid())
+    assert [record.state for record in group.ranks[1].records if record.tag == 1] == ["waiting"]
+    comm.send(torch.ones(1), 0)
+    works[1].wait()
+
+
+@pytest.mark.ranks(2)
 def test_a_queued_work_is_seen(comm: Communicator) -> None:
     if comm.rank == 1:
         comm.recv(torch.ones(1), 0)

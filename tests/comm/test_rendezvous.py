@@ -23,7 +23,7 @@ import torch.distributed
 
 import unisono
 from ranks import RankPool, attempt, in_a_fork, raised
-from resources import held_resources
+from resources import assert_given_back, held_resources
 from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.base import Communicator
@@ -443,7 +443,7 @@ def noise_while_a_group_forms(
     if rank == 1:
         eventually(made.exists, 8.0)
     join_and_work(FileAnnouncements(path), rank, 2, within_s=5.0)
-    assert held_resources() == before
+    assert_given_back(before)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ import torch
 import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
-from unisono import GroupClosed, PeerLost, SegmentError
+from unisono import GroupClosed, PeerLost, SegmentError, preloading
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
@@ -192,6 +193,7 @@ def test_too_much_is_refused_on_every_rank(comm: Communicator) -> None:
     error = raised(SegmentError, comm.empty, 1 << 40 if comm.rank else 10, torch.uint8)
     assert "rank 1 wants 1099511627776: its memory limits leave" in str(error)
     raised(SegmentError, comm.empty, 1 << 60, torch.uint8)
+    raised(SegmentError, comm.empty, (1 << 40, 1 << 40) if comm.rank else 10)  # not in 64 bits
     comm.all_reduce(x := comm.zeros(3))
     assert x.tolist() == [0.0] * 3
 
@@ -230,7 +232,12 @@ def test_a_tensor_outlives_its_group_and_works_their_tensors(comm: Communicator)
     for work in works:
         work.wait()
     pair.barrier()
+    assert pair.is_shared(x)
     pair.close()
+    assert not pair.is_shared(x)
+    assert pair._own_parts() == []
+    assert pair.peer(x, comm.rank) is x
+    assert "not in memory that the group shares" in str(attempt(pair.peer, x, 1 - comm.rank))
     assert x.sum() == LARGE * comm.rank
     raised(GroupClosed, pair.empty, 3)
     comm.barrier()
@@ -259,21 +266,25 @@ def test_a_forked_child_shares_the_memory_and_not_the_group(comm: Communicator) 
 @pytest.mark.ranks(2)
 def test_a_modules_tensors_move_and_stay_the_same(comm: Communicator) -> None:
     module = torch.nn.Sequential(
-        torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5, bias=False)
+        torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 50, bias=False)
     )
     module[2].weight.data = module[2].weight.data.t()
-    tied = torch.nn.Linear(7, 5)
+    tied = torch.nn.Linear(70, 50)
     tied.weight = module[0].weight
     module.append(tied)
     module.register_buffer("view", module[0].weight.detach()[1:3, ::2])
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     objects = [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    stored = (tensor.untyped_storage() for tensor in module.state_dict().values())
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in stored}
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     assert unisono.share_module(module, comm) is module
     assert [id(tensor) for tensor in (*module.parameters(), *module.buffers())] == objects
     for name, tensor in module.state_dict().items():
         assert comm.is_shared(tensor), name
         assert torch.equal(tensor, before[name]), name
+    room = module[0].weight.untyped_storage().nbytes()
+    assert sum(sizes.values()) <= room < sum(sizes.values()) + 64 * len(sizes), "tied: once"
     module[0].weight.grad = torch.ones_like(module[0].weight)
     optimizer.step()
     assert torch.equal(module.view, before["view"] - 1)
@@ -394,6 +405,7 @@ def test_allocations_come_and_go(fresh_pool: RankPool, cycles: int) -> None:
 
 
 def test_a_rank_without_descriptors_keeps_nobody_waiting(fresh_pool: RankPool) -> None:
+    """Also where what makes the memory is not imported yet, for which it takes one, too."""
     texts = fresh_pool.run(allocate_without_descriptors, 2, connected=False)
     for text in texts:
         assert "rank 1 cannot map it: Too many open files" in text
@@ -420,7 +432,9 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
 
 
 def allocate_without_descriptors(rank: int, size: int, path: str) -> str:
+    preloading.DELAY_S = 60.0
     comm = connect(path, rank, size)
+    sys.modules.pop("unisono.comm.shared_memory.allocation", None)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

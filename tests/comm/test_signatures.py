@@ -13,19 +13,32 @@ import pytest
 import unisono.comm.cuda.group
 import unisono.comm.hosts.communicator
 import unisono.comm.over_torch.communicator
-import unisono.comm.shared_memory.communicator
-import unisono.comm.solo  # noqa: F401 - Communicator.__subclasses__ lists what is imported
+import unisono.comm.shared_memory.communicator  # noqa: F401 - __subclasses__ lists what is imported
 from unisono.comm.base import Communicator
+from unisono.comm.solo import SoloCommunicator
+
+
+def kinds() -> list[type[Communicator]]:
+    found = list(Communicator.__subclasses__())
+    for kind in found:
+        found += kind.__subclasses__()
+    return [kind for kind in found if kind.__module__.startswith("unisono.")]
 
 
 def methods() -> Iterator[tuple[type[Communicator], str]]:
-    kinds = list(Communicator.__subclasses__())
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        if kind.__module__.startswith("unisono."):
-            for name in sorted(Communicator.__abstractmethods__):
-                if inspect.isfunction(getattr(kind, name)):
-                    yield kind, name
+    for kind in kinds():
+        for name in sorted(Communicator.__abstractmethods__):
+            if inspect.isfunction(getattr(kind, name)):
+                yield kind, name
+
+
+def test_what_is_behind_a_collective_takes_the_same_everywhere() -> None:
+    for name in (name for name in vars(SoloCommunicator) if name.startswith("_run_")):
+        public = list(inspect.signature(getattr(Communicator, name[5:])).parameters)
+        wanted = [each for each in public if each not in ("src", "dst", "splits")]
+        for kind in kinds():
+            if inspect.isfunction(found := getattr(kind, name, None)):
+                assert list(inspect.signature(found).parameters) == wanted, (kind, name)
 
 
 @pytest.mark.parametrize(("kind", "name"), list(methods()))

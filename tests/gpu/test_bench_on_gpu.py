@@ -6,9 +6,7 @@ import unisono
 
 
 def test_every_collective_is_right_on_cuda_tensors() -> None:
-    run = unisono.bench.measure_run(
-        "all", device="cuda", ranks=2, sizes="1K,2M", budget_s=0.01, fresh=True
-    )
+    run = unisono.bench.measure_run("all", device="cuda", ranks=2, sizes="1K,2M", budget_s=0.01)
     assert run.finished
     assert not run.wrong
     assert run.machine["gpu"]

@@ -435,7 +435,7 @@ def test_a_launcher_that_is_killed_leaves_no_orphan(program: WriteProgram, way: 
     process.kill()
     process.communicate()
     assert eventually(lambda: not any(map(lives, pids)))
-    assert not guards_of(process.pid)
+    assert eventually(lambda: not guards_of(process.pid))
 
 
 def guards_of(pid: int) -> list[str]:

@@ -149,27 +149,46 @@ static int stop(void *argument) {
     return ++*pauses == 2;
 }
 
-/* In a call, in a work that the waiting thread runs itself, and in one that the worker runs. */
+/* In a call, which ends the group: its peers wait for it. */
 static void be_interrupted(membership *me) {
-    int way = *(int *)me->shared, pauses = 0;
+    int pauses = 0;
     un_call all = barrier();
+    all.pause = stop;
+    all.argument = &pauses;
+    if (me->rank)
+        wait_for_failure(me);
+    else
+        EXPECT_EQUAL(un_run(me->group, &all), UN_INTERRUPTED);
+    char reason[UN_TEXT_BYTES];
+    EXPECT(un_group_read_note(me->group, 0, UN_REASON, UN_ABOUT_MESSAGES, reason));
+    expect_end(me, me->rank ? UN_ABORTED : UN_INTERRUPTED);
+}
+
+/* In a work that the waiting thread runs itself, and in one that the worker runs: both go on. The
+ * first one is behind another, which then is the one that is interrupted. */
+static void be_interrupted_in_a_wait(membership *me) {
+    static _Atomic int interrupted;
+    int way = *(int *)me->shared, pauses = 0;
     un_call hooks = {.timeout_ns = way == 2 ? 30 * SECOND_NS : -1,
                      .pause = stop,
                      .argument = &pauses};
-    un_work work = {.call = all};
-    if (me->rank) {
-        wait_for_failure(me);
-    } else if (way) {
-        EXPECT_EQUAL(un_submit(me->group, &work), UN_OK);
-        EXPECT_EQUAL(un_work_wait(me->group, &work, &hooks), UN_INTERRUPTED);
+    if (!me->rank) {
+        un_work works[2] = {{.call = barrier()}, {.call = barrier()}};
+        for (int i = 0; i < 2; i++) EXPECT_EQUAL(un_submit(me->group, &works[i]), UN_OK);
+        un_work *work = &works[way == 1];
+        for (int times = 0; times < 3; times++, pauses = 0)
+            EXPECT_EQUAL(un_work_wait(me->group, work, &hooks), UN_INTERRUPTED);
+        interrupted = 1;
         hooks.pause = NULL;
-        EXPECT_EQUAL(un_work_wait(me->group, &work, &hooks), UN_INTERRUPTED);
+        for (int i = 0; i < 2; i++)
+            EXPECT_EQUAL(un_work_wait(me->group, &works[i], &hooks), UN_OK);
     } else {
-        all.pause = stop;
-        all.argument = &pauses;
-        EXPECT_EQUAL(un_run(me->group, &all), UN_INTERRUPTED);
+        while (!interrupted) sleep_ms(1);
+        un_call all = barrier();
+        for (int i = 0; i < 2; i++) EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
     }
-    expect_end(me, me->rank ? UN_ABORTED : UN_INTERRUPTED);
+    interrupted = 0;
+    EXPECT_EQUAL(un_group_failure(me->group).status, UN_OK);
 }
 
 static int call_again(void *argument) {
@@ -210,14 +229,24 @@ static void be_left(membership *me) {
     expect_end(me, UN_PEER_CLOSED);
 }
 
-/* To close a group ends the works in it; here the other rank never comes. */
+/* To close a group ends the works in it. Those that all have begun finish before, if they may; to
+ * the others the other rank never comes. */
 static void leave(membership *me) {
+    const un_call no_hooks = {0};
+    bool missing[2] = {false, false};
     un_work works[3];
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) works[i] = (un_work){.call = barrier()};
+    for (int i = 0; i < 3; i++) EXPECT_EQUAL(un_submit(me->group, &works[i]), UN_OK);
+    EXPECT(un_group_finish(me->group, &no_hooks, missing));
+    for (int i = 0; i < 3; i++) EXPECT(un_work_done(&works[i]));
+    for (int i = 0; !me->rank && i < 3; i++) {
         works[i] = (un_work){.call = barrier()};
-        if (!me->rank) EXPECT_EQUAL(un_submit(me->group, &works[i]), UN_OK);
+        EXPECT_EQUAL(un_submit(me->group, &works[i]), UN_OK);
     }
-    if (me->rank) wait_for_failure(me);
+    if (me->rank)
+        wait_for_failure(me);
+    else
+        EXPECT(!un_group_finish(me->group, &no_hooks, missing) && missing[1] && !missing[0]);
     un_group_close(me->group);
     me->group = NULL;
     for (int i = 0; !me->rank && i < 3; i++) {
@@ -233,7 +262,10 @@ void test_call_failures(void) {
     for (int round = 0; round < 20; round++)
         run_ranks(2 + round % 3, round % 2 ? 1 : 8, be_aborted, &round);
     run_ranks(2, 4, run_out_of_time, NULL);
-    for (int way = 0; way < 3; way++) run_ranks(2, 4, be_interrupted, &way);
+    run_ranks(2, 4, be_interrupted, NULL);
+    for (int way = 0; way < 3; way++)
+        for (int cores = 1; cores <= 4; cores += 3)
+            run_ranks(2, cores, be_interrupted_in_a_wait, &way);
     run_ranks(2, 4, reenter, NULL);
     run_ranks(3, 1, call_from_two_threads, NULL);
     for (int cores = 1; cores <= 6; cores += 5) run_ranks(3, cores, be_left, NULL);

@@ -106,18 +106,30 @@ static int stop(void *argument) {
     return ++*pauses == 2;
 }
 
+/* First in waiting for a message, which goes on; then in a blocking one, which ends the group. */
 static void be_interrupted(membership *me) {
+    static _Atomic int interrupted;
     int pauses = 0;
     un_call hooks = {.timeout_ns = -1, .pause = stop, .argument = &pauses};
     un_status wanted = me->rank ? UN_ABORTED : UN_INTERRUPTED;
     checked_message m;
-    prepare_message(&m, true, me->rank, 1 - me->rank, 1, 1000, CONTIGUOUS);
+    prepare_message(&m, !me->rank, me->rank, 1 - me->rank, 1, 100000, CONTIGUOUS);
+    while (me->rank && !interrupted) sleep_ms(1);
     start_message(&m, me->group);
+    if (!me->rank) {
+        EXPECT_EQUAL(un_message_wait(me->group, &m.message, &hooks), UN_INTERRUPTED);
+        interrupted = 1;
+    }
+    await_message(&m, me->group);
+    pauses = 0;
+    prepare_message(&m, !me->rank, me->rank, 1 - me->rank, 1, 1000, CONTIGUOUS);
     if (me->rank)
-        while (!un_message_done(&m.message)) sleep_ms(1); /* to wait would close a cycle */
-    EXPECT_EQUAL(un_message_wait(me->group, &m.message, me->rank ? &forever : &hooks), wanted);
+        wait_for_failure(me);
+    else
+        EXPECT_EQUAL(un_message_run(me->group, &m.message, &hooks), wanted);
     free_side(&m.side);
     expect_failure(me, wanted);
+    interrupted = 0;
 }
 
 /* Large messages in both directions, of which an abort may find any half done. Their memory is

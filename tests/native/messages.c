@@ -130,6 +130,28 @@ static void take_from_anybody(membership *me) {
     for (int i = 0; i < EACH; i++) await_message(&messages[i], me->group);
 }
 
+/* Receives from anybody and from one rank take messages in the order in which they were started. */
+static void take_in_order(membership *me) {
+    enum { EACH = 6 };
+    checked_message out[EACH], in[EACH];
+    for (int i = 0; i < EACH; i++) {
+        bool from_anybody = i % 3 == 1;
+        prepare_message(&in[i], false, me->rank, from_anybody ? -1 : left_of(me), 6, 2, CONTIGUOUS);
+        in[i].number = (uint64_t)i;
+        start_message(&in[i], me->group);
+    }
+    un_call all = barrier(); /* nobody sends before all receives are there */
+    EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
+    for (int i = 0; i < EACH; i++) {
+        prepare_message(&out[i], true, me->rank, right_of(me), 6, 2, CONTIGUOUS);
+        out[i].number = (uint64_t)i;
+        fill_message(&out[i], me->rank);
+        start_message(&out[i], me->group);
+    }
+    for (int i = 0; i < EACH; i++) await_message(&in[i], me->group);
+    for (int i = 0; i < EACH; i++) await_message(&out[i], me->group);
+}
+
 /* Many messages to the right and from the left, each with its tag and size, all at once. The
  * receives are started in the order of `first`, `first` + `step` and so on, which meets all. */
 enum { MANY = 600 };
@@ -251,9 +273,9 @@ static void talk_at_once(membership *me) {
 
 void test_messages(void) {
     static void (*const bodies[])(membership *) = {send_around, send_and_wait, send_and_drop,
-                                              take_from_anybody, flood, flood_for_long,
-                                              reach_behind_a_flood, reach_behind_the_unwanted,
-                                              send_eagerly, talk_at_once};
+                                              take_from_anybody, take_in_order, flood,
+                                              flood_for_long, reach_behind_a_flood,
+                                              reach_behind_the_unwanted, send_eagerly, talk_at_once};
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         run_ranks(1, 2, bodies[i], NULL);
         run_ranks(2, 4, bodies[i], NULL);

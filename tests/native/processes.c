@@ -50,6 +50,19 @@ static void lose_last_rank(membership *me) {
     if (failure.detail) EXPECT_EQUAL(failure.detail, UN_ENDING_KNOWN | SIGKILL);
 }
 
+/* A group with a process that others of ours have seen die: one that died while it was made. */
+static void find_the_dead(membership *me) {
+    const victim *v = me->shared;
+    if (!me->rank) EXPECT(un_group_watch(me->group, 1, 1, v->pidfd));
+    while (!un_group_failure(me->group).status) sleep_ms(1);
+    if (me->rank) return;
+    un_group *groups[2];
+    open_groups(2, 2, groups);
+    EXPECT(un_group_watch(groups[0], 1, 1, v->pidfd));
+    EXPECT_EQUAL(un_group_failure(groups[0]).status, UN_PEER_LOST);
+    for (int rank = 0; rank < 2; rank++) un_group_close(groups[rank]);
+}
+
 /* Groups come and go while the same process is watched in all of them. */
 static void watch_in_passing(membership *me) {
     const victim *v = me->shared;
@@ -64,6 +77,7 @@ static void test_deaths(void) {
     for (int i = 0; i < 10; i++) run_ranks(3, 1, watch_in_passing, &v);
     run_ranks(3, 6, lose_last_rank, &v);
     run_ranks(2, 1, lose_last_rank, &v); /* which is dead already */
+    run_ranks(2, 1, find_the_dead, &v);
     close(v.pidfd);
 }
 

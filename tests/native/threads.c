@@ -94,6 +94,7 @@ static const struct {
     {"messages that end badly", test_message_failures},
     {"damaged messages", test_damage},
     {"calls that end badly", test_call_failures},
+    {"sleepers", test_sleepers},
     {"processes", test_processes},
 };
 

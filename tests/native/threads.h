@@ -130,6 +130,7 @@ void test_messages(void);
 void test_message_failures(void);
 void test_damage(void);
 void test_call_failures(void);
+void test_sleepers(void);
 void test_processes(void);
 void test_blocks(void);
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pages.browsing import OpenPage, until
@@ -40,5 +39,4 @@ def test_every_kind_of_page_opens_and_works(open_page: OpenPage) -> None:
     report = Report("hang", "rank 1 never came", "world", "unisono", "", 2, (1,), ranks=ranks)
     page = open_page(incident_page(Reading((Incident(report, (Path("report-0.json"),)),), ())))
     assert page.locator("h1").inner_text() == "rank 1 never came"
-    assert page.locator(".timeline.wide path.arrow").count() == 1
-    assert json.loads(page.locator("details pre").last.text_content())["culprits"] == [1]
+    assert page.locator(".ranks .wait").inner_text() == "all_reduce #2 a.py:3, for rank 1"

@@ -34,6 +34,17 @@ def test_works_may_be_waited_for_in_any_order_or_dropped(process_group: Any) -> 
     assert tensors[7].eq(7 * size).all()
 
 
+@pytest.mark.ranks(SEVERAL)
+def test_works_finish_though_their_group_is_destroyed(process_group: Any) -> None:
+    group = dist.new_group()
+    tensors = [torch.full((50_000,), float(i)) for i in range(50)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    for i, tensor in enumerate(tensors):
+        assert tensor.eq(i * dist.get_world_size()).all()
+
+
 @pytest.mark.ranks(RANKS)
 def test_a_blocking_call_comes_after_the_works_before_it(process_group: Any) -> None:
     size = dist.get_world_size()

@@ -79,7 +79,7 @@ def die_before(rank: int, size: int, path: str, victim: int) -> Any:
 def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
     """Rank 0 is in no row or column with it, but with those who are."""
     outcomes = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, connected=False)
-    check_losses(outcomes, 3, "new_group(", creation._LATECOMERS_S + WITHIN_S)
+    check_losses(outcomes, 3, "new_group(", creation.LATECOMERS_S + WITHIN_S)
 
 
 def mesh_with_a_dead_rank(rank: int, size: int, path: str) -> Any:
@@ -174,18 +174,25 @@ def die_with_the_store(rank: int, size: int, path: str) -> Any:
 # -- a world that has ended for another reason -----------------------------------------------------
 
 
-def test_a_member_that_left_after_a_mismatch(fresh_pool: RankPool) -> None:
+def test_a_member_that_stays_away_or_leaves_after_a_mismatch(fresh_pool: RankPool) -> None:
     first, left = fresh_pool.outcomes(leave_after_a_mismatch, 2, connected=False)
     assert left.error == "the process ended with 7"
-    assert first.value == "CollectiveMismatch", first.error
+    assert first.value == ("CollectiveMismatch", "PeerLost", 1), first.error
 
 
-def leave_after_a_mismatch(rank: int, size: int, path: str) -> str:
+def leave_after_a_mismatch(rank: int, size: int, path: str) -> tuple[str, str, int]:
     start(rank, size, path)
     assert isinstance(attempt(dist.all_reduce, torch.ones(rank + 1)), CollectiveMismatch)
+    told = Path(f"{path}-told")
     if rank == 1:
+        while not told.exists():
+            time.sleep(0.01)
         os._exit(7)
-    creation._LATECOMERS_S = 0.3  # type: ignore[misc]
+    creation.LATECOMERS_S = 0.3  # type: ignore[misc]
     error = attempt(dist.new_group)
+    creation.LATECOMERS_S = 30.0  # type: ignore[misc]
+    told.touch()
+    lost = attempt(dist.new_group)
+    assert isinstance(lost, PeerLost), lost
     dist.destroy_process_group()
-    return type(error).__name__
+    return type(error).__name__, type(lost).__name__, lost.peer

@@ -1,4 +1,5 @@
-"""What a process imports for its first group, and how one ends that still has a group at hand."""
+"""What a process imports for its first group, and for its failures in time; and how one ends that
+still has a group at hand."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ import sys
 import torch
 import torch.distributed as dist
 
+from unisono import preloading
+
+preloading.DELAY_S = 600.0
 before = set(sys.modules)
 rank, meeting = int(sys.argv[1]), "file://" + sys.argv[2]
 dist.init_process_group("unisono", init_method=meeting, rank=rank, world_size=2)
@@ -36,13 +40,16 @@ for_need = {
     "unisono.comm.shared_memory.failures",
     "unisono.comm.solo",
     "unisono.plan",
-    "unisono.rank_endings",
+    "unisono.launcher",
     "unisono.torch_backend.futures",
     "unisono.torch_backend.work",
     "unisono.watch",
     "hmac",
     "secrets",
 }
+at_import_torch = {name for name in before if name.startswith("unisono.")}
+at_import_torch -= {"unisono.torch_backend", "unisono.torch_backend.autoload"}
+print(sorted(at_import_torch))
 print(sorted(for_need & set(loaded)), rank == 0 or "unisono.comm.rendezvous.leading" not in loaded)
 print([
     f"{name}.{attribute}"
@@ -91,7 +98,8 @@ def test_a_group_imports_what_it_needs_and_is_let_go_in_silence(tmp_path: Path) 
     program = write_program(tmp_path, LOADED)
     ranks = [program.start(str(rank), str(tmp_path / "meeting")) for rank in range(2)]
     for process in ranks:
-        assert process.communicate(timeout=DEADLINE_S) == ("[] True\n[]\n", "")
+        expected = "['unisono.torch_support', 'unisono.variables']\n[] True\n[]\n"
+        assert process.communicate(timeout=DEADLINE_S) == (expected, "")
         assert process.returncode == 0
 
 
@@ -101,3 +109,35 @@ def test_what_words_a_failure_can_be_imported_by_a_forked_child_and_at_exit(tmp_
     (told, errors), _ = (process.communicate(timeout=DEADLINE_S) for process in ranks)
     assert told == "True\nFalse\nGroupClosed None\nPeerLost 1\n", errors
     assert ranks[0].returncode == 0
+
+
+PRELOADING = """
+import os
+import sys
+import time
+from pathlib import Path
+
+from unisono import preloading
+
+preloading.DELAY_S = 0.0
+for name in ("first", "second"):
+    text = f"import time, pathlib; pathlib.Path('{name}').touch(); time.sleep(0.3)"
+    Path(f"{name}.py").write_text(text)
+    preloading.load_soon(name)
+    while not Path(name).exists():
+        time.sleep(0.001)
+    if name == "first":
+        child = os.fork()
+        import first
+
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+print("first" in sys.modules)
+"""
+
+
+def test_a_fork_and_the_end_wait_for_an_import_that_a_thread_has_begun(tmp_path: Path) -> None:
+    """The child, for one, would wait for ever for the thread to finish it."""
+    ended = write_program(tmp_path, PRELOADING).run()
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("True\n", "", 0)

@@ -14,9 +14,8 @@ import torch
 
 from tuning_tables import LARGE, SMALL, table, write_table
 from unisono import Communicator, PremulSum
-from unisono.bench.ways import COLLECTIVES, way_of
 from unisono.comm import engine, tuning
-from unisono.comm.compiled_schedules import algorithm_mark
+from unisono.comm.mismatches import algorithm_mark
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 ROOT = 4  # what stands there in a post
@@ -196,32 +195,6 @@ def test_a_number_out_of_bounds_is_refused_and_changes_nothing(comm: Communicato
     assert group.tuning == before
     with pytest.raises(OverflowError):
         group.tune({"cut_from": 1 << 70})
-
-
-@pytest.mark.ranks([2, 4])
-def test_ways_are_those_of_the_engine(comm: Communicator) -> None:
-    """It counts the turns that it takes."""
-    group = split(comm)
-    for sizes in tunings():
-        group.tune(sizes)
-        for size in (64, 4096, 50_000, 300_000, 1_000_000):
-            part = size // 4 // comm.size
-            whole, mine = torch.zeros(part * comm.size), torch.zeros(part)
-            arguments = {
-                "all_reduce": (whole,),
-                "broadcast": (whole,),
-                "all_gather": (whole, mine),
-                "reduce_scatter": (mine, whole),
-                "all_to_all": (whole.clone(), whole),
-            }
-            for collective in COLLECTIVES:
-                way = way_of(collective, whole.nbytes, comm.size, sizes)
-                before = group._group.progress(comm.rank)
-                getattr(group, collective)(*arguments[collective])
-                turns = group._group.progress(comm.rank) - before
-                # The last turn of a way needs no word to the others; that of a cut one does.
-                expected = way.turns - (way.kind != "cut")
-                assert turns == expected, (collective, size, sizes, way)
 
 
 # -- algorithm="auto" ----------------------------------------------------------------------------

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from unisono.bench.request import Names, Request, RequestOptions, Sizes
+from unisono.bench.settings import Names, Sizes, check_settings
 
 if TYPE_CHECKING:
     from unisono.bench.results import Row, Run
-    from unisono.comm.base import Communicator
 
 Progress = Callable[[int, int, str], Any]
 """Called with the number of rows that are done, that of all, and what is measured next."""
 
 _log = logging.getLogger("unisono")
-_numbers = itertools.count()
 
 
 def measure(
@@ -36,8 +32,6 @@ def measure(
     budget_s: float | None = None,
     mpi_spins: bool = False,
     floor: bool = True,
-    fresh: bool = False,
-    untuned: bool = False,
     progress: Progress | None = None,
 ) -> list[Row]:
     """Measure `collectives` on every backend asked for, and return a row for each, size by size.
@@ -56,8 +50,6 @@ def measure(
     - `budget_s`: seconds for one row, all backends together
     - `mpi_spins`: let MPI spin where it waits, which is faster on a quiet machine
     - `floor`: whether to measure the local floor, too
-    - `fresh`: neither use nor keep models of earlier runs
-    - `untuned`: unisono without the table of `unisono tune`, too, as unisono:untuned
     - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
     A `Row` has `as_dict()`; docs/bench.md says what its fields mean.
@@ -76,65 +68,40 @@ def measure(
     return Rows(measure_run(*collectives, **options).in_order)
 
 
-def measure_run(
-    *collectives: str, progress: Progress | None = None, **options: Unpack[RequestOptions]
-) -> Run:
+def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:
     """Measure `collectives` as `measure` does, with its options and `progress`, and return
     everything that belongs to the rows: machine, versions, settings, what was left out and why,
     models. `unisono.bench.results.to_json` makes the command's file of it.
 
     Raises as `measure`.
 
-    >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01, fresh=True)
+    >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01)
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]
     (True, 2, ['barrier'])
     """
-    from unisono.bench import start
-    from unisono.bench.meeting import meeting_of
-    from unisono.bench.session import Event, apply_event, run_rank
-    from unisono.errors import UnisonoError
-    from unisono.requirements import require_torch
+    from unisono.torch_support import require_torch
 
     require_torch("unisono.bench.measure")
+    from unisono.bench import session
+    from unisono.errors import UnisonoError
+
+    here = session.find_ranks()
+    settings = check_settings(collectives, there=None if here is None else here.size, **options)
+    if here is not None and here.rank > 0:
+        progress = None
     run: Run | None = None
 
-    def listen(event: Event) -> None:
+    def listen(event: session.Event) -> None:
         nonlocal run
         if event["event"] != "next":
-            run = apply_event(run, event)
+            run = session.apply_event(run, event)
         elif progress is not None:
             progress(event["done"], event["of"], event["what"])
 
-    with _world() as world:
-        request = Request(collectives=collectives, **options)
-        settings = request.settings(None if world is None else world.size)
-        if world is None:
-            start.start_ranks(settings, listen, lambda line: _log.info("unisono: %s", line))
-        else:
-            if world.rank > 0:
-                progress = None
-            run_rank(meeting_of(world, next(_numbers)), settings, listen, everywhere=True)
+    session.run(settings, listen, lambda line: _log.info("unisono: %s", line), everywhere=True)
     if run is None:
         raise UnisonoError("the ranks have measured nothing")
     if progress is not None:
         total = len(settings.cases())
         progress(total, total, "")
     return run
-
-
-@contextmanager
-def _world() -> Iterator[Communicator | None]:
-    """The world of several ranks that this process is in; None where it is alone."""
-    from unisono.bench.meeting import launched_rank
-    from unisono.world import world as worlds
-
-    if worlds.is_begun():
-        world = worlds.resolve()
-        yield world if world.size > 1 else None
-    elif launched_rank() is None:
-        yield None
-    else:  # launched as one of several: they meet for this
-        try:
-            yield worlds.init()
-        finally:
-            worlds.shutdown()

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from unisono.bench.request import DEFAULT_SIZES, DEFAULT_SWEEP, DEVICES, SWEEP_FACTOR
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse, check_writable
+from unisono.bench.settings import (
+    DEFAULT_SIZES,
+    DEFAULT_SWEEP,
+    DEVICES,
+    PLACES,
+    SWEEP_FACTOR,
+    VIEWS,
+    check_settings,
+)
+from unisono.errors import Misuse, UnisonoError
+from unisono.launcher.command import check_writable
+
+if TYPE_CHECKING:
+    from unisono.bench.results import Run
+
+_Outputs: TypeAlias = "list[tuple[Path, Callable[[Run, Path], object]]]"
 
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo
@@ -26,43 +42,23 @@ EXAMPLES = """\b
 """
 
 
-_COMMAND = "unisono.bench.command"
-
-
-class _MeasureContext(click.Context):
-    """The command that measures has no name of its own: see _Bench."""
-
-    @property
-    def command_path(self) -> str:
-        return super().command_path.rstrip()
-
-
-class _Measure(click.Command):
-    context_class = _MeasureContext
-
-
-class _Bench(click.Group):
+class _Bench(click.Command):
     """`bench compare` compares; everything else measures."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_COMMAND] = shlex.join(["unisono", "bench", *args])
-        if args[:1] != ["compare"]:
-            args = ["measure", *args]
-        return super().parse_args(ctx, args)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == "measure" else name, command, rest
-
-
-@click.group(cls=_Bench)
-def bench() -> None:
-    """Measure collectives on any backend, and say what is normal."""
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **more: Any,
+    ) -> click.Context:
+        if args[:1] == ["compare"]:
+            return compare.make_context(f"{info_name} compare", args[1:], parent, **more)
+        more["obj"] = shlex.join(["unisono", "bench", *args])
+        return super().make_context(info_name, args, parent, **more)
 
 
-@bench.command(cls=_Measure, epilog=f"Examples:\n\n{EXAMPLES}")
+@click.command(cls=_Bench, epilog=f"Examples:\n\n{EXAMPLES}")
 @click.argument("collectives", nargs=-1)
 @click.option("-n", "--ranks", type=click.IntRange(min=1), help="[default: the cores, at least 2]")
 @click.option(
@@ -71,7 +67,6 @@ def bench() -> None:
     help=f"Bytes: 8,1K,64M or a range 8:256M, by powers of {SWEEP_FACTOR}.  [default: "
     f"{DEFAULT_SIZES}; with COLLECTIVES {DEFAULT_SWEEP}]",
 )
-@click.option("--step", "factor", type=click.IntRange(min=2), default=SWEEP_FACTOR, hidden=True)
 @click.option(
     "--backends",
     metavar="LIST",
@@ -94,14 +89,14 @@ def bench() -> None:
 @click.option("--root", type=click.IntRange(min=0), help="[default: each rank in turn]")
 @click.option(
     "--place",
-    type=click.Choice(["natural", "in", "out", "both"]),
+    type=click.Choice(PLACES),
     default="natural",
     show_default=True,
     help="In place, out of place, or what torch's own form of the call does.",
 )
 @click.option(
     "--over",
-    type=click.Choice(["max", "mean", "min"]),
+    type=click.Choice(VIEWS),
     default="max",
     show_default=True,
     help="Which of the ranks' times counts.",
@@ -117,92 +112,52 @@ def bench() -> None:
     "--mpi-spins", is_flag=True, help="Let MPI spin where it waits: faster on a quiet machine."
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
-@click.option("--fresh", is_flag=True, help="Neither use nor keep models of earlier runs.")
-@click.option(
-    "--compare-untuned",
-    "untuned",
-    is_flag=True,
-    help="unisono without the table of `unisono tune` as well: where do they differ?",
-)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="FILE")
-def measure(
+def bench(
     collectives: tuple[str, ...],
-    ranks: int | None,
-    sizes: str | None,
-    factor: int,
-    backends: str | None,
-    algo: str | None,
-    device: str,
-    dtype: str,
-    op: str,
-    root: int | None,
-    place: str,
-    over: str,
-    budget_s: float | None,
-    mpi_spins: bool,
     no_floor: bool,
-    fresh: bool,
-    untuned: bool,
     json_path: Path | None,
     csv_path: Path | None,
     plot_path: Path | None,
     html_path: Path | None,
+    **asked: Any,
 ) -> None:
-    """Measure COLLECTIVES on every backend asked for, by turns in the same processes.
+    """Measure collectives on any backend, and say what is normal.
 
     COLLECTIVES are all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
     all_to_all, barrier, ping_pong and stream (messages), all_reduce_async (begun and awaited),
-    gradients (a list of tensors); or all.
+    gradients (a list of tensors); or all. Backends take turns in the same processes.
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
-    were wrong, what a model expected that was fitted to other sizes, and a verdict. The model is
-    of the same run; for one or two sizes, of an earlier one. The exit code is 1 if any result was
-    wrong. docs/bench.md says how to read it all.
+    were wrong, what a model expected that was fitted to other sizes of the same run, and a verdict.
+    The exit code is 1 if any result was wrong. docs/bench.md says how to read it all.
 
     Under torchrun, `unisono run` or mpirun their ranks are used, and rank 0 prints.
     """
     from rich.console import Console
 
-    from unisono.bench import meeting, start, tuned
-    from unisono.bench.request import Request
+    from unisono.bench import session
     from unisono.bench.show import Show
     from unisono.bench.text import summary
 
     try:
-        launched = meeting.launched_rank()
-        settings = Request(
-            collectives=collectives,
-            sizes=sizes,
-            ranks=ranks,
-            backends=backends,
-            algo=algo,
-            device=device,
-            dtype=dtype,
-            op=op,
-            root=root,
-            place=place,
-            over=over,
-            budget_s=budget_s,
-            mpi_spins=mpi_spins,
-            floor=not no_floor,
-            fresh=fresh,
-            untuned=untuned,
-            factor=factor,
-        ).settings(None if launched is None else launched.size)
+        here = session.find_ranks()
+        there = None if here is None else here.size
+        settings = check_settings(collectives, there=there, floor=not no_floor, **asked)
     except (UnisonoError, ValueError) as error:
         raise Misuse(str(error)) from error
-    is_first = launched is None or launched.rank == 0
+    is_first = here is None or here.rank == 0
     outputs = _outputs(json_path, csv_path, plot_path, html_path) if is_first else []
     console = Console(quiet=not is_first)
     show = Show(console)
     interrupted = False
     failure: UnisonoError | None = None
-    with show:
+    with show, nullcontext() if here is None else _ended_by_signals():
         try:
-            start.run(settings, show.handle_event, show.print_line)
+            session.run(settings, show.handle_event, show.print_line)
         except KeyboardInterrupt:
             interrupted = True
         except UnisonoError as error:
@@ -210,8 +165,8 @@ def measure(
     if not is_first:
         raise SystemExit(130 if interrupted else 1 if failure is not None else 0)
     if show.run is not None:
-        show.run.machine["command"] = click.get_current_context().meta[_COMMAND]
-        for line in [*summary(show.run), *tuned.lines(show.run)]:
+        show.run.machine["command"] = click.get_current_context().obj
+        for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
             _save(outputs, show.run)
@@ -225,7 +180,7 @@ def measure(
         raise click.ClickException("nothing was measured")
 
 
-@bench.command(name="compare")
+@click.command()
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 @click.option(
@@ -239,7 +194,7 @@ def measure(
 @click.option(
     "--html", "html_path", type=click.Path(path_type=Path), metavar="FILE", help="NEW as a page."
 )
-def compare_command(old: Path, new: Path, threshold: float, html_path: Path | None) -> None:
+def compare(old: Path, new: Path, threshold: float, html_path: Path | None) -> None:
     """Compare two files of `unisono bench --json`: OLD before a change, NEW after it.
 
     A row is slower (or faster) if its median moved by more than the threshold and the middle
@@ -247,12 +202,12 @@ def compare_command(old: Path, new: Path, threshold: float, html_path: Path | No
     1 if anything became slower or wrong.
     """
     from unisono.bench import html
-    from unisono.bench.compare import compare, lines
+    from unisono.bench.compare import compare_runs, lines
     from unisono.bench.results import read
 
     try:
         before, after = read(old), read(new)
-        comparison = compare(before, after, threshold / 100)
+        comparison = compare_runs(before, after, threshold / 100)
     except UnisonoError as error:
         raise Misuse(str(error)) from error
     if not comparison.changes:
@@ -266,25 +221,37 @@ def compare_command(old: Path, new: Path, threshold: float, html_path: Path | No
     raise SystemExit(1 if comparison.is_regression else 0)
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Whoever started this rank ends it by SIGTERM: that is then as good as a Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 # -- what becomes of it ------------------------------------------------------------------------
 
 
 def _outputs(
     json_path: Path | None, csv_path: Path | None, plot_path: Path | None, html_path: Path | None
-) -> list[tuple[Path, Callable[[Any, Path], object]]]:
+) -> _Outputs:
     """Where to write what, each file tried before anything is measured."""
-    from unisono.bench import html, plot, results, table
+    from unisono.bench import html, plot, results
 
     if plot_path is not None:
         if plot_path.suffix not in plot.SUFFIXES:
             raise Misuse(f"--plot {plot_path}: a name that ends in {', '.join(plot.SUFFIXES)}")
-        try:
-            plot.check_available()
-        except UnisonoError as error:
-            raise Misuse(str(error)) from error
-    wanted: list[tuple[Path | None, Callable[[Any, Path], object]]] = [
+        if not plot.is_available():
+            raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
+    wanted: list[tuple[Path | None, Callable[[Run, Path], object]]] = [
         (json_path, lambda run, path: path.write_text(results.to_json(run))),
-        (csv_path, lambda run, path: path.write_text(table.to_csv(run))),
+        (csv_path, lambda run, path: path.write_text(results.to_csv(run))),
         (plot_path, plot.save),
         (html_path, lambda run, path: path.write_text(html.page(run))),
     ]
@@ -294,7 +261,7 @@ def _outputs(
     return found
 
 
-def _save(outputs: Sequence[tuple[Path, Callable[[Any, Path], object]]], run: Any) -> None:
+def _save(outputs: _Outputs, run: Run) -> None:
     for path, save in outputs:
         try:
             save(run, path)

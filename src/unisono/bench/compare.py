@@ -62,7 +62,7 @@ class Comparison:
         return bool(self.of_kind("slower") or self.of_kind("wrong"))
 
 
-def compare(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
+def compare_runs(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
     """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone.
 
     Raises UnisonoError if the tensors lay on different devices.
@@ -102,11 +102,8 @@ def lines(comparison: Comparison) -> list[str]:
 def describe_change(change: Change) -> str:
     """What was measured, before and after."""
     row = change.new
-    placement = "in place" if row.placement == "in" else "out of place"
     disturbed = " (disturbed by other programs)" if change.disturbed else ""
     times = f"{text.time_text(change.old.time_us.p50)} -> {text.time_text(row.time_us.p50)} us"
     wrong = f", {row.wrong} wrong elements" if row.wrong else ""
-    return (
-        f"{row.collective} {text.size_text(row.size_bytes)} {row.backend} {placement}: {times}, "
-        f"{change.ratio:.2f}x{wrong}{disturbed}"
-    )
+    what = f"{row.collective} {text.size_text(row.size_bytes)} {row.backend} {text.place_text(row)}"
+    return f"{what}: {times}, {change.ratio:.2f}x{wrong}{disturbed}"

@@ -1,13 +1,33 @@
-"""The floor: what a rank must do with its own memory at least, done by all ranks at once."""
+"""The floor under a row: what a rank must do with its own memory at least, done by all ranks at
+once; and over several hosts what the links between them must carry.
+
+The link's limit is the least that one host's link carries in the direction that carries more, over
+the rate that a plain stream reaches on the slowest link, and the latency of one message. With N
+ranks on H hosts, R of them on a host, and S the size of a row (docs/bench.md), a link carries
+
+    all_reduce, gradients    2 (H-1)/H S    its part from each other host, its result to each
+    broadcast, reduce        S              it leaves the root's host, or comes to it, once
+    all_gather               (N-R)/N S      what the ranks of other hosts bring
+    reduce_scatter           (N-R)/N S      what the ranks of other hosts keep, reduced inside
+    all_to_all               R (N-R)/N S    what each rank has for ranks of other hosts
+    gather, scatter          (N-R)/N S      on the root's host: what is not from there
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from unisono.bench.backends.base import Buffers, Call, Case
+from unisono.bench.collectives import item_bytes
+
+if TYPE_CHECKING:
+    from unisono.comm.base import Communicator
 
 NAME = "floor"
+_STREAM_S = 0.3
 
 
 def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
@@ -19,11 +39,9 @@ def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
     """
     if not case.collective.sized:
         return None
-    name = case.collective.name
-    if name == "reduce_scatter":
+    if case.collective.name == "reduce_scatter":
         parts = buffers.parts("input", case.ranks)
-        total = parts[0].clone()
-        return [partial(_add_all, total, parts[1:] or parts)]
+        return [partial(_add_all, parts[0].clone(), parts[1:] or parts)]
     wide = buffers.output if buffers.output.numel() >= buffers.input.numel() else buffers.input
     other = wide.new_zeros(wide.numel())
     if case.collective.reduces:
@@ -38,6 +56,86 @@ def floor_bytes(case: Case, item_bytes: int) -> int:
     return item_bytes * (counts.output if case.collective.name == "reduce_scatter" else wide)
 
 
-def _add_all(total: object, parts: Sequence[object]) -> None:
+def _add_all(total: Any, parts: Sequence[Any]) -> None:
     for part in parts:
-        total.add_(part)  # type: ignore[attr-defined]
+        total.add_(part)
+
+
+# -- several hosts -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkLimit:
+    """`hosts` are the names of the hosts and how many ranks each has; `interface` is that of this
+    one. `bytes_per_s` is what the slowest link carries, `latency_s` what a message takes there."""
+
+    hosts: tuple[tuple[str, int], ...]
+    interface: str
+    bytes_per_s: float
+    latency_s: float
+
+    def least_us(self, case: Case) -> float:
+        """The time below which a call cannot be; 0 where it need not leave a host."""
+        share = self._share(case.collective.name)
+        if share is None:
+            return 0.0
+        items = item_bytes(case.dtype)
+        size_bytes = items * case.collective.counts(case.size_bytes, items, case.ranks).size
+        return (self.latency_s + share * size_bytes / self.bytes_per_s) * 1e6
+
+    def _share(self, name: str) -> float | None:
+        """How many times its size the busiest host's link carries."""
+        ranks = [count for _, count in self.hosts]
+        total, hosts = sum(ranks), len(ranks)
+        away = [(total - count) / total for count in ranks]
+        if name in ("all_reduce", "all_reduce_async", "gradients"):
+            return 2 * (hosts - 1) / hosts
+        if name in ("broadcast", "reduce"):
+            return 1.0
+        if name in ("all_gather", "reduce_scatter"):
+            return max(away)
+        if name == "all_to_all":
+            return max(count * share for count, share in zip(ranks, away, strict=True))
+        if name in ("gather", "scatter"):
+            return min(away)  # whichever rank is the root
+        return 0.0 if name == "barrier" else None  # messages may stay on a host
+
+    def facts(self) -> dict[str, Any]:
+        """For the results."""
+        return {
+            "hosts": [{"name": name, "ranks": ranks} for name, ranks in self.hosts],
+            "link": {
+                "interface": self.interface,
+                "bytes_per_s": self.bytes_per_s,
+                "latency_us": self.latency_s * 1e6,
+            },
+        }
+
+
+def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host, of a group of all ranks."""
+    from unisono.comm.hosts.communicator import HostsCommunicator
+
+    if isinstance(comm, HostsCommunicator):
+        return comm.links.hosts.members
+    return (tuple(range(comm.size)),)
+
+
+def measure_link_limit(comm: Communicator) -> LinkLimit | None:
+    """Measure every link of a group over hosts, with all its ranks; None for one host."""
+    from unisono.comm.hosts.communicator import HostsCommunicator
+    from unisono.comm.hosts.link_speed import measure_links
+    from unisono.comm.hosts.network import find_interface
+
+    if not isinstance(comm, HostsCommunicator):
+        return None
+    hosts = comm.links.hosts
+    speeds = measure_links(comm, _STREAM_S)
+    return LinkLimit(
+        tuple(
+            (name, len(members)) for name, members in zip(hosts.names, hosts.members, strict=True)
+        ),
+        find_interface(hosts.address),
+        min(min(speed.there, speed.back) for speed in speeds),
+        min(speed.latency_s for speed in speeds),
+    )

@@ -1,14 +1,13 @@
-"""Who is faster, where, and by how much: the sentences that a reader takes away."""
+"""Who is faster, and by how much: the sentence that a reader takes away."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.bench import text
 from unisono.bench.results import Row, Run
 from unisono.bench.statistics import geometric_mean
-from unisono.wording import name_number
+from unisono.errors import name_number
 
 ALIKE = 1.05
 """Times closer than this are called equal."""
@@ -36,8 +35,7 @@ def duels(run: Run) -> list[Duel]:
             first = [row for row in here if row.backend == _first(run)]
             others = [row for row in here if row.backend != _first(run)]
             if first and others:
-                best = min(others, key=lambda row: row.time_us.p50)
-                found.append(Duel(first[0], best))
+                found.append(Duel(first[0], min(others, key=lambda row: row.time_us.p50)))
     return found
 
 
@@ -45,62 +43,26 @@ def headline(run: Run) -> str:
     """The run in a sentence."""
     against = duels(run)
     if not against:
-        names = ", ".join(dict.fromkeys(row.backend for row in run.in_order))
-        return f"{names or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
-    rivals = sorted({row.backend for row in run.rows} - {_first(run)})
+        return (
+            f"{', '.join(run.backends) or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
+        )
+    first, *rivals = sorted(run.backends, key=lambda name: (name != _first(run), name))
     others = rivals[0]
     if len(rivals) > 1:
         degree = "faster" if len(rivals) == 2 else "fastest"
         others = f"the {degree} of {', '.join(rivals[:-1])} and {rivals[-1]}"
     mean = geometric_mean([duel.ratio for duel in against])
     won = sum(duel.ratio > 1 for duel in against)
-    first = _first(run)
     if 1 / ALIKE < mean < ALIKE:
         how = f"{first} and {others} are equally fast on average"
     elif mean > 1:
-        how = f"{first} is {_times(mean)} as fast as {others} on average"
+        how = f"{first} is {text.ratio_text(mean)} times as fast as {others} on average"
     else:
-        how = f"{first} takes {_times(1 / mean)} as long as {others} on average"
+        how = f"{first} takes {text.ratio_text(1 / mean)} times as long as {others} on average"
     return f"{how}, and ahead in {won} of {name_number(len(against), 'row')}"
 
 
-def highlights(run: Run) -> list[str]:
-    """Where the first backend is furthest ahead, and where it is behind."""
-    against = sorted(duels(run), key=lambda duel: duel.ratio)
-    if not against:
-        return []
-    lines = []
-    best, worst = against[-1], against[0]
-    if best.ratio > ALIKE:
-        lines.append(
-            f"Furthest ahead: {_where(best)}, {_times(best.ratio)} as fast ({_pair(best)})"
-        )
-    if worst.ratio < 1 / ALIKE:
-        behind = [duel for duel in against if duel.ratio < 1 / ALIKE]
-        lines.append(
-            f"Furthest behind: {_where(worst)}, {_times(1 / worst.ratio)} as long "
-            f"({_pair(worst)}); behind in {len(behind)} of {name_number(len(against), 'row')}"
-        )
-    elif worst.ratio < ALIKE:
-        lines.append(f"Closest: {_where(worst)} ({_pair(worst)})")
-    return lines
-
-
 def _first(run: Run) -> str:
-    backends: Sequence[str] = run.settings.get("backends", [])
-    measured = [row.backend for row in run.in_order]
-    return next((name for name in backends if name in measured), measured[0] if measured else "")
-
-
-def _where(duel: Duel) -> str:
-    size = f" of {text.size_text(duel.first.size_bytes)}" if duel.first.size_bytes else ""
-    return f"{duel.first.collective}{size}"
-
-
-def _pair(duel: Duel) -> str:
-    times = [text.time_text(row.time_us.p50) for row in (duel.first, duel.other)]
-    return f"{times[0]} us against {times[1]} us of {duel.other.backend}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 10 else f"{ratio:.0f} times"
+    """The first backend that was asked for and measured."""
+    asked = run.settings.get("backends", [])
+    return next((name for name in asked if name in run.backends), next(iter(run.backends), ""))

@@ -9,20 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from unisono.comm import engine
-from unisono.errors import EngineUnavailable
 from unisono.launcher import share
 from unisono.plan.sizes import parse_size
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-def free_bytes() -> int | None:
-    """Memory that this process may still use; None where that is not known."""
-    try:
-        return engine.memory_room()
-    except EngineUnavailable:
-        return None
 
 
 def caches_bytes() -> tuple[int, ...]:
@@ -51,6 +41,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def describe_gpu(device: str) -> dict[str, Any]:
+    """What of the GPU matters to a reader of the figures; nothing for a CPU."""
+    if device == "cpu":
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count()}
+
+
 def versions() -> dict[str, str]:
     """Of everything that was measured or measures."""
     found = {"python": platform.python_version()}
@@ -60,13 +59,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def machine_name(facts: dict[str, Any], ranks: int) -> str:
-    """A file name for results of a machine: "neoverse-n1-2-cores-2-ranks"."""
-    text = f"{facts['processor']} {facts['cores']} cores {ranks} ranks".lower()
-    text = re.sub(r"\((r|tm)\)|\bcpu\b|@.*?ghz|\bprocessor\b", " ", text)
-    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
 def _processor() -> str:

@@ -6,7 +6,9 @@ import gc
 import os
 import random
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TypeAlias
@@ -15,14 +17,19 @@ import numpy
 from numpy.typing import NDArray
 
 from unisono.bench import floor
-from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
-from unisono.bench.collectives import bandwidths, item_bytes, neighbour
-from unisono.bench.control import Control
-from unisono.bench.devices import synchronise
+from unisono.bench.backends.base import (
+    Backend,
+    Buffers,
+    Call,
+    Case,
+    Unsupported,
+)
+from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
-from unisono.bench.link_limit import LinkLimit
+from unisono.bench.floor import LinkLimit
 from unisono.bench.results import Row, Skipped
 from unisono.bench.statistics import summarise
+from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 
 BATCH_BYTES = 64 << 10
@@ -39,6 +46,8 @@ BLOCKS_AT_LEAST = 5
 BLOCKS_AT_MOST = 400
 STABLE = 0.01
 """A row is done when every median is known to this share of itself, or its time is up."""
+MEETING_S = 20e-6
+"""How long a rank sleeps at a time until all are through with a turn."""
 QUEUED_SHARE = 0.1
 """A sample is disturbed if a rank wanted to run and had no core for this share of it."""
 
@@ -52,20 +61,20 @@ class _Contestant:
 
     name: str
     calls: Sequence[Call]
-    backend: Backend | None
+    device: str
+    is_floor: bool = False
     wrong: int = 0
     batch: int = 1
     """Calls in one sample."""
     repeat: int = 1
     """Samples in one turn."""
-    device: str = "cpu"
-    """Of the floor."""
 
     def synchronise(self) -> None:
-        if self.backend is not None:
-            self.backend.synchronise()
-        else:
-            synchronise(self.device)
+        """Return once the device has done all that was asked of it."""
+        if self.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize(self.device)
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,43 @@ class _Samples:
         """From what `_turn` returned, one turn after the other."""
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
+    def without_last(self) -> _Samples:
+        """Those of all ranks but the last."""
+        return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
+
     def took_s(self, over: str) -> NDArray[numpy.float64]:
         """Each sample's time: that of the slowest rank, or another view over the ranks."""
         view: NDArray[numpy.float64] = getattr(numpy, over)(self.end_s - self.begin_s, axis=0)
         return view
+
+
+class Control:
+    """The ranks' own channel: a Communicator that is not the one which is measured.
+
+    `same_clock` says whether the ranks' clocks are one: they are on one machine.
+    """
+
+    def __init__(self, comm: Communicator, same_clock: bool = True) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.same_clock = same_clock
+
+    def meet(self) -> None:
+        """Return once all ranks are here, without taking a core from those who still work."""
+        meeting = self.comm.barrier(async_op=True)
+        assert meeting is not None
+        while not meeting.is_completed():
+            time.sleep(MEETING_S)
+        meeting.wait()
+
+    def gather(self, values: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
+        """Every rank's values, one row per rank, on every rank."""
+        gathered = numpy.empty((self.size, values.size))
+        self.comm.all_gather(gathered, values)
+        return gathered
+
+    def agree(self, value: float) -> float:
+        """Rank 0's value, on every rank."""
+        return float(self.gather(numpy.array([value]))[0, 0])
 
 
 class Measurer:
@@ -106,7 +148,7 @@ class Measurer:
         self.crowded = crowded
         """Whether there are more ranks than cores."""
         self.link_limit = link_limit
-        self._clock = QueueClock()
+        self._clock = _QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
     def check(self, case: Case) -> dict[str, int]:
@@ -121,26 +163,25 @@ class Measurer:
             device, buffers = next(iter(self._buffers.items()))
             calls = floor.floor_calls(case, buffers)
             if calls is not None:
-                contestants.append(_Contestant(floor.NAME, calls, None, device=device))
+                contestants.append(_Contestant(floor.NAME, calls, device, is_floor=True))
         if not contestants:
             return [], skipped
         self._plan(case, contestants)
         samples = self._time(case, contestants)
         floor_us = None
         for contestant in contestants:
-            if contestant.backend is None:
+            if contestant.is_floor:
                 took_s = samples[contestant.name].took_s(self.over) / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
                 if self.link_limit is not None:
                     floor_us = max(floor_us, self.link_limit.least_us(case))
             else:
-                buffers = self._buffers[contestant.backend.device]
-                contestant.wrong += self._check(case, contestant, buffers, phase=1)
+                contestant.wrong += self._check(case, contestant, phase=1)
         self._buffers = {}
         rows = [
             self._row(case, contestant, samples[contestant.name], floor_us)
             for contestant in contestants
-            if contestant.backend is not None
+            if not contestant.is_floor
         ]
         return rows, skipped
 
@@ -155,27 +196,28 @@ class Measurer:
             device = backend.device
             if device not in self._buffers:
                 self._buffers[device] = Buffers.make(case, self.control.rank, device)
-            buffers = self._buffers[device]
             try:
-                contestant = _Contestant(backend.name, backend.calls(case, buffers), backend)
-                contestant.wrong = self._check(case, contestant, buffers, phase=0)
+                calls = backend.calls(case, self._buffers[device])
+                contestant = _Contestant(backend.name, calls, device)
+                contestant.wrong = self._check(case, contestant, phase=0)
             except UnisonoError:
                 raise
             except (Unsupported, ValueError, TypeError, RuntimeError) as error:
                 # Arguments that a backend refuses, it refuses on every rank, before it moves.
                 reason = str(error).strip().split("\n")[0]
-                skipped.append(Skipped(f"{backend.name}: {case.where}", reason))
+                skipped.append(Skipped(f"{backend.name} {case.collective.name}", reason))
             else:
                 contestants.append(contestant)
         return contestants, skipped
 
-    def _check(self, case: Case, contestant: _Contestant, buffers: Buffers, phase: int) -> int:
+    def _check(self, case: Case, contestant: _Contestant, phase: int) -> int:
         """How many elements are wrong on all ranks after one call; the buffers are zero then.
 
         Sums of zeros stay zero, however often they are taken in place.
         """
         which = 0 if phase else -1
         root = case.roots[which] if case.collective.rooted else 0
+        buffers = self._buffers[contestant.device]
         rank, size = self.control.rank, self.control.size
         call = CheckedCall(case.collective, case.op, rank, size, root, phase)
         buffers.output.fill_(POISON)
@@ -269,18 +311,18 @@ class Measurer:
         self, case: Case, contestant: _Contestant, samples: _Samples, floor_us: float | None
     ) -> Row:
         collective, ranks = case.collective, case.ranks
-        mine = _participants(case, samples)
-        messages = collective.messages(case.size_bytes)
-        each = contestant.batch * messages
-        time_us = summarise(mine.took_s(self.over) / each * 1e6)
+        if collective.pairwise and ranks % 2:  # the last one has no neighbour
+            samples = samples.without_last()
+        each = contestant.batch * collective.messages(case.size_bytes)
+        time_us = summarise(samples.took_s(self.over) / each * 1e6)
         items = item_bytes(case.dtype)
         counts = collective.counts(case.size_bytes, items, ranks)
         algbw, busbw = bandwidths(collective, counts.size * items, time_us.p50 / 1e6, ranks)
         skew_us = transfer_us = None
         if self.control.same_clock:
-            last_s = mine.begin_s.max(axis=0)
-            skew_us = float(numpy.median(last_s - mine.begin_s.min(axis=0)) * 1e6)
-            transfer_us = float(numpy.median(mine.end_s.max(axis=0) - last_s) / each * 1e6)
+            last_s = samples.begin_s.max(axis=0)
+            skew_us = float(numpy.median(last_s - samples.begin_s.min(axis=0)) * 1e6)
+            transfer_us = float(numpy.median(samples.end_s.max(axis=0) - last_s) / each * 1e6)
         return Row(
             collective=collective.name,
             size_bytes=counts.size * items,
@@ -288,7 +330,7 @@ class Measurer:
             dtype=case.dtype,
             op=case.op if collective.reduces else "none",
             root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.rooted else -1,
-            placement=case.placement,
+            place=case.placement,
             backend=contestant.name,
             ranks=ranks,
             time_us=time_us,
@@ -300,9 +342,9 @@ class Measurer:
             floor_us=floor_us,
             expected_us=None,
             calibrates=False,
-            samples=mine.begin_s.shape[1],
+            samples=samples.begin_s.shape[1],
             calls_per_sample=contestant.batch,
-            disturbed_share=self._disturbed_share(contestant, mine),
+            disturbed_share=self._disturbed_share(contestant, samples),
         )
 
     def _disturbed_share(self, contestant: _Contestant, samples: _Samples) -> float:
@@ -314,22 +356,15 @@ class Measurer:
         return float(numpy.mean(queued > QUEUED_SHARE))
 
 
-def _participants(case: Case, samples: _Samples) -> _Samples:
-    """Only the ranks that have something to do: a last odd one has no neighbour."""
-    if not case.collective.pairwise:
-        return samples
-    ranks = [rank for rank in range(case.ranks) if neighbour(rank, case.ranks) is not None]
-    return _Samples(samples.begin_s[ranks], samples.end_s[ranks], samples.queued_s[ranks])
-
-
-class QueueClock:
+class _QueueClock:
     """How long this thread was ready to run and had no core."""
 
     def __init__(self) -> None:
-        try:
+        self._file = -1
+        with suppress(OSError):  # a kernel that does not count it
+            # Kept open: to open it for each sample would push what is measured out of the caches.
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel that does not count it
-            self._file = -1
+            weakref.finalize(self, os.close, self._file)
 
     def queued_s(self) -> float:
         """Since the thread began; 0 where the kernel does not say."""

@@ -1,10 +1,16 @@
-"""Pictures of a run: time and bandwidth over size, a line per backend, floor and expectation."""
+"""Curves of a run by matplotlib: time and bandwidth over size, as a picture or inside a page.
+
+A line per backend, always in its own colour; a band for the middle half of the samples, dashes for
+what was expected, dots for the floor, and thin lines for an older run.
+"""
 
 from __future__ import annotations
 
+import colorsys
 import importlib.util
 import io
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,108 +19,173 @@ from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
 from unisono.bench.results import Row, Run
 from unisono.errors import UnisonoError
+from unisono.pages import escape
 
 INSTALL = "pip install 'unisono[plot]'"
 SUFFIXES = (".png", ".svg", ".pdf")
-_COLOURS = ("#0b6e4f", "#c1440e", "#28539c", "#7b3294", "#b8860b", "#008b8b", "#a01a58")
-_FLOOR = "#888888"
-_WIDTH, _HEIGHT = 10.5, 3.6
+_COLOURS = {
+    "unisono": "#0a7a55",
+    "unisono-torch": "#7a9a12",
+    "gloo": "#c8501a",
+    "nccl": "#7044c4",
+    "mpi": "#2465b8",
+}
+_INK, _GRID, _FLOOR = "#222222", "#dddddd", "#888888"
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "unisono",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.color": _GRID,
+} | dict.fromkeys(
+    ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+)
 
 
-def check_available() -> None:
-    """Raise UnisonoError where matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnisonoError(f"plots need matplotlib: {INSTALL}")
+def is_available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def has_curves(rows: Sequence[Row]) -> bool:
+    """Whether the rows of a collective have the two sizes that make a line."""
+    return len({row.size_bytes for row in rows if row.size_bytes}) > 1
+
+
+def colour_of(backend: str) -> str:
+    """The one colour of a backend, or of unisono by an algorithm, in every plot."""
+    if backend in _COLOURS:
+        return _COLOURS[backend]
+    parts = colorsys.hls_to_rgb(_hue(backend) / 360, 0.45, 0.6)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+def page_colour_of(backend: str) -> str:
+    """The same in a page, as CSS, which has another for dark pages (bench.css)."""
+    if backend in _COLOURS:
+        return f"var(--{backend})"
+    return f"oklch(var(--lightness) 0.14 {_hue(backend)})"
+
+
+def _hue(name: str) -> int:
+    return zlib.crc32(name.encode()) % 360
 
 
 def save(run: Run, path: Path) -> None:
-    """All collectives of a run in one picture; the format follows from the name."""
-    groups = _drawable(run)
+    """All collectives of a run in one picture; the format follows from the name.
+
+    Raises UnisonoError where no collective has two sizes.
+    """
+    groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
     if not groups:
         raise UnisonoError("there is nothing to plot: no collective has two sizes")
-    figure = _figure(groups)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-
-
-def svg(run: Run) -> list[tuple[str, str]]:
-    """(title, picture) for each collective, as text that can stand in an HTML page."""
-    check_available()
-    found = []
-    for rows in _drawable(run):
-        out = io.StringIO()
-        _figure([rows]).savefig(out, format="svg", bbox_inches="tight")
-        # From the element on, without the links to what metadata means.
-        _, tag, picture = out.getvalue().partition("<svg")
-        found.append(
-            (text.title(rows), tag + re.sub(r"<metadata>.*?</metadata>", "", picture, flags=re.S))
-        )
-    return found
-
-
-def _drawable(run: Run) -> list[list[Row]]:
-    """Only what has more than one size makes a line."""
-    return [
-        rows for rows in text.tables(run, run.rows) if len({row.size_bytes for row in rows}) > 1
-    ]
-
-
-def _figure(groups: Sequence[Sequence[Row]]) -> Any:
     import matplotlib
-
-    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib.figure import Figure  # no pyplot: it would open a window's machinery
 
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(groups)), layout="constrained")
-    axes = figure.subplots(len(groups), 2, squeeze=False)
-    for rows, (left, right) in zip(groups, axes, strict=True):
-        _draw(left, rows, lambda row, time_us: time_us)
-        left.set(title=text.title(rows), ylabel="time of one call (us)")
-        _draw(right, rows, _busbw)
-        right.set(title="bus bandwidth", ylabel="GB/s (1e9)")
-        left.legend(fontsize=8)
-    return figure
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 3.6 * len(groups)), layout="constrained")
+        for rows, axes in zip(groups, figure.subplots(len(groups), 2, squeeze=False), strict=True):
+            for axis, (label, value) in zip(axes, _QUANTITIES.items(), strict=True):
+                _draw(axis, rows, (), label, value)
+            axes[0].set_title(text.title(rows))
+            axes[0].legend(fontsize=8)
+        figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
-def _draw(axis: Any, rows: Sequence[Row], value: Callable[[Row, float], float]) -> None:
-    for index, backend in enumerate(dict.fromkeys(row.backend for row in rows)):
-        mine = [row for row in rows if row.backend == backend]
-        colour = _COLOURS[index % len(_COLOURS)]
-        sizes = [row.size_bytes for row in mine]
-        measured = [value(row, row.time_us.p50) for row in mine]
-        axis.plot(sizes, measured, "o-", color=colour, label=backend, markersize=3.5, linewidth=1.4)
-        low = [value(row, row.time_us.p25) for row in mine]
-        high = [value(row, row.time_us.p75) for row in mine]
-        axis.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-        _draw_expected(axis, mine, value, colour)
-    floors = {row.size_bytes: (row, row.floor_us) for row in rows if row.floor_us}
-    if floors:
-        points = [value(row, time_us) for row, time_us in floors.values()]
-        axis.plot(list(floors), points, ":", color=_FLOOR, label="floor (local)", linewidth=1.6)
-    axis.set(xscale="log", yscale="log", xlabel="size")
-    _label_sizes(axis, sorted({row.size_bytes for row in rows}))
-    axis.grid(True, which="major", alpha=0.25)
+def draw_for_page(rows: Sequence[Row], old: Sequence[Row]) -> str:
+    """Time and bandwidth of one collective as SVG elements, in the colours of a page."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn = []
+    with matplotlib.rc_context(_STYLE):
+        for label, value in _QUANTITIES.items():
+            figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+            _draw(figure.subplots(), rows, old, label, value)
+            out = io.StringIO()
+            figure.savefig(out, format="svg", transparent=True)
+            drawn.append(_as_element(out.getvalue(), f"{text.title(rows)}: {label}"))
+    colours = {colour_of(row.backend): page_colour_of(row.backend) for row in (*rows, *old)}
+    colours |= {_INK: "var(--soft)", _GRID: "var(--line)", _FLOOR: "var(--faint)"}
+    pattern = re.compile("|".join(colours))
+    return pattern.sub(lambda match: colours[match[0]], "".join(drawn))
 
 
-def _draw_expected(
-    axis: Any, rows: Sequence[Row], value: Callable[[Row, float], float], colour: str
-) -> None:
-    """The model's line: through the rows it was fitted to, and where it expected the others."""
-    if not any(row.expected_us for row in rows):
-        return
-    sizes = [row.size_bytes for row in rows]
-    expected = [value(row, row.expected_us or row.time_us.p50) for row in rows]
-    label = f"{rows[0].backend}, expected"
-    axis.plot(sizes, expected, "--", color=colour, label=label, linewidth=1, alpha=0.8)
+_ONLY_IN_FILES = (
+    "<defs> <style.*?</defs>",
+    r' id="(?!m[0-9a-f]{10}|old")[^"]*"',
+    " font-family: [^;]*;",
+    r' transform="rotate\(-0 [^"]*"',
+)
+"""Styles for the whole document, names that nothing refers to, fonts, and no rotation at all."""
 
 
-def _label_sizes(axis: Any, sizes: Sequence[int]) -> None:
-    step = max(1, -(-len(sizes) // 8))
-    chosen = sizes[::step]
-    axis.set_xticks(chosen, [text.size_text(size) for size in chosen], fontsize=7)
-    axis.minorticks_off()
+def _as_element(svg: str, title: str) -> str:
+    """What matplotlib wrote, as it may stand in a page: with a title, as wide as there is room, and
+    without what only a file of its own needs."""
+    _, _, drawn = svg.partition("</metadata>")
+    drawn = re.sub(r"\s+", " ", drawn)
+    drawn = re.sub("|".join(_ONLY_IN_FILES), "", drawn)
+    # Coordinates need no more digits; the numbers at the axes stand between tags.
+    drawn = re.sub("<[^>]*>", lambda tag: re.sub(r"(\.\d)\d\d+", r"\1", tag[0]), drawn)
+    (box,) = re.findall(r'viewBox="[^"]*"', svg)
+    return f'<svg role="img" {box}><title>{escape(title)}</title>{drawn}'
 
 
-def _busbw(row: Row, time_us: float) -> float:
+def _bandwidth(row: Row, time_us: float) -> float:
     collective = COLLECTIVES[row.collective]
     algbw, busbw = bandwidths(collective, row.size_bytes, time_us / 1e6, row.ranks)
     return busbw or algbw  # one rank alone has no bus
+
+
+_Value = Callable[[Row, float], float]
+_QUANTITIES: dict[str, _Value] = {
+    "time of one call, us": lambda row, time_us: time_us,
+    "bus bandwidth, GB/s": _bandwidth,
+}
+
+
+def _draw(axis: Any, rows: Sequence[Row], old: Sequence[Row], label: str, value: _Value) -> None:
+    """A quantity over size, both axes logarithmic."""
+
+    def plot(of: Sequence[Row], times_us: Sequence[float], how: str, **more: Any) -> None:
+        values = [value(row, us) for row, us in zip(of, times_us, strict=True)]
+        axis.plot([row.size_bytes for row in of], values, how, clip_on=False, **more)
+
+    for backend, mine in _by_backend(old).items():
+        medians = [row.time_us.p50 for row in mine]
+        plot(mine, medians, "-", color=colour_of(backend), linewidth=0.7, alpha=0.7, gid="old")
+    for backend, mine in _by_backend(rows).items():
+        colour = colour_of(backend)
+        medians = [row.time_us.p50 for row in mine]
+        plot(mine, medians, "o-", color=colour, label=backend, markersize=3.5, linewidth=1.4)
+        low, high = (
+            [value(row, getattr(row.time_us, name)) for row in mine] for name in ("p25", "p75")
+        )
+        sizes = [row.size_bytes for row in mine]
+        axis.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, clip_on=False)
+        if any(row.expected_us for row in mine):  # through the rows that the model was fitted to
+            expected = [row.expected_us or row.time_us.p50 for row in mine]
+            name = f"{backend}, expected"
+            plot(mine, expected, "--", color=colour, label=name, linewidth=1, alpha=0.8)
+    floors = {row.size_bytes: row for row in rows if row.floor_us}
+    if floors:
+        times_us = [row.floor_us or 0.0 for row in floors.values()]
+        name = "floor (local)"
+        plot([*floors.values()], times_us, ":", color=_FLOOR, label=name, linewidth=1.6)
+    axis.set(xscale="log", yscale="log", ylabel=label)
+    sizes = sorted({row.size_bytes for row in (*rows, *old)})
+    chosen = sizes[:: max(1, -(-len(sizes) // 8))]
+    axis.set_xticks(chosen, [text.size_text(size) for size in chosen], fontsize=8)
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.tick_params(bottom=False, left=False)  # the grid shows where they are
+    axis.grid(True, which="major", clip_on=False)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _by_backend(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.backend, []).append(row)
+    return found

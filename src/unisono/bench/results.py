@@ -1,8 +1,10 @@
-"""What one run found out, and its form as JSON (docs/bench.md has the schema)."""
+"""What one run found out, and its form as JSON (docs/bench.md has the schema) and CSV."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from unisono.bench.statistics import Summary
 from unisono.errors import UnisonoError
 from unisono.pages import html_table
+from unisono.plan.predict import mean_absolute_error
 from unisono.plan.sizes import format_size
 
 SCHEMA = "unisono-bench/1"
@@ -29,7 +32,7 @@ class Row:
     op: str
     root: int
     """-1 where each rank is the root in turn, as in nccl-tests."""
-    placement: str
+    place: str
     backend: str
     ranks: int
     time_us: Summary
@@ -47,26 +50,23 @@ class Row:
     samples: int
     calls_per_sample: int
     disturbed_share: float
-    expected_from: str = ""
-    """Which earlier run the expected time comes from; "" where it is this one."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, by the names that JSON files have (docs/bench.md)."""
-        return row_to_json(self)
+        """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
+        follow from others."""
+        return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Row:
+        """The row that `as_dict` described, also after a round trip through JSON."""
+        known = {item.name: values[item.name] for item in dataclasses.fields(cls)}
+        return cls(**known | {"time_us": Summary(**values["time_us"])})
 
     @property
     def key(self) -> tuple[str | int, ...]:
         """What two runs of the same thing have in common."""
-        return (
-            self.collective,
-            self.size_bytes,
-            self.dtype,
-            self.op,
-            self.root,
-            self.placement,
-            self.backend,
-            self.ranks,
-        )
+        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root, self.place)
+        return (*what, self.backend, self.ranks)
 
     @property
     def disturbed(self) -> bool:
@@ -114,6 +114,7 @@ class Skipped:
     """Something asked for that could not be measured, why, and what would help."""
 
     what: str
+    """ "mpi", or "mpi reduce_scatter" where a backend lacks a collective."""
     reason: str
     install: str | None = None
 
@@ -129,8 +130,8 @@ class Model:
     backend: str
     collective: str
     latency_us: float
-    regimes: list[tuple[int, float]]
-    """(bytes, GB/s): the bandwidth without the latency at each size that the fit knows."""
+    regimes: list[list[float]]
+    """[bytes, GB/s]: the bandwidth without the latency at each size that the fit knows."""
 
 
 @dataclass
@@ -143,9 +144,6 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
-    reduction_ns_per_byte: dict[str, float] = field(default_factory=dict)
-    held_out_error: dict[str, float] = field(default_factory=dict)
-    """Backend -> mean absolute error of the expected times of rows that were not calibrated on."""
     finished: bool = False
 
     @property
@@ -154,31 +152,37 @@ class Run:
         return sum(row.wrong for row in self.rows)
 
     @property
+    def held_out_error(self) -> dict[str, float]:
+        """Backend -> mean absolute error of the expected times of rows outside the fit.
+
+        A row that other programs disturbed says nothing about the model and is left out.
+        """
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for row in self.rows:
+            if row.expected_us is not None and not row.disturbed:
+                pairs.setdefault(row.backend, []).append((row.expected_us, row.time_us.p50))
+        return {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
+
+    @property
+    def backends(self) -> list[str]:
+        """Those that were measured, in order."""
+        return list(dict.fromkeys(row.backend for row in self.in_order))
+
+    @property
     def in_order(self) -> list[Row]:
         """The rows as a reader wants them: by collective, placement, size and backend."""
-        names: list[str] = list(self.settings.get("collectives", []))
-        backends: list[str] = list(self.settings.get("backends", []))
-        algorithms: list[str] = list(self.settings.get("algorithms", []))
-
-        def position(value: str, known: list[str]) -> int:
-            return known.index(value) if value in known else len(known)
-
+        names = list(dict.fromkeys(row.collective for row in self.rows))
+        # Rows of one size are in the order of the backends already.
         return sorted(
-            self.rows,
-            key=lambda row: (
-                position(row.collective, names),
-                row.placement,
-                row.size_bytes,
-                position(row.backend.partition(":")[0], backends),
-                position(row.backend.partition(":")[2], algorithms),
-            ),
+            self.rows, key=lambda row: (names.index(row.collective), row.place, row.size_bytes)
         )
 
 
 def to_json(run: Run) -> str:
     """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
-    document["rows"] = [row_to_json(row) for row in run.in_order]
+    document["rows"] = [row.as_dict() for row in run.in_order]
+    document["held_out_error"] = run.held_out_error
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -191,10 +195,11 @@ def from_json(text: str, where: str = "the file") -> Run:
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UnisonoError(f"{where} is not a result of `unisono bench --json` ({SCHEMA})")
-    document["rows"] = [row_from_json(row) for row in document["rows"]]
+    document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
-    document["models"] = [model_from_json(model) for model in document["models"]]
-    return Run(**document)
+    document["models"] = [Model(**model) for model in document["models"]]
+    known = {item.name for item in dataclasses.fields(Run)}
+    return Run(**{name: value for name, value in document.items() if name in known})
 
 
 def read(path: Path) -> Run:
@@ -205,25 +210,22 @@ def read(path: Path) -> Run:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def row_to_json(row: Row) -> dict[str, Any]:
-    """A row, with the figures that follow from others, for readers of the file."""
-    values = dataclasses.asdict(row)
-    return {
-        **{"place" if name == "placement" else name: values[name] for name in values},
-        "spread": row.time_us.spread,
-        "verdict": row.verdict,
-    }
+def to_csv(run: Run) -> str:
+    """One line per row, with nccl-tests' names for the columns that it has; times are us."""
+    lines = [_flat(row) for row in run.in_order]
+    out = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return out.getvalue()
 
 
-def row_from_json(document: dict[str, Any]) -> Row:
-    """The row that `row_to_json` wrote."""
-    known = {item.name for item in dataclasses.fields(Row)}
-    values = {name: value for name, value in document.items() if name in known}
-    values |= {"placement": document["place"], "time_us": Summary(**document["time_us"])}
-    return Row(**values)
+_CSV_NAMES = {"size_bytes": "size", "dtype": "type", "op": "redop"}
 
 
-def model_from_json(document: dict[str, Any]) -> Model:
-    """The model that `dataclasses.asdict` took apart, with pairs that JSON made lists of."""
-    regimes = [(size, rate) for size, rate in document["regimes"]]
-    return Model(**{**document, "regimes": regimes})
+def _flat(row: Row) -> dict[str, object]:
+    values = row.as_dict()
+    times = values.pop("time_us")
+    values |= {"time": times.pop("p50")} | times
+    return {_CSV_NAMES.get(name, name).removesuffix("_us"): values[name] for name in values}

@@ -1,106 +1,106 @@
-"""A run on its ranks: connect, measure row by row, emit events on rank 0."""
+"""A run: its ranks are started, or are there already; they meet, connect the backends and measure
+row by row, and rank 0 tells what they find as events."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import os
+import pickle
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy
+
 from unisono.bench import machine
-from unisono.bench.connect import connect, describe_tuning, process_as_it_was
-from unisono.bench.devices import describe_gpu
-from unisono.bench.forecast import Forecast, held_out_error
-from unisono.bench.kept_models import ENOUGH_SIZES, KeptModels
-from unisono.bench.measurer import Measurer
-from unisono.bench.meeting import FolderMeeting, Meeting
-from unisono.bench.results import Row, Run, Skipped, model_from_json, row_from_json, row_to_json
-from unisono.bench.settings import BenchSettings
+from unisono.bench.backends.mpi import find_mpirun, run_by_mpirun
+from unisono.bench.floor import measure_link_limit, ranks_by_host
+from unisono.bench.forecast import Forecast
+from unisono.bench.measurer import Control, Measurer
+from unisono.bench.results import Model, Row, Run, Skipped
+from unisono.bench.settings import MEMORY_SHARE, BenchSettings
+from unisono.comm.base import Communicator
 from unisono.comm.engine import show_files
+from unisono.environment import RankInfo, read_rank_info
+from unisono.errors import UnisonoError
 from unisono.launcher import share
+from unisono.launcher.functions import launch
+from unisono.plan.sizes import format_size
+from unisono.torch_support import require_torch
+from unisono.world import world as worlds
 
 Event: TypeAlias = "dict[str, Any]"
 Listener: TypeAlias = Callable[[Event], None]
 
 MARK = "\x1eunisono-bench "
 """Begins the lines in which rank 0 tells the process that started it."""
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-@process_as_it_was()
-def run_rank(
-    meeting: Meeting,
+def find_ranks() -> RankInfo | None:
+    """This process among the ranks that are there already: those of its world, or those that
+    torchrun, `unisono run` or mpirun has started; None where it is alone.
+
+    Raises UnisonoError where an mpirun does not say which rank this is.
+    """
+    if worlds.is_begun():
+        world = worlds.resolve()
+        return RankInfo(world.rank, world.size) if world.size > 1 else None
+    info = read_rank_info()
+    # A batch script of Slurm has srun's variables, too, and is not a rank.
+    if info is not None and info.launcher != "srun":
+        return info
+    if "PMIX_RANK" in os.environ:
+        raise UnisonoError("this mpirun does not tell its ranks which of how many they are")
+    return None
+
+
+def run(
     settings: BenchSettings,
-    listener: Listener | None,
+    listener: Listener,
+    others: Callable[[str], None],
     *,
     everywhere: bool = False,
 ) -> None:
-    """Take part in a run. `listener` gets the events, on rank 0 or `everywhere`."""
+    """Measure on the ranks that are there, else on new ones, which end with the run. `listener`
+    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides.
 
-    def emit(kind: str, **values: Any) -> None:
-        if listener is not None and (everywhere or meeting.rank == 0):
-            listener({"event": kind, **values})
+    Raises UnisonoError if ranks fail, and KeyboardInterrupt; events until then are right.
+    """
+    require_torch("unisono bench")
+    if find_ranks() is not None:
+        run_rank(settings, listener, everywhere=everywhere)
+        return
 
-    begin_s = time.perf_counter()
-    show_files(str(Path(__file__).parent))
-    connected = connect(meeting, settings)
-    limit = connected.link_limit
-    facts = machine.machine() | describe_gpu(connected.device)
-    facts |= {} if limit is None else limit.facts()
-    facts |= describe_tuning(connected.control.comm)
-    emit(
-        "begin",
-        machine=facts,
-        versions=machine.versions(),
-        settings=settings.as_dict(),
-        skipped=[dataclasses.asdict(backend) for backend in connected.skipped],
-    )
-    measurer = Measurer(
-        connected.control,
-        connected.backends,
-        budget_s=settings.budget_s,
-        over=settings.over,
-        with_floor=settings.floor,
-        crowded=settings.ranks > share.core_count() * (1 if limit is None else len(limit.hosts)),
-        link_limit=limit,
-    )
-    kept = (
-        None if settings.fresh else KeptModels(settings, 1 if limit is None else len(limit.hosts))
-    )
-    is_short = len(settings.sizes_bytes) < ENOUGH_SIZES
-    forecast = Forecast(kept if is_short else None)
-    everything: list[Row] = []
-    cases = settings.cases(machine.caches_bytes()) if connected.backends else []
-    for number, (case, calibrates) in enumerate(cases):
-        emit("next", what=case.where, collective=case.collective.name, done=number, of=len(cases))
-        rows, skipped = measurer.measure(case)
-        if calibrates:
-            if any(row.disturbed for row in rows):
-                # All expected times would suffer from it.
-                again, _ = measurer.measure(case)
-                rows = min(rows, again, key=lambda them: sum(row.disturbed_share for row in them))
-            forecast.learn(rows)
-        # The model knows calibration rows alone: what it says of others does not depend on them.
-        rows = [forecast.expect(row, calibrates) for row in rows]
-        everything += rows
-        emit(
-            "rows",
-            rows=[row_to_json(row) for row in rows],
-            skipped=[dataclasses.asdict(backend) for backend in skipped],
+    def handle_line(text: str) -> None:
+        before, mark, event = text.partition(MARK)
+        if mark:
+            listener(json.loads(event))
+        if before:
+            others(before)
+
+    mpirun = find_mpirun() if "mpi" in settings.backends else None
+    if mpirun is not None:
+        pickled = base64.b64encode(pickle.dumps(settings)).decode()
+        command = [sys.executable, "-m", __name__, pickled]
+        run_by_mpirun(mpirun, settings, command, handle_line)
+    else:
+        launch(
+            _run_new_rank,
+            settings.ranks,
+            (settings,),
+            threads=1,
+            on_line=lambda rank, stream, text: handle_line(text),
         )
-    if kept is not None and meeting.rank == 0:
-        kept.keep(everything)
-    emit(
-        "end",
-        models=[dataclasses.asdict(model) for model in forecast.models()],
-        reduction_ns_per_byte=forecast.reduction_ns_per_byte(),
-        held_out_error=held_out_error(everything),
-        took_s=time.perf_counter() - begin_s,
-    )
-    connected.close()
-    meeting.close()
+
+
+def _run_new_rank(settings: BenchSettings) -> None:
+    """On a rank that `run` has started: events are lines of its stdout."""
+    run_rank(settings, lambda event: print(MARK + json.dumps(event), flush=True))
 
 
 def apply_event(run: Run | None, event: Event) -> Run:
@@ -111,36 +111,149 @@ def apply_event(run: Run | None, event: Event) -> Run:
     if run is None:
         raise ValueError("an event with results came before the first one")
     if event["event"] == "rows":
-        run.rows += [row_from_json(row) for row in event["rows"]]
-        run.skipped += [Skipped(**skipped) for skipped in event["skipped"]]
-        run.held_out_error = held_out_error(run.rows)
+        run.rows += [Row.from_dict(row) for row in event["rows"]]
+        known = {skipped.what for skipped in run.skipped}  # said once for all sizes
+        run.skipped += [Skipped(**new) for new in event["skipped"] if new["what"] not in known]
     elif event["event"] == "end":
-        run.models = [model_from_json(model) for model in event["models"]]
-        run.reduction_ns_per_byte = event["reduction_ns_per_byte"]
+        run.models = [Model(**model) for model in event["models"]]
         run.finished = True
     return run
 
 
-# -- ranks that we started ---------------------------------------------------------------------
+# -- on each rank ------------------------------------------------------------------------------
 
 
-def run_rank_in_folder(rank: int, size: int, folder: str, settings: BenchSettings) -> None:
-    """What a rank does that the command has started: its events are lines of its stdout."""
+def run_rank(
+    settings: BenchSettings, listener: Listener | None, *, everywhere: bool = False
+) -> None:
+    """Take part in a run. `listener` gets the events, on rank 0 or `everywhere`."""
+    from unisono.bench.backends.connect import Connector, take_gpu  # they need torch
 
-    def write(event: Event) -> None:
-        print(MARK + json.dumps(event), flush=True)
+    show_files(str(Path(__file__).parent))
+    with ExitStack() as closing:
+        closing.enter_context(_process_as_it_was())
+        comm = _own_group(closing.enter_context(_joined_world()))
+        closing.callback(comm.close)
 
-    run_rank(FolderMeeting(rank, size, folder), settings, write)
+        def emit(kind: str, **values: Any) -> None:
+            if listener is not None and (everywhere or comm.rank == 0):
+                listener({"event": kind, **values})
+
+        hosts = ranks_by_host(comm)
+        neighbours = next(ranks for ranks in hosts if comm.rank in ranks)
+        control = Control(comm, same_clock=len(hosts) == 1)
+        device = "cpu" if settings.device == "cpu" else take_gpu(neighbours.index(comm.rank))
+        if device != "cpu":
+            _check_gpu_memory(control, settings, device, len(neighbours))
+        limit = measure_link_limit(comm)
+        interface = "lo" if limit is None else limit.interface
+        if interface:  # torch's own guess over hosts is often the loopback
+            os.environ.setdefault(GLOO_INTERFACE, interface)
+        connector = Connector(control, neighbours, device, closing)
+        backends, left_out = connector.connect(settings.backends, settings.algorithms)
+        emit(
+            "begin",
+            machine=machine.machine()
+            | machine.describe_gpu(device)
+            | ({} if limit is None else limit.facts()),
+            versions=machine.versions(),
+            settings=dataclasses.asdict(settings),
+            skipped=[dataclasses.asdict(backend) for backend in left_out],
+        )
+        measurer = Measurer(
+            control,
+            backends,
+            budget_s=settings.budget_s,
+            over=settings.over,
+            with_floor=settings.floor,
+            crowded=settings.ranks > share.core_count() * len(hosts),
+            link_limit=limit,
+        )
+        forecast = Forecast()
+        cases = settings.cases(machine.caches_bytes()) if backends else []
+        for number, (case, calibrates) in enumerate(cases):
+            name = case.collective.name
+            emit("next", what=case.where, collective=name, done=number, of=len(cases))
+            rows, skipped = measurer.measure(case)
+            if calibrates:
+                if any(row.disturbed for row in rows):
+                    # All expected times would suffer from it.
+                    again, _ = measurer.measure(case)
+                    rows = min(rows, again, key=lambda of: sum(row.disturbed_share for row in of))
+                forecast.learn(rows)
+            # The model knows calibration rows alone: what it expects of others is independent.
+            rows = [forecast.expect(row, calibrates) for row in rows]
+            emit(
+                "rows",
+                rows=[row.as_dict() for row in rows],
+                skipped=[dataclasses.asdict(backend) for backend in skipped],
+            )
+        emit("end", models=[dataclasses.asdict(model) for model in forecast.models()])
 
 
-def _main(folder: str) -> None:
+@contextmanager
+def _joined_world() -> Iterator[Communicator]:
+    """The world of this process; where launched ranks have not met, one for the time of the run."""
+    if worlds.is_begun():
+        yield worlds.resolve()
+        return
+    try:
+        yield worlds.init("unisono", with_torch=True)
+    finally:
+        worlds.shutdown()
+
+
+def _own_group(world: Communicator) -> Communicator:
+    """All ranks of a world in a group of ours: its calls are not the program's."""
+    if world.backend == "unisono":
+        group = world.split(range(world.size), "bench")
+        assert group is not None
+        return group
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return Communicator.join("unisono bench", world.rank, world.size, _get_default_store())
+
+
+@contextmanager
+def _process_as_it_was() -> Iterator[None]:
+    """One thread of torch's for the time of a run, and gloo's interface put back after it."""
+    import torch
+
+    threads, interface = torch.get_num_threads(), os.environ.get(GLOO_INTERFACE)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if interface is None:
+            os.environ.pop(GLOO_INTERFACE, None)
+
+
+def _check_gpu_memory(
+    control: Control, settings: BenchSettings, device: str, ranks_here: int
+) -> None:
+    """Raise UnisonoError on all ranks where the largest row does not fit into a GPU's memory."""
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    everyone = control.gather(numpy.array([float(free_bytes)]))[:, 0]
+    need, what = settings.memory_bytes()
+    sharing = -(-ranks_here // torch.cuda.device_count())
+    need_here = need / settings.ranks * sharing
+    room = MEMORY_SHARE * float(everyone.min())
+    if need_here > room:
+        raise UnisonoError(
+            f"{what} on {sharing} ranks of a GPU needs about {format_size(need_here)}B of its "
+            f"memory, and {format_size(room)}B may be used: choose smaller sizes"
+        )
+
+
+def _main(pickled: str) -> None:
     """What a rank does that mpirun has started."""
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    settings = BenchSettings.from_dict(json.loads((Path(folder) / "settings.json").read_text()))
     try:
-        run_rank_in_folder(world.rank, world.size, folder, settings)
+        _run_new_rank(pickle.loads(base64.b64decode(pickled)))
     except BaseException as error:
         # The others would wait for this rank forever.
         if not isinstance(error, KeyboardInterrupt):
@@ -148,7 +261,7 @@ def _main(folder: str) -> None:
 
             traceback.print_exc()
             sys.stderr.flush()
-        world.Abort(1)
+        MPI.COMM_WORLD.Abort(1)
 
 
 if __name__ == "__main__":

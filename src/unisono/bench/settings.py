@@ -1,27 +1,47 @@
-"""What a run is asked to do, the same on every rank."""
+"""What a run is asked to do: as a user writes it, checked, and then the same on every rank."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.bench.backends.base import Case
-from unisono.bench.collectives import COLLECTIVES, Collective, Placement, item_bytes
+from unisono.bench.backends.base import BACKENDS, Case
+from unisono.bench.collectives import (
+    COLLECTIVES,
+    DTYPES,
+    MAIN,
+    Collective,
+    Placement,
+    item_bytes,
+)
 from unisono.bench.floor import floor_bytes
-from unisono.plan.predict import calibration_sizes
-from unisono.plan.sizes import format_size
+from unisono.errors import name_choices
+
+DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
+DEFAULT_SWEEP = "8:256M"
+SWEEP_FACTOR = 4
+USUAL_BACKENDS = {"cpu": ("unisono", "gloo"), "cuda": ("unisono", "gloo", "nccl")}
+DEVICES = tuple(USUAL_BACKENDS)
+PLACES = ("natural", "in", "out", "both")
+VIEWS = ("max", "mean", "min")
 
 BUDGET_S = 2.0
 DEFAULT_RUN_S = 55.0
 """Seconds for all rows of a run without a budget, where BUDGET_S for each would be more."""
 LEAST_BUDGET_S = 0.15
+MEMORY_SHARE = 0.9
+"""The share of the free memory that a run may use."""
+
+Names = str | Iterable[str] | None
+"""Names in a list, or in a text with commas between them."""
+Sizes = str | int | Iterable[int | str] | None
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Everything that can be chosen. `budget_s` is for one row, all backends together; `fresh`:
-    without models of earlier runs; `untuned`: unisono by its defaults as well."""
+    """Everything that can be chosen. `budget_s` is for one row, all backends together."""
 
     ranks: int
     collectives: tuple[str, ...]
@@ -32,44 +52,24 @@ class BenchSettings:
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
-    placement: str = "natural"
+    place: str = "natural"
     over: str = "max"
     floor: bool = True
     mpi_spins: bool = False
-    fresh: bool = False
-    untuned: bool = False
     budget_s: float = BUDGET_S
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, under the names that files of results have."""
-        values = asdict(self)
-        return {"place" if name == "placement" else name: values[name] for name in values}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
-        """What `as_dict` returned, also after a way through JSON."""
-        kept: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(placement=kept.pop("place"), **kept)
 
     def placements(self, collective: Collective) -> tuple[Placement, ...]:
         """Whether a collective works in place, out of place, or both, as was asked for."""
-        if self.placement == "natural":
+        if self.place == "natural":
             return collective.placements[:1]
-        if self.placement == "both":
+        if self.place == "both":
             return collective.placements
-        return tuple(
-            placement for placement in collective.placements if placement == self.placement
-        )
-
-    def roots(self) -> tuple[int, ...]:
-        """Who is the root: each rank in turn, unless one was chosen."""
-        return tuple(range(self.ranks)) if self.root is None else (self.root,)
+        return tuple(place for place in collective.placements if place == self.place)
 
     def cases(self, caches_bytes: tuple[int, ...] = ()) -> list[tuple[Case, bool]]:
         """All rows in the order of measuring, each with whether the model is fitted to it."""
+        from unisono.plan.predict import calibration_sizes  # it needs NumPy
+
         found = []
         for name in self.collectives:
             collective = COLLECTIVES[name]
@@ -86,13 +86,16 @@ class BenchSettings:
     def _case(self, collective: Collective, size: int, placement: Placement) -> Case:
         # Interned, as the name in a program's source is: the engine knows such names by address.
         op = sys.intern(self.op)
-        return Case(collective, size, placement, self.dtype, op, self.roots(), self.ranks)
+        roots = tuple(range(self.ranks)) if self.root is None else (self.root,)
+        return Case(collective, size, placement, self.dtype, op, roots, self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
         """What the largest row needs on all ranks together, and what that row is.
 
         Buffers and the floor's, and once more the wide side: gloo and MPI keep copies.
         """
+        from unisono.plan.sizes import format_size
+
         items = item_bytes(self.dtype)
         needs = []
         for case, _ in self.cases():
@@ -105,6 +108,138 @@ class BenchSettings:
         return max(needs, default=(0, "nothing"))
 
 
-def budget_s(rows: int) -> float:
-    """A row's time where nobody chose one: a run of many rows must not take forever."""
-    return max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / max(1, rows)))
+def check_settings(
+    collectives: Names = None,
+    *,
+    there: int | None = None,
+    sizes: Sizes = None,
+    ranks: int | None = None,
+    backends: Names = None,
+    algo: Names = None,
+    device: str = "cpu",
+    budget_s: float | None = None,
+    **others: Any,
+) -> BenchSettings:
+    """The settings for what a user asked for, by the command or in a program; None is the default.
+    `there` is how many ranks there are already, if any; `others` are fields of BenchSettings.
+
+    Raises ValueError, in one sentence, for what cannot be met.
+    """
+    names = _split(collectives)
+    known = tuple(COLLECTIVES)
+    (device,) = _known("device", [device], DEVICES)
+    if sizes is None or sizes == "":
+        sizes = DEFAULT_SWEEP if names else DEFAULT_SIZES
+    settings = BenchSettings(
+        ranks=_ranks(ranks, there),
+        collectives=known if names == ["all"] else _known("collective", names or MAIN, known),
+        sizes_bytes=_sizes(sizes),
+        backends=_backends(device, backends),
+        algorithms=_algorithms(algo),
+        device=device,
+        **others,
+    )
+    _check_choices(settings)
+    rows = len(settings.cases())
+    if not rows:
+        where = "in place" if settings.place == "in" else "out of place"
+        raise ValueError(f"no collective that was asked for works {where}")
+    if budget_s is None:  # a run of many rows must not take forever
+        budget_s = max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / rows))
+    if budget_s <= 0:
+        raise ValueError(f"a row needs more than {budget_s} s")
+    _check_device(settings)
+    return replace(settings, budget_s=budget_s)
+
+
+def _split(names: Names) -> list[str]:
+    texts = [names] if isinstance(names, str) else list(names or ())
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {what} {name}: choose from {name_choices(known, name)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _algorithms(names: Names) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    from unisono.bench.backends.ours import ENGINES_OWN
+    from unisono.plan.catalog import RENAMED, catalog
+
+    known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
+    asked = _split(names)
+    known += sorted({name for _, name in RENAMED}.intersection(asked))
+    return _known("algorithm", asked, [ENGINES_OWN, *known])
+
+
+def _backends(device: str, names: Names) -> tuple[str, ...]:
+    wanted = list(USUAL_BACKENDS[device]) if names is None else _split(names)
+    if not wanted:
+        raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
+    return _known("backend", wanted, BACKENDS)
+
+
+def _check_choices(settings: BenchSettings) -> None:
+    from unisono.comm.base import has_meaning
+    from unisono.plan.expectations import REDUCTIONS
+
+    _known("dtype", [settings.dtype], DTYPES)
+    _known("reduction", [settings.op], [*REDUCTIONS])
+    _known("place", [settings.place], PLACES)
+    _known("over", [settings.over], VIEWS)
+    if not has_meaning(settings.op, settings.dtype):
+        raise ValueError(f"{settings.op} has no meaning for {settings.dtype}")
+    if settings.root is not None and not 0 <= settings.root < settings.ranks:
+        raise ValueError(f"root {settings.root} is not a rank: there are {settings.ranks}")
+
+
+def _sizes(wanted: str | int | Iterable[int | str]) -> tuple[int, ...]:
+    from unisono.plan.sizes import parse_sizes
+
+    texts = [wanted] if isinstance(wanted, (str, int)) else list(wanted)
+    try:
+        sizes = [size for text in texts for size in parse_sizes(str(text), SWEEP_FACTOR)]
+    except ValueError as error:
+        raise ValueError(f"sizes: {error}") from error
+    if not sizes or min(sizes) < 1:
+        raise ValueError("sizes: the smallest size is 1 byte")
+    return tuple(sorted(set(sizes)))
+
+
+def _ranks(asked: int | None, there: int | None) -> int:
+    """As many as there are already, or were asked for, or cores."""
+    from unisono.launcher.share import core_count
+
+    if asked is not None and asked < 1:
+        raise ValueError(f"{asked} ranks measure nothing")
+    if there is None:
+        return asked or max(2, core_count())
+    if asked is not None and asked != there:
+        raise ValueError(
+            f"this process is one of {there} ranks already: leave the number {asked} out"
+        )
+    return there
+
+
+def _check_device(settings: BenchSettings) -> None:
+    """Say before anything runs that there is no GPU, or that the largest row does not fit."""
+    if settings.device != "cpu":  # a GPU's memory is looked at by the ranks that use it
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here to measure on")
+        return
+    from unisono.comm.engine import memory_room
+    from unisono.plan.sizes import format_size
+
+    room = MEMORY_SHARE * memory_room()
+    need, what = settings.memory_bytes()
+    if need > room:
+        raise ValueError(
+            f"{what} on {settings.ranks} ranks needs about {format_size(need)}B of memory, and "
+            f"{format_size(room)}B may be used: choose smaller sizes"
+        )

@@ -109,7 +109,7 @@ def table(rows: Sequence[Row], width: int) -> Table:
             shown.add_column(column.heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         first = text.first_of(rows, row)
-        values = text.cells(row, first)
+        values = [shown for _, shown in text.cells(row, first)]
         if first is not row:
             values[0] = values[1] = ""
         style = "bold red" if row.wrong else "yellow" if row.verdict.startswith("slow") else ""

@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from unisono.bench.results import Row, Run, Skipped
+from unisono.bench.results import Row, Run
 from unisono.plan.sizes import format_bytes
 
 MIDDLE, WIDE = 105, 130
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: its heading, what it means, and how wide a terminal must be to show it."""
-
-    heading: str
-    meaning: str
-    least_width: int = 0
-
-
-COLUMNS = (
-    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one"),
-    Column("count", "as many elements", WIDE),
-    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
-    Column("time us", "median of the slowest rank's time of one call"),
-    Column("p95", "95% of the samples took at most this many us", WIDE),
-    Column(
-        "spread",
-        "the middle half of the samples lies in a range this wide, relative to the median",
-        MIDDLE,
-    ),
-    Column("skew us", "how far apart the ranks arrived, which is not the backend's doing", WIDE),
-    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", MIDDLE),
-    Column("busbw", "GB/s that the machine has to bring: algbw x the collective's factor"),
-    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
-    Column(
-        "expected",
-        "us by the model that was fitted to the rows marked calibrates, or an earlier run's",
-        MIDDLE,
-    ),
-    Column("verdict", "the measured time against the expected one"),
-    Column("x floor", "times a local add or copy of the same bytes on all ranks at once", WIDE),
-    Column("x first", "times the first backend's time"),
-)
-
-
-def cells(row: Row, first: Row | None) -> list[str]:
-    """The row's text under each of COLUMNS; `first` is the first backend's row of this size."""
-    return [
-        size_text(row.size_bytes),
-        str(row.count) if row.count else "-",
-        row.backend + (" *" if row.disturbed else ""),
-        time_text(row.time_us.p50),
-        time_text(row.time_us.p95),
-        f"{row.time_us.spread:.0%}",
-        time_text(row.skew_us),
-        bandwidth_text(row.algbw),
-        bandwidth_text(row.busbw),
-        str(row.wrong) if row.count else "-",
-        time_text(row.expected_us),
-        row.verdict,
-        ratio_text(row.time_us.p50, row.floor_us),
-        ratio_text(row.time_us.p50, first.time_us.p50 if first else None),
-    ]
-
-
 def first_of(rows: Sequence[Row], row: Row) -> Row | None:
     """The first backend's row with the same collective, size and placement."""
-    key = attrgetter("collective", "size_bytes", "placement")
+    key = attrgetter("collective", "size_bytes", "place")
     return next((other for other in rows if key(other) == key(row)), None)
 
 
@@ -85,11 +30,16 @@ def title(rows: Sequence[Row]) -> str:
     if row.collective in ("broadcast", "reduce", "gather", "scatter"):
         parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
     if row.count:
-        parts.append("in place" if row.placement == "in" else "out of place")
+        parts.append(place_text(row))
     return f"{', '.join(parts)}, {row.ranks} ranks"
 
 
-def size_text(size_bytes: int) -> str:
+def place_text(row: Row) -> str:
+    """Whether its result replaces the input."""
+    return "in place" if row.place == "in" else "out of place"
+
+
+def size_text(size_bytes: float) -> str:
     """8 -> "8 B", 65536 -> "64 KiB"."""
     return format_bytes(size_bytes) if size_bytes else "-"
 
@@ -107,12 +57,74 @@ def bandwidth_text(bandwidth: float) -> str:
     return f"{bandwidth:.2f}" if bandwidth >= 0.01 else f"{bandwidth:.1g}" if bandwidth else "-"
 
 
-def ratio_text(value: float, beside: float | None) -> str:
+def ratio_text(ratio: float) -> str:
     """How many times as much."""
-    if not beside:
-        return "-"
-    ratio = value / beside
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, what it means, how a number is shown, and how wide a terminal must
+    be to show it."""
+
+    heading: str
+    meaning: str
+    show: Callable[[Any], str] = str
+    least_width: int = 0
+
+
+COLUMNS = (
+    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one", size_text),
+    Column("count", "as many elements", least_width=WIDE),
+    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
+    Column("time us", "median of the slowest rank's time of one call", time_text),
+    Column("p95", "95% of the samples took at most this many us", time_text, WIDE),
+    Column(
+        "spread",
+        "the middle half of the samples lies in a range this wide, relative to the median",
+        "{:.0%}".format,
+        MIDDLE,
+    ),
+    Column("skew us", "how far apart the ranks arrived: not the backend's doing", time_text, WIDE),
+    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", bandwidth_text, MIDDLE),
+    Column("busbw", "GB/s that the machine has to bring: algbw x a factor", bandwidth_text),
+    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
+    Column(
+        "expected",
+        "us by the model that was fitted to the rows marked calibrates",
+        time_text,
+        MIDDLE,
+    ),
+    Column("verdict", "the measured time against the expected one"),
+    Column("x floor", "times a local add or copy of the same bytes on all ranks", ratio_text, WIDE),
+    Column("x first", "times the first backend's time", ratio_text),
+)
+
+
+def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
+    """A row's value under each of COLUMNS, and how it is shown; `first` is the first backend's row
+    of this size."""
+    times = row.time_us
+    values = [
+        row.size_bytes,
+        row.count or None,
+        row.backend + (" *" if row.disturbed else ""),
+        times.p50,
+        times.p95,
+        times.spread,
+        row.skew_us,
+        row.algbw,
+        row.busbw,
+        row.wrong if row.count else None,
+        row.expected_us,
+        row.verdict,
+        times.p50 / row.floor_us if row.floor_us else None,
+        times.p50 / first.time_us.p50 if first else None,
+    ]
+    return [
+        (value, "-" if value is None else column.show(value))
+        for column, value in zip(COLUMNS, values, strict=True)
+    ]
 
 
 def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
@@ -121,7 +133,7 @@ def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in run.in_order:
         if id(row) in wanted:
-            found.setdefault((row.collective, row.placement), []).append(row)
+            found.setdefault((row.collective, row.place), []).append(row)
     return list(found.values())
 
 
@@ -131,8 +143,7 @@ def about(run: Run) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, "
-        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}"
-        f"{'; tuned by unisono tune' if facts.get('tuning') else ''}{_about_hosts(facts)}"
+        f"{run.settings['ranks']} ranks{_about_gpus(facts)}; {named}{_about_hosts(facts)}"
     )
 
 
@@ -162,22 +173,12 @@ def summary(run: Run) -> list[str]:
 
 
 def model_notes(run: Run) -> list[str]:
-    """Where expected times come from, and how well they were met."""
-    lines = []
-    if run.held_out_error:
-        errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
-        held_out = sum(
-            row.expected_us is not None and not row.disturbed and not row.calibrates
-            for row in run.rows
-        )
-        lines.append(
-            f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"
-        )
-    origins = dict.fromkeys(row.expected_from for row in run.rows if row.expected_from)
-    lines += [f"expected times by a model of an earlier run here: {origin}" for origin in origins]
-    for name, cost in run.reduction_ns_per_byte.items():
-        lines.append(f"{name}: combining costs {cost:.2f} ns per byte more than moving")
-    return lines
+    """How well expected times were met."""
+    if not run.held_out_error:
+        return []
+    errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
+    held_out = sum(row.expected_us is not None and not row.disturbed for row in run.rows)
+    return [f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"]
 
 
 def verdicts(run: Run) -> list[str]:
@@ -187,7 +188,7 @@ def verdicts(run: Run) -> list[str]:
     for row in slow:
         where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
         lines.append(f"{where} is {row.verdict}: {_reason(row)}")
-    lines += [str(gap) for gap in _gaps(run)]
+    lines += [str(gap) for gap in run.skipped if " " in gap.what]
     if any(row.disturbed for row in run.rows):
         lines.append("* other programs took the cores: measure again on a quiet machine")
     if run.wrong:
@@ -206,16 +207,3 @@ def _reason(row: Row) -> str:
     if row.transfer_us is not None and row.transfer_us < 0.7 * row.time_us.p50:
         return "the ranks arrived far apart"
     return "the samples agree, so look at the backend or the machine"
-
-
-def _gaps(run: Run) -> list[Skipped]:
-    """What single backends cannot do, said once for all sizes."""
-    found: dict[tuple[str, str], Skipped] = {}
-    for skipped in run.skipped:
-        backend, colon, where = skipped.what.partition(": ")
-        if colon:
-            collective = where.partition(" ")[0]
-            found.setdefault(
-                (backend, collective), Skipped(f"{backend} {collective}", skipped.reason)
-            )
-    return list(found.values())

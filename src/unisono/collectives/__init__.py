@@ -22,7 +22,7 @@ refusals.py         refusing arguments so that the other ranks hear of it
 results.py          works that return a result
 """
 
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 
 require_torch(__name__)
 

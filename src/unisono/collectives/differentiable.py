@@ -21,9 +21,11 @@ import torch
 from unisono.collectives import arguments, ragged
 from unisono.collectives.integers import all_gather_integers
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import check_rank, refuse_type, resolve_for
+from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.torch_forms import understands_torch
 from unisono.collectives.types import Group, Op
 from unisono.comm.base import Communicator, PremulSum, Reduction
+from unisono.world.world import resolve
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
@@ -50,6 +52,7 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     return apply(*_track_alike(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
 
 
+@understands_torch()
 def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     """A list of every rank's `tensor`, on every rank of `group` (None: the world); shapes may
     differ.
@@ -66,6 +69,7 @@ def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     return list(_Gather.apply(*_track_alike(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
 
 
+@understands_torch()
 def reduce_scatter(
     tensors: torch.Tensor | Sequence[torch.Tensor], op: Op = "sum", group: Group = None
 ) -> torch.Tensor:
@@ -82,7 +86,7 @@ def reduce_scatter(
     >>> part.item(), x.grad
     (2.0, tensor([1., 2.]))
     """
-    comm = resolve_for("reduce_scatter", group)
+    comm = resolve(group)
     parts = arguments.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max", "product"):
@@ -90,6 +94,7 @@ def reduce_scatter(
     return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
+@understands_torch()
 def all_to_all(
     tensors: torch.Tensor | Sequence[torch.Tensor], group: Group = None
 ) -> torch.Tensor | list[torch.Tensor]:
@@ -106,7 +111,7 @@ def all_to_all(
     >>> x.grad  # part r went to rank r
     tensor([1., 2.])
     """
-    comm = resolve_for("all_to_all", group)
+    comm = resolve(group)
     parts = arguments.parts(comm, "all_to_all", tensors)
     results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
@@ -129,7 +134,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.
 
 
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
-    comm = resolve_for(operation, group)
+    comm = resolve(group)
     if not isinstance(tensor, torch.Tensor):
         refuse_type(comm, operation, f"{type(tensor).__name__} is not a torch tensor")
     return comm

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.ragged import gather_rows
-from unisono.collectives.refusals import check_rank, resolve_for
+from unisono.collectives.refusals import check_rank
 from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
+from unisono.collectives.torch_forms import understands_torch
 from unisono.comm.base import Communicator, Group
-from unisono.wording import name_ranks
+from unisono.errors import name_ranks
 from unisono.world.world import resolve
 
 Object = TypeVar("Object")
@@ -49,6 +50,7 @@ def broadcast_object(
     return obj if comm.rank == src else decode(bytes_of(received), allow_pickle)
 
 
+@understands_torch()
 def all_gather_object(
     obj: Object, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object]:
@@ -58,9 +60,10 @@ def all_gather_object(
     >>> unisono.all_gather_object(f"rank {comm.rank}")
     ['rank 0', 'rank 1']
     """
-    return _gather(resolve_for("all_gather_object", group), obj, None, allow_pickle) or []
+    return _gather(resolve(group), obj, None, allow_pickle) or []
 
 
+@understands_torch()
 def gather_object(
     obj: Object, dst: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object] | None:
@@ -72,8 +75,8 @@ def gather_object(
     >>> texts == ([("text", 0), ("text", 1)] if comm.rank == 0 else None)
     True
     """
-    comm = resolve_for("gather_object", group)
-    check_rank(comm, "gather", dst, "gather_object")
+    comm = resolve(group)
+    check_rank(comm, "gather", dst)
     return _gather(comm, obj, dst, allow_pickle)
 
 

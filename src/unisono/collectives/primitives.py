@@ -1,7 +1,8 @@
 """The collectives as plain functions: input first, results returned, inputs left alone.
 
 `all_reduce`, `broadcast` and `recv` work in place, and return what they were given. `group` is a
-Communicator, a torch process group or None for the world; `src` and `dst` are ranks of that group.
+Communicator, a torch process group or None for the world; `src` and `dst`, or `root` as their
+other name, are ranks of that group.
 With `async_op` a function returns a Work at once, whose `wait()` returns the result; until then
 its tensors must not be touched. `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max",
 "band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
@@ -13,7 +14,7 @@ sense on one of them, every rank raises: see `unisono.Communicator`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 
@@ -32,22 +33,15 @@ from unisono.collectives.arguments import (
 )
 from unisono.collectives.integers import device_of
 from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, check_rank, resolve_for
+from unisono.collectives.refusals import as_dense_tensor, check_rank
 from unisono.collectives.results import ResultWork, result_or_work
-from unisono.collectives.types import (
-    Algorithm,
-    Group,
-    No,
-    Op,
-    OutT,
-    StructureT,
-    Tensor,
-    Tensors,
-    TensorT,
-    Yes,
-)
-from unisono.comm.base import Work
+from unisono.collectives.torch_forms import understands_torch
+from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
+from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Work, Yes
 from unisono.world.world import resolve
+
+if TYPE_CHECKING:
+    from unisono.comm.collective_calls import LaterBy, LaterRoot, MaybeBy, MaybeRoot, NowBy, NowRoot
 
 _Tensor = torch.Tensor
 
@@ -59,8 +53,7 @@ def all_reduce(
     group: Group = None,
     *,
     out: StructureT | None = None,
-    async_op: No = False,
-    algorithm: Algorithm = None,
+    **how: Unpack[NowBy],
 ) -> StructureT: ...
 @overload
 def all_reduce(
@@ -69,8 +62,7 @@ def all_reduce(
     group: Group = None,
     *,
     out: StructureT | None = None,
-    async_op: Yes,
-    algorithm: Algorithm = None,
+    **how: Unpack[LaterBy],
 ) -> Work[StructureT]: ...
 @overload
 def all_reduce(
@@ -79,8 +71,7 @@ def all_reduce(
     group: Group = None,
     *,
     out: StructureT | None = None,
-    async_op: bool,
-    algorithm: Algorithm = None,
+    **how: Unpack[MaybeBy],
 ) -> StructureT | Work[StructureT]: ...
 def all_reduce(
     tensor: Any,
@@ -125,45 +116,46 @@ def all_reduce(
 @overload
 def reduce(
     tensor: TensorT,
-    dst: int = 0,
+    dst: Rank = None,
     op: Op = "sum",
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: No = False,
+    **how: Unpack[NowRoot],
 ) -> TensorT | None: ...
 @overload
 def reduce(
     tensor: TensorT,
-    dst: int = 0,
+    dst: Rank = None,
     op: Op = "sum",
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: Yes,
+    **how: Unpack[LaterRoot],
 ) -> Work[TensorT | None]: ...
 @overload
 def reduce(
     tensor: TensorT,
-    dst: int = 0,
+    dst: Rank = None,
     op: Op = "sum",
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: bool,
+    **how: Unpack[MaybeRoot],
 ) -> TensorT | Work[TensorT | None] | None: ...
 def reduce(
     tensor: Any,
-    dst: int = 0,
+    dst: Rank = None,
     op: Any = "sum",
     group: Any = None,
     *,
+    root: Rank = None,
     out: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Combine `tensor` over all ranks of `group` by `op`; returns the result on rank `dst`, in
-    `out` where that is given, and None elsewhere. `tensor` stays as it is. With `async_op` a Work
-    is returned, whose `wait()` returns the same.
+    """Combine `tensor` over all ranks of `group` by `op`; returns the result on rank `dst` (or
+    `root`), in `out` where that is given, and None elsewhere. `tensor` stays as it is. With
+    `async_op` a Work is returned, whose `wait()` returns the same.
 
     Raises what `all_reduce` raises, and ValueError if `dst` is not a rank of the group.
 
@@ -174,7 +166,7 @@ def reduce(
     comm = resolve(group)
     check_tensor(comm, "reduce", tensor)
     op = reduction(op, comm, "reduce", tensor)
-    check_rank(comm, "reduce", dst)
+    dst = check_rank(comm, "reduce", dst, root)
     if comm.rank != dst:
         given = tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
         return result_or_work(comm.reduce(given, dst, op, async_op=async_op), async_op, None)
@@ -184,19 +176,21 @@ def reduce(
 
 @overload
 def broadcast(
-    tensor: StructureT, src: int = 0, group: Group = None, *, async_op: No = False
+    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[NowRoot]
 ) -> StructureT: ...
 @overload
 def broadcast(
-    tensor: StructureT, src: int = 0, group: Group = None, *, async_op: Yes
+    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[LaterRoot]
 ) -> Work[StructureT]: ...
 @overload
 def broadcast(
-    tensor: StructureT, src: int = 0, group: Group = None, *, async_op: bool
+    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[MaybeRoot]
 ) -> StructureT | Work[StructureT]: ...
-def broadcast(tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = False) -> Any:
-    """Copy rank `src`'s `tensor` to every rank of `group`, in place, and return it; with `async_op`
-    a Work is returned, whose `wait()` returns it.
+def broadcast(
+    tensor: Any, src: Rank = None, group: Any = None, *, root: Rank = None, async_op: bool = False
+) -> Any:
+    """Copy the `tensor` of rank `src` (or `root`) to every rank of `group`, in place, and return
+    it; with `async_op` a Work is returned, whose `wait()` returns it.
 
     In a structure all tensors travel together; the numbers in the structure that is returned are
     those of `src`.
@@ -209,9 +203,10 @@ def broadcast(tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = 
     """
     comm = resolve(group)
     if type(tensor) is not _Tensor and not is_tensor(tensor):
-        check_rank(comm, "broadcast", src)
+        src = check_rank(comm, "broadcast", src, root)
         return structures.broadcast(comm, tensor, src, async_op)
-    return result_or_work(comm.broadcast(tensor, src, async_op=async_op), async_op, tensor)
+    work = comm.broadcast(tensor, root, src=src, async_op=async_op)
+    return result_or_work(work, async_op, tensor)
 
 
 @overload
@@ -234,6 +229,7 @@ def all_gather(tensor: Tensor, group: Group = None, *, out: OutT, async_op: Yes)
 def all_gather(
     tensor: Tensor, group: Group = None, *, out: OutT, async_op: bool
 ) -> OutT | Work[OutT]: ...
+@understands_torch("out", "tensor", "group", "async_op")
 def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
     """A list of every rank's `tensor`, in rank order, on every rank of `group`.
 
@@ -247,7 +243,7 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     >>> unisono.all_gather(torch.ones(comm.rank))
     [tensor([]), tensor([1.])]
     """
-    comm = resolve_for("all_gather", group)
+    comm = resolve(group)
     if out is not None:
         check_tensor(comm, "all_gather", tensor)
         return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
@@ -261,34 +257,42 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
 @overload
 def gather(
     tensor: StructureT,
-    dst: int = 0,
+    dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
-    async_op: No = False,
+    **how: Unpack[NowRoot],
 ) -> list[StructureT] | None: ...
 @overload
 def gather(
     tensor: StructureT,
-    dst: int = 0,
+    dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
-    async_op: Yes,
+    **how: Unpack[LaterRoot],
 ) -> Work[list[StructureT] | None]: ...
 @overload
 def gather(
     tensor: StructureT,
-    dst: int = 0,
+    dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
-    async_op: bool,
+    **how: Unpack[MaybeRoot],
 ) -> list[StructureT] | Work[list[StructureT] | None] | None: ...
+@understands_torch("tensor", "out", "dst", "group", "async_op")
 def gather(
-    tensor: Any, dst: int = 0, group: Any = None, *, out: Any = None, async_op: bool = False
+    tensor: Any,
+    dst: Rank = None,
+    group: Any = None,
+    *,
+    root: Rank = None,
+    out: Any = None,
+    async_op: bool = False,
 ) -> Any:
-    """A list of every rank's `tensor`, in rank order, on rank `dst` of `group`; None elsewhere.
+    """A list of every rank's `tensor`, in rank order, on rank `dst` (or `root`) of `group`; None
+    elsewhere.
 
     Shapes may differ, as in `all_gather`, and structures are gathered whole. `out`, on `dst`, is a
     list of tensors of the right shapes, and is returned. With `async_op` a Work is returned, whose
@@ -300,8 +304,8 @@ def gather(
     >>> everyone == ([torch.tensor(0), torch.tensor(1)] if comm.rank == 0 else None)
     True
     """
-    comm = resolve_for("gather", group)
-    check_rank(comm, "gather", dst)
+    comm = resolve(group)
+    dst = check_rank(comm, "gather", dst, root)
     if not is_tensor(tensor):
         refuse_out(comm, "gather", out)
         return structures.gather(comm, tensor, dst, async_op)
@@ -315,39 +319,41 @@ def gather(
 @overload
 def scatter(
     tensors: TensorT | Sequence[TensorT] | None = None,
-    src: int = 0,
+    src: Rank = None,
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: No = False,
+    **how: Unpack[NowRoot],
 ) -> TensorT: ...
 @overload
 def scatter(
     tensors: TensorT | Sequence[TensorT] | None = None,
-    src: int = 0,
+    src: Rank = None,
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: Yes,
+    **how: Unpack[LaterRoot],
 ) -> Work[TensorT]: ...
 @overload
 def scatter(
     tensors: TensorT | Sequence[TensorT] | None = None,
-    src: int = 0,
+    src: Rank = None,
     group: Group = None,
     *,
     out: TensorT | None = None,
-    async_op: bool,
+    **how: Unpack[MaybeRoot],
 ) -> TensorT | Work[TensorT]: ...
+@understands_torch("out", "tensors", "src", "group", "async_op")
 def scatter(
     tensors: Any = None,
-    src: int = 0,
+    src: Rank = None,
     group: Any = None,
     *,
+    root: Rank = None,
     out: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Part r of rank `src`'s `tensors`, on rank r of `group`; the other ranks pass None.
+    """Part r of the `tensors` of rank `src` (or `root`), on rank r of `group`; others pass None.
 
     `tensors` is a list with a tensor for each rank, of one dtype and any shapes, or one tensor that
     is cut evenly along its first dimension. Receivers need not know shape or dtype; where they pass
@@ -360,16 +366,16 @@ def scatter(
     >>> mine.tolist() == ([0] if comm.rank == 0 else [1, 1])
     True
     """
-    comm = resolve_for("scatter", group)
-    check_rank(comm, "scatter", src)
+    comm = resolve(group)
+    src = check_rank(comm, "scatter", src, root)
     mine = None
     if comm.rank == src:
         mine = parts(comm, "scatter", tensors)
+    elif is_tensor(tensors) and out is None:
+        out, tensors = tensors, None  # as in torch, it is where this rank's part goes
     elif tensors is not None:
-        comm.refuse(
-            "scatter",
-            f"only rank {src}, the source, passes tensors: pass None, and take what is returned",
-        )
+        why = f"only rank {src}, the source, passes tensors"
+        comm.refuse("scatter", f"{why}: pass None, and take what is returned")
     device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
@@ -404,6 +410,7 @@ def reduce_scatter(
     out: TensorT | None = None,
     async_op: bool,
 ) -> TensorT | Work[TensorT]: ...
+@understands_torch("out", "tensors", "op", "group", "async_op")
 def reduce_scatter(
     tensors: Any, op: Any = "sum", group: Any = None, *, out: Any = None, async_op: bool = False
 ) -> Any:
@@ -418,7 +425,7 @@ def reduce_scatter(
     >>> unisono.reduce_scatter(torch.tensor([1.0, 2.0])) / (comm.rank + 1)  # [2] and [4]
     tensor([2.])
     """
-    comm = resolve_for("reduce_scatter", group)
+    comm = resolve(group)
     if isinstance(tensors, (list, tuple)):
         check_parts(comm, "reduce_scatter", tensors)
         shape, like = tensors[comm.rank].shape, tensors[comm.rank]
@@ -467,6 +474,7 @@ def all_to_all(
     out: Sequence[TensorT] | None = None,
     async_op: bool,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
+@understands_torch()
 def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
     """Part i of rank j's `tensors` is part j of rank i's result.
 
@@ -480,7 +488,7 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
     >>> unisono.all_to_all(torch.tensor([10, 20])) - 10 * comm.rank  # [10, 10] and [20, 20]
     tensor([10, 10])
     """
-    comm = resolve_for("all_to_all", group)
+    comm = resolve(group)
     listed = isinstance(tensors, (list, tuple))
     if not listed:
         part_shape(comm, "all_to_all", tensors)

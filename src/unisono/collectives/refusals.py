@@ -8,9 +8,7 @@ import torch
 
 from unisono.comm.arguments import NotARank
 from unisono.comm.base import Communicator
-from unisono.errors import UnisonoError
-from unisono.torch_habits import describe_output_first, may_be_output_first, name_type
-from unisono.world.world import resolve
+from unisono.torch_habits import one_root
 
 
 def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
@@ -21,32 +19,16 @@ def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
         raise TypeError(str(error)) from None
 
 
-def resolve_for(function: str, group: Any) -> Communicator:
-    """`resolve`, for a function that may be called with torch's outputs first: a tensor stands in
-    the place of `group` then, so that the world is meant, whose other ranks hear of it."""
-    try:
-        return resolve(group)
-    except UnisonoError:
-        is_object = function.endswith("_object") and isinstance(group, (str, dict, set))
-        if group is None or not (is_object or may_be_output_first(group)):
-            raise
-        why = f"{name_type(group)} is not a group: {describe_output_first(function)}"
-        try:
-            world = resolve(None)
-        except UnisonoError:
-            raise TypeError(why) from None
-    refuse_type(world, function.removesuffix("_object"), why)
-
-
-def check_rank(comm: Communicator, operation: str, rank: Any, function: str = "") -> None:
-    """Refuse what is not a rank of the group; `function` is the one that was called, unless it has
-    the operation's name."""
+def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
+    """The rank of the group that was passed as `src` or `dst`, or as `root`; 0 if none was. Refuses
+    what is not one."""
+    if root is not None:
+        rank = one_root(comm, operation, rank, root)
+    if rank is None:
+        return 0
     if not isinstance(rank, int) or not 0 <= rank < comm.size:
-        error = NotARank("rank", rank, comm.size)
-        if isinstance(rank, (list, tuple, torch.Tensor)):
-            hint = describe_output_first(function or operation)
-            comm.refuse(operation, f"{name_type(rank)} is not a rank: {hint}")
-        comm.refuse(operation, error.among(comm.global_ranks))
+        comm.refuse(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
+    return rank
 
 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:

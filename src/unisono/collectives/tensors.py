@@ -39,52 +39,5 @@ def reduce_tensor(
     return primitives.all_reduce(copy_of(tensor), op, group, async_op=async_op)
 
 
-@overload
-def gather_tensor(
-    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: No = False
-) -> list[TensorT] | None: ...
-@overload
-def gather_tensor(
-    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: Yes
-) -> Work[list[TensorT] | None]: ...
-@overload
-def gather_tensor(
-    tensor: TensorT, dst: int = 0, group: Group = None, *, async_op: bool
-) -> list[TensorT] | Work[list[TensorT] | None] | None: ...
-def gather_tensor(tensor: Any, dst: int = 0, group: Any = None, *, async_op: bool = False) -> Any:
-    """A list of every rank's `tensor` on rank `dst` of `group`, None elsewhere. Shapes may differ.
-    With `async_op` a Work is returned, whose `wait()` returns the list.
-
-    Raises what `gather` raises.
-
-    >>> scores = unisono.gather_tensor(torch.tensor([comm.rank + 0.5]))
-    >>> scores is None if comm.rank else torch.cat(scores).tolist() == [0.5, 1.5]
-    True
-    """
-    return primitives.gather(tensor, dst, group, async_op=async_op)
-
-
-@overload
-def broadcast_tensor(
-    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: No = False
-) -> TensorT: ...
-@overload
-def broadcast_tensor(
-    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: Yes
-) -> Work[TensorT]: ...
-@overload
-def broadcast_tensor(
-    tensor: TensorT, src: int = 0, group: Group = None, *, async_op: bool
-) -> TensorT | Work[TensorT]: ...
-def broadcast_tensor(
-    tensor: Any, src: int = 0, group: Any = None, *, async_op: bool = False
-) -> Any:
-    """Copy rank `src`'s `tensor` to every rank of `group`, in place, and return it. With `async_op`
-    a Work is returned, whose `wait()` returns it.
-
-    Raises what `broadcast` raises.
-
-    >>> unisono.broadcast_tensor(torch.tensor([comm.rank]), src=1)
-    tensor([1])
-    """
-    return primitives.broadcast(tensor, src, group, async_op=async_op)
+gather_tensor = primitives.gather
+broadcast_tensor = primitives.broadcast

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
-from unisono.comm.base import Algorithm, Group, No, PremulSum, ReductionName, Tensor, Tensors, Yes
+from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Yes
+from unisono.comm.base import AnyReduction as Op
+from unisono.comm.collective_calls import Rank
 
 if TYPE_CHECKING:
-    from torch.distributed import ReduceOp
     from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
 else:
     from typing import TypeVar as _TypeVar
@@ -26,6 +27,7 @@ __all__ = [
     "No",
     "Op",
     "OutT",
+    "Rank",
     "StructureT",
     "Tensor",
     "TensorT",
@@ -39,9 +41,6 @@ class Dataclass(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-
-Op: TypeAlias = "ReductionName | Literal['prod'] | PremulSum | ReduceOp | ReduceOp.RedOpType"
-"""A reduction: by name, a PremulSum, or torch's."""
 
 Structure: TypeAlias = (
     "Tensor | complex | Mapping[Any, object] | Sequence[object] | Dataclass | None"

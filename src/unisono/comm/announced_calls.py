@@ -17,8 +17,7 @@ import torch
 
 from unisono.comm.base import count
 from unisono.comm.mismatches import PairwiseSizes, find_minority
-from unisono.errors import CollectiveMismatch
-from unisono.wording import name_ranks
+from unisono.errors import CollectiveMismatch, name_ranks
 
 _DIGEST = 16
 _TEXT = 160

@@ -12,36 +12,36 @@ from typing import Any
 
 from unisono.comm.base import (
     REDUCTIONS,
+    AnyOp,
     Communicator,
-    Op,
     PremulSum,
     count,
     dtype_name,
     has_meaning,
     holds,
 )
+from unisono.comm.reductions import known_reduction
+from unisono.errors import name_ranks
 
 LISTS = (list, tuple)
-_NAMES: dict[str, str] = {"mean": "avg", **{name: name for name in REDUCTIONS}}
 
 
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def check_reduction(op: Op, dtypes: Iterable[str], also: str | None = None) -> tuple[str, float]:
+def check_reduction(op: AnyOp, dtypes: Iterable[str], also: str | None = None) -> tuple[str, float]:
     """The name and the factor of a reduction that means something for all of these dtypes; `also`
     is one that an implementation has beside the usual ones."""
     factor = 1.0
-    if isinstance(op, PremulSum):
-        name = "premul_sum"
-        try:
-            factor = float(op.factor)
-        except (TypeError, ValueError):
-            raise ValueError(f"the factor {op.factor!r} is not a number") from None
-    elif isinstance(op, str) and (op in _NAMES or op == also):
-        name = _NAMES.get(op, op)
-    else:
+    known: Any = op if isinstance(op, str) and op == also else known_reduction(op)
+    if known is None:
         raise ValueError(describe_unknown_reduction(op))
+    if isinstance(known, PremulSum):
+        try:
+            factor = float(known.factor)
+        except (TypeError, ValueError):
+            raise ValueError(f"the factor {known.factor!r} is not a number") from None
+    name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in dtypes:
         if not has_meaning(name, dtype):
             raise TypeError(describe_meaningless(name, dtype))
@@ -50,9 +50,9 @@ def check_reduction(op: Op, dtypes: Iterable[str], also: str | None = None) -> t
     return name, factor
 
 
-def describe_unknown_reduction(op: object, others: str = "PremulSum") -> str:
-    """The reason for refusing what is not a reduction; `others` are meant beside the names."""
-    return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)} or {others}"
+def describe_unknown_reduction(op: object) -> str:
+    """The reason for refusing what is not a reduction."""
+    return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)}, PremulSum or a torch ReduceOp"
 
 
 def describe_meaningless(name: str, dtype: str) -> str:
@@ -83,8 +83,6 @@ class NotARank(ValueError):
             return str(self)
         if list(global_ranks) == list(range(len(global_ranks))):
             return str(self)
-        from unisono.wording import name_ranks
-
         text = f"{self}: ranks count from 0 in every group, and this one's members are global "
         text += name_ranks(global_ranks)
         if self.rank in global_ranks:

@@ -7,7 +7,9 @@ too: whoever speaks to a Communicator needs no other module.
 from __future__ import annotations
 
 import importlib
+import operator
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
@@ -16,6 +18,8 @@ from unisono.comm.reductions import (
     REDUCTION_NAMES,
     REDUCTIONS,
     TRUNCATED_AVG,
+    AnyOp,
+    AnyReduction,
     Op,
     PremulSum,
     Reduction,
@@ -27,6 +31,7 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
 from unisono.comm.work import Work
 from unisono.errors import GroupAborted, GroupError
+from unisono.torch_habits import ON_COMMUNICATOR, Absent
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
@@ -38,6 +43,8 @@ __all__ = [
     "REDUCTION_NAMES",
     "TRUNCATED_AVG",
     "Algorithm",
+    "AnyOp",
+    "AnyReduction",
     "Communicator",
     "Group",
     "Message",
@@ -272,8 +279,9 @@ class Communicator(Collectives, SharedTensors):
         Groups of the same members are told apart by the order in which they are made, or by a
         `label`, which is part of the group's name: differently labelled ones never mix.
 
-        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost or
-        CollectiveTimeout if a member does not come.
+        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
+        with its rank in this group, as soon as a member has died; RendezvousError if one does not
+        come in time. On one host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank
@@ -284,7 +292,13 @@ class Communicator(Collectives, SharedTensors):
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The members of a new group; ValueError unless they are ranks of this one."""
-        members = tuple(ranks)
+        try:
+            members = tuple(map(operator.index, ranks))
+        except TypeError:
+            raise TypeError(
+                f"split takes the ranks of the new group, not {ranks!r}: comm.split([0, 1]), or "
+                'comm.split([0, 1], label="tp"); ProcessGroupManager makes groups along axes'
+            ) from None
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks of a group must be different and at least one: {members}")
         if min(members) < 0 or max(members) >= self.size:
@@ -295,6 +309,16 @@ class Communicator(Collectives, SharedTensors):
                 hint = f": they are global ranks, and {meant} within this group"
             raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
         return members
+
+    def _name_split(self, members: tuple[int, ...], label: str) -> str:
+        """What a new group of these members is called: on all of them alike, and each time anew."""
+        splits: Counter[tuple[tuple[int, ...], str]] = self.__dict__.setdefault(
+            "_splits", Counter()
+        )
+        splits[members, label] += 1
+        serial = f"/{splits[members, label]}" if splits[members, label] > 1 else ""
+        dot = "." if label else ""
+        return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{serial}"
 
     @abstractmethod
     def refuse(self, operation: str, why: str) -> NoReturn:
@@ -337,12 +361,20 @@ class Communicator(Collectives, SharedTensors):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing; calls raise GroupClosed from now on,
-        and peers that still need this rank PeerLost.
+        """Give everything back, once works and messages that every member has begun have finished.
+        Others are cancelled after 1 s: their `wait` says which ranks never came. Closing twice does
+        nothing; calls raise GroupClosed from now on, and peers that still need this rank PeerLost.
 
         >>> pair = comm.split([0, 1])
         >>> pair.close()
         """
+
+    def __init_subclass__(cls) -> None:
+        for name in ON_COMMUNICATOR:
+            setattr(cls, name, Absent(name))
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ON_COMMUNICATOR]
 
     def __enter__(self) -> Communicator:
         return self

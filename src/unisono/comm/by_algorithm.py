@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.comm import flat
 from unisono.comm.arguments import LISTS, check_coalesced, check_reduction, check_tensor
-from unisono.comm.base import Communicator, Op, Tensors, Work, count, dtype_name
+from unisono.comm.base import AnyOp, Communicator, Tensors, Work, count, dtype_name
 from unisono.comm.compiled_schedules import schedule_for
 from unisono.comm.execute import execute, refuse
 from unisono.comm.overlaps import overlap_complaint
@@ -30,7 +30,7 @@ def run_by(
     output: Tensors,
     input: Tensors | None = None,
     root: int = 0,
-    op: Op = "sum",
+    op: AnyOp = "sum",
     async_op: bool = False,
 ) -> Work | None:
     """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
@@ -59,7 +59,7 @@ def run_by(
 
 
 def _calls(
-    comm: Communicator, collective: str, output: Any, input: Any, op: Op
+    comm: Communicator, collective: str, output: Any, input: Any, op: AnyOp
 ) -> list[tuple[Any, Any]]:
     """What is executed one after the other: a tensor or a list of tensors for each side."""
     if collective in _IN_PLACE:

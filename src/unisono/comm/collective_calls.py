@@ -1,7 +1,9 @@
 """The collectives of a Communicator: what each rank passes, and what it has afterwards.
 
 Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
-`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group.
+`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group;
+by torch's name it is `src` or `dst`, whichever torch has for the call, and rank 0 if none is given.
+A call without its `input` is refused with the call that may have been meant.
 
 Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
 cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
@@ -17,18 +19,46 @@ backward computes a wrong gradient without an error: pass a `.clone()`, or call
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from unisono.comm.reductions import Reduction
+from unisono.comm.reductions import AnyReduction
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.work import Work
-
-if TYPE_CHECKING:
-    from unisono.plan.schedule import Schedule
+from unisono.torch_habits import one_root, refuse_input, refuse_splits
 
 Algorithm: TypeAlias = "str | Schedule | None"
+Rank: TypeAlias = "int | None"
 No: TypeAlias = Literal[False]
 Yes: TypeAlias = Literal[True]
+_NOT_ONE = frozenset((list, tuple, type(None)))
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NotRequired, TypedDict, Unpack
+
+    from unisono.plan.schedule import Schedule
+
+    # Keywords of calls that return once they are over (Now), at once with a Work (Later), or one of
+    # the two. By: with an algorithm. Root, or To and From: with the name that the other layer, or
+    # torch, has for the root.
+    NowBy = TypedDict("NowBy", {"async_op": No, "algorithm": Algorithm}, total=False)
+    LaterBy = TypedDict("LaterBy", {"async_op": Yes, "algorithm": NotRequired[Algorithm]})
+    MaybeBy = TypedDict("MaybeBy", {"async_op": bool, "algorithm": NotRequired[Algorithm]})
+    NowTo = TypedDict("NowTo", {"async_op": No, "dst": Rank}, total=False)
+    LaterTo = TypedDict("LaterTo", {"async_op": Yes, "dst": NotRequired[Rank]})
+    MaybeTo = TypedDict("MaybeTo", {"async_op": bool, "dst": NotRequired[Rank]})
+    NowFrom = TypedDict("NowFrom", {"async_op": No, "src": Rank}, total=False)
+    LaterFrom = TypedDict("LaterFrom", {"async_op": Yes, "src": NotRequired[Rank]})
+    MaybeFrom = TypedDict("MaybeFrom", {"async_op": bool, "src": NotRequired[Rank]})
+    NowRoot = TypedDict("NowRoot", {"async_op": No, "root": Rank}, total=False)
+    LaterRoot = TypedDict("LaterRoot", {"async_op": Yes, "root": NotRequired[Rank]})
+    MaybeRoot = TypedDict("MaybeRoot", {"async_op": bool, "root": NotRequired[Rank]})
+
+    class NowToBy(NowTo, NowBy): ...
+
+    class LaterToBy(LaterTo, LaterBy): ...
+
+    class MaybeToBy(MaybeTo, MaybeBy): ...
 
 
 def is_auto(algorithm: object) -> bool:
@@ -46,33 +76,29 @@ class Collectives(ABC):
 
     @overload
     def all_reduce(
-        self,
-        tensor: Tensors,
-        op: Reduction = "sum",
-        *,
-        async_op: No = False,
-        algorithm: Algorithm = None,
+        self, tensor: Tensors, op: AnyReduction = "sum", **how: Unpack[NowBy]
     ) -> None: ...
     @overload
     def all_reduce(
-        self, tensor: Tensors, op: Reduction = "sum", *, async_op: Yes, algorithm: Algorithm = None
+        self, tensor: Tensors, op: AnyReduction = "sum", **how: Unpack[LaterBy]
     ) -> Work: ...
     @overload
     def all_reduce(
-        self, tensor: Tensors, op: Reduction = "sum", *, async_op: bool, algorithm: Algorithm = None
+        self, tensor: Tensors, op: AnyReduction = "sum", **how: Unpack[MaybeBy]
     ) -> Work | None: ...
     @abstractmethod
     def all_reduce(
         self,
         tensor: Tensors,
-        op: Reduction = "sum",
+        op: AnyReduction = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
     ) -> Work | None:
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
         tensors of a list must not share memory. `op` is "sum", "avg" ("mean"), "product", "min",
-        "max", "band", "bor", "bxor" or a PremulSum; with `async_op` a Work is returned at once.
+        "max", "band", "bor", "bxor", a PremulSum or a torch ReduceOp; with `async_op` a Work is
+        returned at once.
 
         `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
         a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
@@ -92,46 +118,28 @@ class Collectives(ABC):
 
     @overload
     def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Reduction = "sum",
-        *,
-        async_op: No = False,
-        algorithm: Algorithm = None,
+        self, tensor: Tensors, root: Rank = None, op: AnyReduction = "sum", **how: Unpack[NowToBy]
     ) -> None: ...
     @overload
     def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Reduction = "sum",
-        *,
-        async_op: Yes,
-        algorithm: Algorithm = None,
+        self, tensor: Tensors, root: Rank = None, op: AnyReduction = "sum", **how: Unpack[LaterToBy]
     ) -> Work: ...
     @overload
     def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Reduction = "sum",
-        *,
-        async_op: bool,
-        algorithm: Algorithm = None,
+        self, tensor: Tensors, root: Rank = None, op: AnyReduction = "sum", **how: Unpack[MaybeToBy]
     ) -> Work | None: ...
-    @abstractmethod
     def reduce(
         self,
         tensor: Tensors,
-        root: int = 0,
-        op: Reduction = "sum",
+        root: Rank = None,
+        op: AnyReduction = "sum",
         *,
+        dst: Rank = None,
         async_op: bool = False,
         algorithm: Algorithm = None,
     ) -> Work | None:
-        """Combine `tensor` over all ranks by `op`; `root` has the result, the others' stay
-        untouched. With `async_op` a Work is returned at once.
+        """Combine `tensor` over all ranks by `op`; `root` (or `dst`) has the result, the others'
+        stay untouched. With `async_op` a Work is returned at once.
 
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
         a Schedule, the same on all ranks, or "auto"; None is the implementation's own. A named one
@@ -144,25 +152,33 @@ class Collectives(ABC):
         >>> x.tolist() == ([2, 2] if comm.rank == 1 else [1, 1])
         True
         """
+        if dst is not None:
+            root = one_root(self, "reduce", root, dst)
+        return self._run_reduce(tensor, 0 if root is None else root, op, async_op, algorithm)
 
     @overload
     def broadcast(
-        self, tensor: Tensors, root: int = 0, *, async_op: No = False, algorithm: Algorithm = None
+        self, tensor: Tensors, root: Rank = None, *, src: Rank = None, **how: Unpack[NowBy]
     ) -> None: ...
     @overload
     def broadcast(
-        self, tensor: Tensors, root: int = 0, *, async_op: Yes, algorithm: Algorithm = None
+        self, tensor: Tensors, root: Rank = None, *, src: Rank = None, **how: Unpack[LaterBy]
     ) -> Work: ...
     @overload
     def broadcast(
-        self, tensor: Tensors, root: int = 0, *, async_op: bool, algorithm: Algorithm = None
+        self, tensor: Tensors, root: Rank = None, *, src: Rank = None, **how: Unpack[MaybeBy]
     ) -> Work | None: ...
-    @abstractmethod
     def broadcast(
-        self, tensor: Tensors, root: int = 0, *, async_op: bool = False, algorithm: Algorithm = None
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
     ) -> Work | None:
-        """Copy `root`'s `tensor` to every rank. With `async_op` a Work is returned at once;
-        `algorithm` as in `reduce`.
+        """Copy the `tensor` of `root` (or `src`) to every rank. With `async_op` a Work is returned
+        at once; `algorithm` as in `reduce`.
 
         Raises ValueError if `root` is not a rank of the group.
 
@@ -171,24 +187,22 @@ class Collectives(ABC):
         >>> x
         tensor([1, 1])
         """
+        if src is not None:
+            root = one_root(self, "broadcast", root, src)
+        return self._run_broadcast(tensor, 0 if root is None else root, async_op, algorithm)
 
     @overload
-    def all_gather(
-        self, output: Tensors, input: Tensors, *, async_op: No = False, algorithm: Algorithm = None
-    ) -> None: ...
+    def all_gather(self, output: Tensors, input: Tensors, **how: Unpack[NowBy]) -> None: ...
+    @overload
+    def all_gather(self, output: Tensors, input: Tensors, **how: Unpack[LaterBy]) -> Work: ...
     @overload
     def all_gather(
-        self, output: Tensors, input: Tensors, *, async_op: Yes, algorithm: Algorithm = None
-    ) -> Work: ...
-    @overload
-    def all_gather(
-        self, output: Tensors, input: Tensors, *, async_op: bool, algorithm: Algorithm = None
+        self, output: Tensors, input: Tensors, **how: Unpack[MaybeBy]
     ) -> Work | None: ...
-    @abstractmethod
     def all_gather(
         self,
         output: Tensors,
-        input: Tensors,
+        input: Tensors | None = None,
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -207,43 +221,27 @@ class Collectives(ABC):
         >>> rows = [torch.empty(1), torch.empty(2)]  # of different sizes
         >>> comm.all_gather(rows, torch.ones(comm.rank + 1))
         """
+        if input is None:
+            refuse_input(self, "all_gather")
+        return self._run_all_gather(output, input, async_op, algorithm)
 
     @overload
     def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Reduction = "sum",
-        *,
-        async_op: No = False,
-        algorithm: Algorithm = None,
+        self, output: Tensors, input: Tensors, op: AnyReduction = "sum", **how: Unpack[NowBy]
     ) -> None: ...
     @overload
     def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Reduction = "sum",
-        *,
-        async_op: Yes,
-        algorithm: Algorithm = None,
+        self, output: Tensors, input: Tensors, op: AnyReduction = "sum", **how: Unpack[LaterBy]
     ) -> Work: ...
     @overload
     def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Reduction = "sum",
-        *,
-        async_op: bool,
-        algorithm: Algorithm = None,
+        self, output: Tensors, input: Tensors, op: AnyReduction = "sum", **how: Unpack[MaybeBy]
     ) -> Work | None: ...
-    @abstractmethod
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors,
-        op: Reduction = "sum",
+        input: Tensors | None = None,
+        op: AnyReduction = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -258,25 +256,33 @@ class Collectives(ABC):
         >>> mine - 4 * comm.rank  # [0, 2] and [4, 6]
         tensor([0., 2.])
         """
+        if input is None:
+            refuse_input(self, "reduce_scatter")
+        return self._run_reduce_scatter(output, input, op, async_op, algorithm)
 
     @overload
     def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: No = False
+        self, output: Tensors | None, input: Tensor, root: Rank = None, **how: Unpack[NowTo]
     ) -> None: ...
     @overload
     def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: Yes
+        self, output: Tensors | None, input: Tensor, root: Rank = None, **how: Unpack[LaterTo]
     ) -> Work: ...
     @overload
     def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool
+        self, output: Tensors | None, input: Tensor, root: Rank = None, **how: Unpack[MaybeTo]
     ) -> Work | None: ...
-    @abstractmethod
     def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+        self,
+        output: Tensors | None,
+        input: Tensor | None = None,
+        root: Rank = None,
+        *,
+        dst: Rank = None,
+        async_op: bool = False,
     ) -> Work | None:
-        """`root` has all inputs, in rank order, in its wide `output`; the others pass None. Each
-        passes its own `input`; with `async_op` a Work is returned at once.
+        """`root` (or `dst`) has all inputs, in rank order, in its wide `output`; the others pass
+        None. Each passes its own `input`; with `async_op` a Work is returned at once.
 
         Raises ValueError if `output` does not fit, is missing on `root` or given elsewhere, or
         `root` is not a rank of the group.
@@ -285,25 +291,47 @@ class Collectives(ABC):
         >>> comm.gather(everyone, torch.tensor([comm.rank + 0.5]))
         >>> assert comm.rank != 0 or everyone.tolist() == [0.5, 1.5]
         """
+        if dst is not None:
+            root = one_root(self, "gather", root, dst)
+        if type(input) in _NOT_ONE:
+            refuse_input(self, "gather", input)
+        return self._run_gather(output, input, 0 if root is None else root, async_op)
 
     @overload
     def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: No = False
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        **how: Unpack[NowFrom],
     ) -> None: ...
     @overload
     def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: Yes
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        **how: Unpack[LaterFrom],
     ) -> Work: ...
     @overload
     def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        **how: Unpack[MaybeFrom],
     ) -> Work | None: ...
-    @abstractmethod
     def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool = False,
     ) -> Work | None:
-        """Rank r has part r of `root`'s wide `input` in `output`; the others pass None as input.
-        With `async_op` a Work is returned at once.
+        """Rank r has part r of the wide `input` of `root` (or `src`) in `output`; the others pass
+        None as input, or none. With `async_op` a Work is returned at once.
 
         Raises ValueError if a part does not fit, `input` is missing on `root` or given elsewhere,
         or `root` is not a rank of the group.
@@ -313,30 +341,29 @@ class Collectives(ABC):
         >>> mine - 2 * comm.rank  # [0, 1] and [2, 3]
         tensor([0., 1.])
         """
+        if src is not None:
+            root = one_root(self, "scatter", root, src)
+        return self._run_scatter(output, input, 0 if root is None else root, async_op)
 
     @overload
-    def all_to_all(
-        self, output: Tensors, input: Tensors, *, async_op: No = False, algorithm: Algorithm = None
-    ) -> None: ...
+    def all_to_all(self, output: Tensors, input: Tensors, **how: Unpack[NowBy]) -> None: ...
+    @overload
+    def all_to_all(self, output: Tensors, input: Tensors, **how: Unpack[LaterBy]) -> Work: ...
     @overload
     def all_to_all(
-        self, output: Tensors, input: Tensors, *, async_op: Yes, algorithm: Algorithm = None
-    ) -> Work: ...
-    @overload
-    def all_to_all(
-        self, output: Tensors, input: Tensors, *, async_op: bool, algorithm: Algorithm = None
+        self, output: Tensors, input: Tensors, **how: Unpack[MaybeBy]
     ) -> Work | None: ...
-    @abstractmethod
     def all_to_all(
         self,
         output: Tensors,
-        input: Tensors,
-        *,
+        input: Tensors | None = None,
+        *splits: Any,
         async_op: bool = False,
         algorithm: Algorithm = None,
     ) -> Work | None:
         """Part j of rank i's wide `input` is part i of rank j's wide `output`. With `async_op` a
-        Work is returned at once; `algorithm` as in `reduce`.
+        Work is returned at once; `algorithm` as in `reduce`. Parts of other lengths
+        are lists of tensors; torch's `splits` are refused.
 
         Raises ValueError for parts that do not fit or overlap otherwise than in place.
 
@@ -345,6 +372,11 @@ class Collectives(ABC):
         >>> swapped - 10 * comm.rank  # [10, 11] and [20, 21]
         tensor([10, 11])
         """
+        if splits:
+            refuse_splits(self)
+        if input is None:
+            refuse_input(self, "all_to_all")
+        return self._run_all_to_all(output, input, async_op, algorithm)
 
     @overload
     def barrier(self, *, timeout_s: float | None = None, async_op: No = False) -> None: ...
@@ -361,3 +393,13 @@ class Collectives(ABC):
 
         >>> comm.barrier()
         """
+
+    # What an implementation has, with the same arguments in the same order; it checks ranks and
+    # tensors.
+    _run_reduce: Callable[..., Work | None]
+    _run_broadcast: Callable[..., Work | None]
+    _run_all_gather: Callable[..., Work | None]
+    _run_reduce_scatter: Callable[..., Work | None]
+    _run_gather: Callable[..., Work | None]
+    _run_scatter: Callable[..., Work | None]
+    _run_all_to_all: Callable[..., Work | None]

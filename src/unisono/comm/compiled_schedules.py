@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -130,11 +129,6 @@ def compile_schedule(schedule: Schedule, rank: int) -> CompiledSchedule:
     if rank not in compiled:
         compiled[rank] = _compile_for(schedule, rank)
     return compiled[rank]
-
-
-def algorithm_mark(algorithm: str) -> int:
-    """A small number, not 0, for an algorithm's name: it goes where other calls have a root."""
-    return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
 
 
 _built: dict[tuple[Callable[..., Schedule], int, int], Schedule] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono.comm import flat
 from unisono.comm.arithmetic import combine
-from unisono.comm.base import Communicator, Message, Op, Tensor, Work
+from unisono.comm.base import AnyOp, Communicator, Message, Tensor, Work
 from unisono.comm.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -41,7 +41,7 @@ def execute(
     comm: Communicator,
     output: Tensor | None = None,
     input: Tensor | None = None,
-    op: Op = "sum",
+    op: AnyOp = "sum",
 ) -> None:
     """Do what `schedule` says, on `comm`, by messages between its ranks.
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from unisono.comm.base import Work
 from unisono.errors import CollectiveTimeout
 
 Job = Callable[[], Any]
+INTERRUPTED = "it was interrupted by Ctrl-C, or by a signal handler that raised"
 
 
 class ThreadWork(Work):
@@ -89,6 +91,17 @@ class ThreadExecutor:
         if self._latest is not None:
             with contextlib.suppress(Exception):
                 self._latest.wait()
+
+    def settle(self, is_moving: Callable[[], bool] = lambda: False) -> bool:
+        """Return once all that was begun is over; False if a work waits for its peers for 1 s."""
+        left, end_s = -1, 0.0
+        while not self.is_idle():
+            if self._works.qsize() != left or is_moving():
+                left, end_s = self._works.qsize(), time.monotonic() + 1.0
+            elif time.monotonic() > end_s:
+                return False
+            time.sleep(0.002)
+        return True
 
     def close(self) -> None:
         """Carry out what was begun, then end."""

@@ -5,6 +5,7 @@ The sizes are those of gather, scatter and all_to_all, which may differ from pai
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
@@ -12,6 +13,11 @@ from typing import NamedTuple, TypeVar
 Value = TypeVar("Value", bound=Hashable)
 
 _MOST_SHOWN = 8
+ALGORITHMS = (
+    "binary_tree binomial double_tree recursive_doubling halving_doubling hierarchical lanes mates "
+    "ring ring_2d"
+)
+"""Those of all_reduce in plan's catalog, which nobody imports just to word a failure."""
 
 
 def find_majority(values: Sequence[Value | None]) -> Value | None:
@@ -27,6 +33,17 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
     if usual is None:
         return []
     return [rank for rank, value in enumerate(values) if value not in (None, usual)]
+
+
+def algorithm_mark(algorithm: str) -> int:
+    """A small number, not 0, for an algorithm's name: it goes where other calls have a root."""
+    return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
+
+
+def algorithm_of(mark: int) -> str:
+    """The name behind a mark."""
+    named = (name for name in ALGORITHMS.split() if algorithm_mark(name) == mark)
+    return next(named, "a schedule of its own")
 
 
 class UnequalPair(NamedTuple):

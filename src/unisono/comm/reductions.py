@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+
+if TYPE_CHECKING:
+    from torch.distributed import ReduceOp
 
 
 class PremulSum:
@@ -32,10 +35,13 @@ ReductionName: TypeAlias = Literal[
     "sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor"
 ]
 Reduction: TypeAlias = ReductionName | PremulSum
-"""What a Communicator takes as `op`."""
+
+AnyReduction: TypeAlias = "Reduction | Literal['prod'] | ReduceOp | ReduceOp.RedOpType"
+"""What callers pass as `op`: a name, a PremulSum, or torch's."""
 
 Op: TypeAlias = str | PremulSum
-"""What its implementations may be given: they refuse what is none, with the other ranks."""
+AnyOp: TypeAlias = "Op | ReduceOp | ReduceOp.RedOpType"
+"""What implementations may be given: they refuse what is not a reduction, with the other ranks."""
 
 REDUCTIONS: tuple[ReductionName, ...] = (
     "sum",
@@ -57,6 +63,26 @@ TRUNCATED_AVG = cast(ReductionName, "truncated_avg")
 """For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
 zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
 fractions."""
+
+
+_NAMES: dict[str, ReductionName] = {name: name for name in REDUCTIONS}
+_NAMES |= {"mean": "avg", "prod": "product"}
+
+
+def known_reduction(op: Any) -> Reduction | None:
+    """What callers pass as `op`, as a name or a PremulSum; None for what is not a reduction. Names
+    may be written in any case. A torch ReduceOp is known by its name, never by its number, which
+    depends on the version of torch."""
+    if isinstance(op, str):
+        return _NAMES.get(op.lower())
+    if isinstance(op, PremulSum):
+        return op
+    kind = getattr(op, "op", op)  # a ReduceOp has its type in `op`; it may be that type itself
+    name = str(getattr(kind, "name", ""))
+    if name == "PREMUL_SUM" and hasattr(op, "__getstate__"):
+        state = op.__getstate__()
+        return PremulSum(float(state[1])) if isinstance(state, tuple) else None
+    return _NAMES.get(name.lower())
 
 
 def has_meaning(op: str, dtype: str) -> bool:

@@ -13,7 +13,17 @@ import torch
 from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.arguments import LISTS, check_own_part, check_root
-from unisono.comm.base import Op, PremulSum, Tensor, Tensors, Work, count, dtype_name
+from unisono.comm.base import (
+    Algorithm,
+    AnyOp,
+    Op,
+    PremulSum,
+    Tensor,
+    Tensors,
+    Work,
+    count,
+    dtype_name,
+)
 from unisono.comm.by_algorithm import run_by
 from unisono.comm.collective_calls import is_auto
 from unisono.comm.row_group import RowGroup, Rows, WideSide
@@ -90,7 +100,7 @@ class RowCollectives(RowGroup):
     def all_reduce(
         self,
         tensor: Tensors,
-        op: Op = "sum",
+        op: AnyOp = "sum",
         *,
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
@@ -100,14 +110,8 @@ class RowCollectives(RowGroup):
             return run_by(algorithm, self, "all_reduce", tensor, None, 0, op, async_op)
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
-    def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce(
+        self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "reduce", tensor, None, root, op, async_op)
@@ -115,10 +119,10 @@ class RowCollectives(RowGroup):
         return self._reduce("reduce", tensor, root, op, async_op)
 
     def _reduce(
-        self, what: str, tensor: Tensors, root: int | None, op: Op, async_op: bool
+        self, what: str, tensor: Tensors, root: int | None, given: AnyOp, async_op: bool
     ) -> Work | None:
         tensors = self._tensors(what, tensor, True)
-        self._check_op(what, op, tensors)
+        op = self._check_op(what, given, tensors)
         self._check_overlaps(what, tensors)
         alike = _by_dtype(tensors)
         where = "" if root is None else f" to rank {root}"
@@ -135,13 +139,8 @@ class RowCollectives(RowGroup):
 
         return self._run(call, job, tensors, async_op)
 
-    def broadcast(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_broadcast(
+        self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "broadcast", tensor, None, root, async_op=async_op)
@@ -166,13 +165,8 @@ class RowCollectives(RowGroup):
 
         return self._run(call, job, tensors, async_op)
 
-    def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_gather(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "all_gather", output, input, async_op=async_op)
@@ -205,27 +199,21 @@ class RowCollectives(RowGroup):
 
         return self._run(call, job, [*inputs, *results], async_op)
 
-    def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce_scatter(
+        self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "reduce_scatter", output, input, 0, op, async_op)
         what = "reduce_scatter"
         narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
         outputs = self._tensors(what, narrow, True)
-        self._check_op(what, op, outputs)
+        known = self._check_op(what, op, outputs)
         inputs = [WideSide(self, what, tensors, False) for tensors in wide]
         self._check_own_parts(what, inputs, outputs)
         given = [tensor for side in inputs for tensor in side.tensors]
         self._check_overlaps(what, outputs, given, isinstance(output, LISTS))
         counts = "; ".join(f"{side.dtype}{list(side.counts)}" for side in inputs)
-        call = self._call(f"{what} {_op_text(op)} of {counts}")
+        call = self._call(f"{what} {_op_text(known)} of {counts}")
 
         def job() -> None:
             for dtype in dict.fromkeys(side.dtype for side in inputs):
@@ -235,14 +223,14 @@ class RowCollectives(RowGroup):
                     concatenate([parts[rank] for parts in same]) for rank in range(self.size)
                 ]
                 rows = [row_of(tensor) for tensor in mine]
-                copy_into(self._scattered(by_rank, op, call), rows)
+                copy_into(self._scattered(by_rank, known, call), rows)
                 for tensor, row in zip(mine, rows, strict=True):
                     write_back(tensor, row)
 
         return self._run(call, job, [*outputs, *given], async_op)
 
-    def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    def _run_gather(
+        self, output: Tensors | None, input: Tensor, root: int, async_op: bool
     ) -> Work | None:
         self._check_wide_side("gather", root, output, "output")
         (source,) = self._tensors("gather", [input], False)
@@ -255,8 +243,8 @@ class RowCollectives(RowGroup):
         text = f"gather of {dtype_name(source)} to rank {root}"
         return self._exchange(text, wide, [source], takes, sends, async_op)
 
-    def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    def _run_scatter(
+        self, output: Tensor, input: Tensors | None, root: int, async_op: bool
     ) -> Work | None:
         self._check_wide_side("scatter", root, input, "input")
         (target,) = self._tensors("scatter", [output], True)
@@ -269,13 +257,8 @@ class RowCollectives(RowGroup):
         text = f"scatter of {dtype_name(target)} from rank {root}"
         return self._exchange(text, [target], wide, takes, sends, async_op)
 
-    def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_to_all(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             return run_by(algorithm, self, "all_to_all", output, input, async_op=async_op)
@@ -354,7 +337,7 @@ def _shapes(tensors: Sequence[Any]) -> str:
 def _op_text(op: Op) -> str:
     if isinstance(op, PremulSum):
         return f"premul_sum({op.factor})"
-    return "avg" if op == "mean" else op
+    return op
 
 
 def device_of(tensors: Sequence[Any]) -> torch.device:

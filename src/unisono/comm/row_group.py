@@ -19,7 +19,7 @@ from unisono.comm.arguments import (
     check_tensor,
     check_wide_side,
 )
-from unisono.comm.base import Communicator, Op, count, dtype_name
+from unisono.comm.base import AnyOp, Communicator, Op, PremulSum, count, dtype_name
 from unisono.comm.overlaps import overlap_complaint
 from unisono.comm.rows import cut, row_of, write_back
 
@@ -79,8 +79,10 @@ class RowGroup(Communicator):
         if why:
             self._refuse(what, why)
 
-    def _check_op(self, what: str, op: Op, tensors: list[Any]) -> None:
-        self._checked(what, check_reduction, op, map(dtype_name, tensors), self._also)
+    def _check_op(self, what: str, op: AnyOp, tensors: list[Any]) -> Op:
+        dtypes = map(dtype_name, tensors)
+        name, factor = self._checked(what, check_reduction, op, dtypes, self._also)
+        return PremulSum(factor) if name == "premul_sum" else name
 
     def _check_wide_side(self, what: str, root: int, wide: Any, side: str) -> None:
         self._checked(what, check_wide_side, root, self.rank, self.size, wide, side)

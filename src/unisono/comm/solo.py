@@ -22,9 +22,8 @@ from unisono.comm.arguments import (
 from unisono.comm.arithmetic import scale
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
+    AnyOp,
     Communicator,
-    Op,
-    PremulSum,
     Work,
     count,
     dtype_name,
@@ -35,7 +34,7 @@ from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, GroupClosed, GroupError
 
 if TYPE_CHECKING:
-    from unisono.comm.base import Tensor, Tensors
+    from unisono.comm.base import Algorithm, Tensor, Tensors
     from unisono.plan.schedule import Schedule
 
 _T = TypeVar("_T")
@@ -58,13 +57,12 @@ class SoloCommunicator(Communicator):
         self.global_ranks = global_ranks
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
-        self._splits = 0
         self._algorithm = variables.ALGO.read()
 
     def all_reduce(
         self,
         tensor: Tensors,
-        op: Op = "sum",
+        op: AnyOp = "sum",
         *,
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
@@ -74,27 +72,16 @@ class SoloCommunicator(Communicator):
             self._check_algorithm("all_reduce", algorithm)
         return self._reduce("all_reduce", tensor, op, async_op)
 
-    def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce(
+        self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("reduce", algorithm, async_op)
         self._checked("reduce", check_root, root, 1)
         return self._reduce("reduce", tensor, op, async_op)
 
-    def broadcast(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_broadcast(
+        self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("broadcast", algorithm, async_op)
@@ -102,26 +89,15 @@ class SoloCommunicator(Communicator):
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
         return _finished(async_op)
 
-    def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_gather(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("all_gather", algorithm, async_op)
         return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
-    def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce_scatter(
+        self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("reduce_scatter", algorithm, async_op)
@@ -129,25 +105,20 @@ class SoloCommunicator(Communicator):
         self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
         return self._reduce("reduce_scatter", output, op, async_op)
 
-    def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    def _run_gather(
+        self, output: Tensors | None, input: Tensor, root: int, async_op: bool
     ) -> Work | None:
         self._checked("gather", check_wide_side, root, 0, 1, output, "output")
         return self._copy("gather", output, input, async_op)
 
-    def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    def _run_scatter(
+        self, output: Tensor, input: Tensors | None, root: int, async_op: bool
     ) -> Work | None:
         self._checked("scatter", check_wide_side, root, 0, 1, input, "input")
         return self._copy("scatter", output, input, async_op)
 
-    def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_to_all(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         if algorithm is not None and not is_auto(algorithm):
             self._check_algorithm("all_to_all", algorithm, async_op)
@@ -175,10 +146,7 @@ class SoloCommunicator(Communicator):
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
         self._raise_if_ended()
-        self._members(ranks)
-        self._splits += 1
-        name = f"{self.name}.{label}[0]" if label else f"{self.name}[0]"
-        name += f"/{self._splits}" if self._splits > 1 else ""
+        name = self._name_split(self._members(ranks), label)
         return SoloCommunicator(name, self.global_ranks, self.timeout_s)
 
     def refuse(self, operation: str, why: str) -> NoReturn:
@@ -262,14 +230,14 @@ class SoloCommunicator(Communicator):
         except ValueError as error:
             self._refuse(collective, str(error))
 
-    def _factor(self, what: str, tensors: list[Any], op: Op) -> float:
+    def _factor(self, what: str, tensors: list[Any], op: AnyOp) -> float:
         return self._checked(what, check_reduction, op, map(dtype_name, tensors))[1]
 
-    def _reduce(self, what: str, tensor: Any, op: Op, async_op: bool) -> Work | None:
+    def _reduce(self, what: str, tensor: Any, op: AnyOp, async_op: bool) -> Work | None:
         tensors = self._tensors(what, tensor, True)
         factor = self._factor(what, tensors, op)
         self._check_overlaps(what, tensors)
-        if isinstance(op, PremulSum):
+        if factor != 1.0:
             for each in tensors:
                 row = flat.flat(each)
                 scale(row, factor)

@@ -40,7 +40,7 @@ class Work(ABC, Generic[Result_co]):
         returned, None for a Communicator's method.
 
         Raises what went wrong, and CollectiveTimeout after `timeout_s`; the operation goes on, and
-        may be waited for again.
+        may be waited for again, then and after an exception from a signal handler.
 
         >>> work = unisono.all_gather(torch.tensor(comm.rank), async_op=True)
         >>> work.wait(timeout_s=60)

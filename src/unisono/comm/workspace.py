@@ -10,7 +10,7 @@ import numpy as np
 from unisono.comm import flat
 from unisono.comm.arguments import check_reduction, check_tensor
 from unisono.comm.arithmetic import divide, scale
-from unisono.comm.base import Op, count, dtype_name
+from unisono.comm.base import AnyOp, count, dtype_name
 from unisono.comm.overlaps import overlap_complaint
 from unisono.plan.schedule import Schedule
 
@@ -32,7 +32,7 @@ class Workspace:
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int, receives: bool, output: Any, input: Any, op: Op
+        self, schedule: Schedule, rank: int, receives: bool, output: Any, input: Any, op: AnyOp
     ) -> None:
         self._collective = schedule.collective
         self._ranks, self._rank = schedule.ranks, rank

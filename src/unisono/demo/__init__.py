@@ -1,8 +1,7 @@
 """`unisono demo`: the primitives as pictures, faults explained, a race with gloo.
 
-tour.py      all of it, and the file that keeps it; command.py: the command
-scenes.py    the primitives on real ranks, each result checked
-faults.py    a barrier, a deadlock, a mismatch
+command.py   the command: all of it, and the report that keeps it
+scenes.py    the primitives on real ranks, each result checked; a deadlock and a mismatch
 drawing.py   from what the ranks saw to pictures
 race.py      all_reduce on unisono and on gloo, measured by unisono.bench
 """

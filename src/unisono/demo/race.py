@@ -2,69 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rich.table import Table
-
-from unisono.bench.results import Run
-from unisono.bench.session import Event, apply_event
-from unisono.bench.settings import BenchSettings
-from unisono.bench.start import start_ranks
+from unisono.bench import measure_run
 from unisono.bench.text import size_text
 from unisono.errors import UnisonoError
 
-RACE_BYTES = (8, 1024, 64 * 1024, 1 << 20, 16 << 20)
+HEADS = ("all_reduce of", "unisono us", "gloo us", "times faster")
+SIZES_BYTES = [8, 1024, 64 * 1024, 1 << 20, 16 << 20]
 
 
-@dataclass(frozen=True)
-class Lap:
-    """Median time of one all_reduce by each of the two."""
+def race(budget_s: float) -> list[tuple[str, ...]]:
+    """The median time of one all_reduce by each of the two, as a row for each size, measured on two
+    new ranks for about `budget_s` seconds in all.
 
-    size_bytes: int
-    unisono_us: float
-    gloo_us: float
-
-
-def race(budget_s: float) -> list[Lap]:
-    """Measure all_reduce on two new ranks, for about `budget_s` seconds in all.
-
-    Raises UnisonoError if the ranks fail, a result is wrong, or gloo is not to be had.
+    Raises UnisonoError if the ranks fail, a result is wrong, or there is no gloo.
     """
-    run: Run | None = None
-
-    def handle(event: Event) -> None:
-        nonlocal run
-        if event["event"] != "next":
-            run = apply_event(run, event)
-
-    settings = BenchSettings(
+    run = measure_run(
+        "all_reduce",
         ranks=2,
-        collectives=("all_reduce",),
-        sizes_bytes=RACE_BYTES,
-        backends=("unisono", "gloo"),
+        sizes=SIZES_BYTES,
+        backends="unisono,gloo",
+        budget_s=budget_s / len(SIZES_BYTES),
         floor=False,
-        budget_s=budget_s / len(RACE_BYTES),
     )
-    start_ranks(settings, handle, print)
-    assert run is not None
     if run.skipped:
         raise UnisonoError(str(run.skipped[0]))
     if run.wrong:
         raise UnisonoError(f"all_reduce: {run.wrong} elements differ from the exact result")
-    times_us = {(row.backend, row.size_bytes): row.time_us.p50 for row in run.rows}
-    return [Lap(size, times_us["unisono", size], times_us["gloo", size]) for size in RACE_BYTES]
-
-
-def table(laps: Sequence[Lap]) -> Table:
-    drawn = Table()
-    for heading in ("all_reduce of", "unisono us", "gloo us", "times faster"):
-        drawn.add_column(heading, justify="right")
-    for lap in laps:
-        drawn.add_row(*row(lap))
-    return drawn
-
-
-def row(lap: Lap) -> tuple[str, str, str, str]:
-    ratio = lap.gloo_us / lap.unisono_us
-    return size_text(lap.size_bytes), f"{lap.unisono_us:.1f}", f"{lap.gloo_us:.1f}", f"{ratio:.1f}"
+    us = {(row.backend, row.size_bytes): row.time_us.p50 for row in run.rows}
+    return [
+        (
+            size_text(size),
+            f"{us['unisono', size]:.1f}",
+            f"{us['gloo', size]:.1f}",
+            f"{us['gloo', size] / us['unisono', size]:.1f}",
+        )
+        for size in SIZES_BYTES
+    ]

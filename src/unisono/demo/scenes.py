@@ -1,4 +1,5 @@
-"""The primitives on real ranks, on numbers that a reader can follow, each result checked.
+"""The primitives on real ranks, on numbers that a reader can follow, each result checked; then two
+programs with a fault.
 
 A rank returns only what its tensors held before and after. What they must hold is computed from
 what all ranks returned, in the process that draws the pictures.
@@ -13,20 +14,25 @@ from typing import Any
 import numpy
 
 from unisono.comm.base import Communicator
-from unisono.demo.faults import Moment, deadlock, meet, mismatch
 from unisono.errors import GroupError, UnisonoError
 from unisono.plan.expectations import CUT_INPUTS, Array, compute, origins
 from unisono.world.world import init, shutdown
 
 Numbers = tuple[float, ...]
-Rows = Sequence[Numbers]
 BeforeAndAfter = tuple[Array | None, Array | None]
+Run = Callable[[Communicator], BeforeAndAfter]
 OWNER = 10
 """Where data only moves, a number's tens say whose it was: 23 is number 3 of rank 2."""
 
-
-class WrongResult(UnisonoError):
-    """A rank has another value than arithmetic says."""
+DEADLOCK = """\
+other = 1 - group.rank
+group.send(numbers, other)
+group.recv(numbers, other)
+"""
+MISMATCH = """\
+last = group.rank == group.size - 1
+group.all_reduce(numbers[:5] if last else numbers[:4])
+"""
 
 
 @dataclass(frozen=True)
@@ -37,31 +43,25 @@ class Scene:
     title: str
     sentence: str
     flow: str
-    run: Callable[[Communicator], BeforeAndAfter]
+    run: Run
 
     @property
     def adds(self) -> bool:
         """Whether data is added up on the way."""
         return self.title.endswith("(sum)")
 
-    @property
-    def collective(self) -> str:
-        """What must come out, as expectations.py names it."""
-        return "ring" if self.flow == "ring" else self.title.split()[0]
-
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What one rank saw: before and after of each scene, the barrier, and the faults' errors."""
+    """What one rank saw: before and after of each scene, and the faults' errors."""
 
     rows: tuple[tuple[Numbers, Numbers], ...]
-    barrier: Moment
     deadlock: GroupError | None
     mismatch: GroupError | None
 
 
 def run_all_scenes() -> RankOutcome:
-    """Run by every rank: all scenes, then a barrier, then two faults on groups of their own."""
+    """Run by every rank: all scenes, then two faults."""
     try:
         return run_scenes(init("unisono", with_torch=False))
     finally:
@@ -69,37 +69,45 @@ def run_all_scenes() -> RankOutcome:
 
 
 def run_scenes(comm: Communicator) -> RankOutcome:
-    """All of it on this group."""
-    rows = [tuple(map(_numbers, scene.run(comm))) for scene in SCENES]
+    """All of it on this group; the faults on groups of their own."""
+    seen = [scene.run(comm) for scene in SCENES]
     return RankOutcome(
-        rows=tuple((before, after) for before, after in rows),
-        barrier=meet(comm),
-        deadlock=deadlock(comm),
-        mismatch=mismatch(comm),
+        tuple((_numbers(before), _numbers(after)) for before, after in seen),
+        _error_of(comm.split([0, 1]), DEADLOCK, "both_send.py"),
+        _error_of(comm.split(range(comm.size)), MISMATCH, "one_too_many.py"),
     )
 
 
+def _error_of(group: Communicator | None, program: str, name: str) -> GroupError | None:
+    """What a program raises; None where this rank is not in the group. It runs as it is shown, so
+    that the lines in its error can be looked up there."""
+    if group is None:
+        return None
+    try:
+        with group:
+            exec(compile(program, name, "exec"), {"group": group, "numbers": numpy.zeros(5)})
+    except GroupError as error:
+        return error
+    return None
+
+
 def check(outcomes: Sequence[RankOutcome]) -> None:
-    """Raise WrongResult unless every rank has what arithmetic says, and every fault was found."""
+    """Raise UnisonoError unless every rank has what arithmetic says, and every fault was found."""
     for number, scene in enumerate(SCENES):
-        expected = _expected(scene.collective, [outcome.rows[number][0] for outcome in outcomes])
+        name = "ring" if scene.flow == "ring" else scene.title.split()[0]
+        expected = _expected(name, [outcome.rows[number][0] for outcome in outcomes])
         for rank, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
             got = outcome.rows[number][1]
             if got != right:
-                raise WrongResult(
+                raise UnisonoError(
                     f"{scene.title}: rank {rank} has {list(got)} and should have {list(right)}"
                 )
-    last = max(outcome.barrier.came_s for outcome in outcomes)
     for rank, outcome in enumerate(outcomes):
-        if outcome.barrier.left_s < last:
-            raise WrongResult(f"barrier: rank {rank} left before the last rank came")
-        if (outcome.deadlock is None) == (rank < 2):
-            raise WrongResult(f"deadlock: rank {rank} should{' not' * (rank > 1)} have an error")
-        if outcome.mismatch is None:
-            raise WrongResult(f"mismatch: rank {rank} should have an error")
+        if outcome.mismatch is None or (outcome.deadlock is None and rank < 2):
+            raise UnisonoError(f"a fault: rank {rank} should have an error")
 
 
-def _expected(collective: str, had: Rows) -> list[Numbers]:
+def _expected(collective: str, had: Sequence[Numbers]) -> list[Numbers]:
     """What each rank must have afterwards; where it gets nothing, what it had, or no tensor."""
 
     def brought(rank: int, part: int) -> Array:
@@ -112,9 +120,12 @@ def _expected(collective: str, had: Rows) -> list[Numbers]:
         if parts is None:
             rows.append(had[rank] if collective == "reduce" else ())
         else:
-            values = numpy.concatenate([compute(part, brought) for part in parts])
-            rows.append(tuple(values.tolist()))
+            rows.append(_numbers(numpy.concatenate([compute(part, brought) for part in parts])))
     return rows
+
+
+def _numbers(tensor: Array | None) -> Numbers:
+    return () if tensor is None else tuple(tensor.tolist())
 
 
 # -- the scenes ------------------------------------------------------------------------------------
@@ -134,10 +145,6 @@ def _empty(count: int) -> Array:
     return numpy.full(count, -1, numpy.float32)
 
 
-def _at_root(comm: Communicator, numbers: Array) -> Array | None:
-    return numbers if comm.rank == 0 else None
-
-
 def _in_place(before: Array, call: Callable[[Array], object]) -> BeforeAndAfter:
     after = before.copy()
     call(after)
@@ -149,83 +156,67 @@ def _into(after: Any, before: Any, call: Callable[[Any, Any], object]) -> Before
     return before, after
 
 
+SCENES: list[Scene] = []
+
+
+def _scene(title: str, sentence: str, flow: str) -> Callable[[Run], Run]:
+    def add(run: Run) -> Run:
+        SCENES.append(Scene(title, sentence, flow, run))
+        return run
+
+    return add
+
+
+@_scene("broadcast", "rank 0's numbers go to every rank", "from 0")
+def _broadcast(comm: Communicator) -> BeforeAndAfter:
+    return _in_place(_moved(comm, 3), comm.broadcast)
+
+
+@_scene("scatter", "part r of rank 0's numbers goes to rank r", "from 0")
+def _scatter(comm: Communicator) -> BeforeAndAfter:
+    return _into(_empty(1), None if comm.rank else _moved(comm, comm.size), comm.scatter)
+
+
+@_scene("gather", "every rank's number goes to rank 0, in rank order", "to 0")
+def _gather(comm: Communicator) -> BeforeAndAfter:
+    return _into(None if comm.rank else _empty(comm.size), _moved(comm, 1), comm.gather)
+
+
+@_scene("reduce (sum)", "the numbers are added up on rank 0; the others keep theirs", "to 0")
+def _reduce(comm: Communicator) -> BeforeAndAfter:
+    return _in_place(_counted(comm), comm.reduce)
+
+
+@_scene("all_gather", "every rank has every rank's number", "all")
+def _all_gather(comm: Communicator) -> BeforeAndAfter:
+    return _into(_empty(comm.size), _moved(comm, 1), comm.all_gather)
+
+
+@_scene("all_reduce (sum)", "every rank has the sums", "all")
+def _all_reduce(comm: Communicator) -> BeforeAndAfter:
+    return _in_place(_counted(comm), comm.all_reduce)
+
+
+@_scene("reduce_scatter (sum)", "the first half of an all_reduce: rank r has sum r", "all")
+def _reduce_scatter(comm: Communicator) -> BeforeAndAfter:
+    return _into(_empty(1), _counted(comm), comm.reduce_scatter)
+
+
+@_scene("all_gather of these sums", "the second half: the all_reduce again", "all")
 def _gather_again(comm: Communicator) -> BeforeAndAfter:
-    before = _empty(1)
-    comm.reduce_scatter(before, _counted(comm))
-    return _into(_empty(comm.size), before, comm.all_gather)
+    _, part = _reduce_scatter(comm)
+    return _into(_empty(comm.size), part, comm.all_gather)
 
 
+@_scene("all_to_all", "part j of rank i becomes part i of rank j", "all")
+def _all_to_all(comm: Communicator) -> BeforeAndAfter:
+    return _into(_empty(comm.size), _moved(comm, comm.size), comm.all_to_all)
+
+
+@_scene("send and recv around a ring", "every rank to the next, the last to the first", "ring")
 def _ring(comm: Communicator) -> BeforeAndAfter:
     before, after = _moved(comm, 2), _empty(2)
-    sent = comm.isend(before, (comm.rank + 1) % comm.size)
-    comm.recv(after, (comm.rank - 1) % comm.size)
+    sent = comm.isend(before, comm.next)
+    comm.recv(after, comm.prev)
     sent.wait()
     return before, after
-
-
-SCENES = (
-    Scene(
-        "broadcast",
-        "rank 0's numbers go to every rank",
-        "from 0",
-        lambda comm: _in_place(_moved(comm, 3), comm.broadcast),
-    ),
-    Scene(
-        "scatter",
-        "part r of rank 0's numbers goes to rank r",
-        "from 0",
-        lambda comm: _into(_empty(1), _at_root(comm, _moved(comm, comm.size)), comm.scatter),
-    ),
-    Scene(
-        "gather",
-        "every rank's number goes to rank 0, in rank order",
-        "to 0",
-        lambda comm: _into(_at_root(comm, _empty(comm.size)), _moved(comm, 1), comm.gather),
-    ),
-    Scene(
-        "reduce (sum)",
-        "the numbers are added up on rank 0; the others keep theirs",
-        "to 0",
-        lambda comm: _in_place(_counted(comm), comm.reduce),
-    ),
-    Scene(
-        "all_gather",
-        "every rank has every rank's number",
-        "all",
-        lambda comm: _into(_empty(comm.size), _moved(comm, 1), comm.all_gather),
-    ),
-    Scene(
-        "all_reduce (sum)",
-        "every rank has the sums",
-        "all",
-        lambda comm: _in_place(_counted(comm), comm.all_reduce),
-    ),
-    Scene(
-        "reduce_scatter (sum)",
-        "the first half of an all_reduce: rank r has sum r",
-        "all",
-        lambda comm: _into(_empty(1), _counted(comm), comm.reduce_scatter),
-    ),
-    Scene(
-        "all_gather of these sums",
-        "the second half: the all_reduce again",
-        "all",
-        _gather_again,
-    ),
-    Scene(
-        "all_to_all",
-        "part j of rank i becomes part i of rank j",
-        "all",
-        lambda comm: _into(_empty(comm.size), _moved(comm, comm.size), comm.all_to_all),
-    ),
-    Scene(
-        "send and recv around a ring",
-        "every rank to the next, the last to the first",
-        "ring",
-        _ring,
-    ),
-)
-
-
-def _numbers(tensor: Array | None) -> Numbers:
-    return () if tensor is None else tuple(tensor.tolist())

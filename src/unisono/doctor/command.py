@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from unisono.environment import read_rank_info
-from unisono.errors import UnisonoError
-from unisono.misuse import Misuse
-from unisono.requirements import require_torch
-
-if TYPE_CHECKING:
-    from unisono.doctor.saved_reports import Reading
+from unisono.errors import Misuse
+from unisono.launcher.command import check_writable
+from unisono.torch_support import require_torch
 
 
 @click.command()
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     help="Measure the links between hosts; run it on every host, by torchrun, srun or mpirun.",
 )
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
-@click.option("--markdown", is_flag=True, help="With --variables: the table for a document.")
 @click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
 @click.option(
     "--html",
@@ -50,7 +45,6 @@ def doctor(
     as_json: bool,
     hosts: bool,
     variables: bool,
-    markdown: bool,
     stacks: bool,
     html: Path | None,
     reports: tuple[Path, ...],
@@ -73,34 +67,35 @@ def doctor(
     have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
-        _show_reports(reports, stacks, as_json, html, context)
-        return
-    if hosts:
-        _check_hosts(as_json, context)
-        return
-    if html is not None:
-        raise Misuse("--html goes with saved reports")
-    if stacks:
-        raise Misuse("--stacks goes with saved reports")
-    if markdown and not variables:
-        raise Misuse("--markdown goes with --variables")
-    if variables:
-        _show_variables(markdown)
-        return
-    from unisono.doctor.diagnosis import print_json, run_doctor
-
-    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
-    try:
-        well = print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
-    except UnisonoError as error:
-        raise click.ClickException(str(error)) from error
+        _check_options(context, "saved reports", "as_json", "stacks", "html")
+        well = _show_reports(reports, stacks, as_json, html)
+    elif hosts:
+        _check_options(context, "--hosts", "hosts", "as_json")
+        well = _check_hosts(as_json)
+    elif variables:
+        _check_options(context, "--variables", "variables")
+        well = _show_variables()
+    else:
+        _check_options(context, "a check of this machine", "as_json", "ranks", "backends")
+        well = _check_machine(ranks, backends, as_json)
     raise SystemExit(0 if well else 1)
 
 
-def _check_hosts(as_json: bool, context: click.Context) -> None:
-    for name in ("ranks", "backends", "variables", "markdown", "stacks", "html"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise Misuse(f"--{name} does not go with --hosts")
+def _check_options(context: click.Context, what: str, *fitting: str) -> None:
+    for name in context.params:
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in ("reports", *fitting):
+            raise Misuse(f"--{name.removeprefix('as_')} does not go with {what}")
+
+
+def _check_machine(ranks: int, backends: str, as_json: bool) -> bool:
+    from unisono.doctor.diagnosis import print_json, run_doctor
+
+    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
+    return print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
+
+
+def _check_hosts(as_json: bool) -> bool:
     if read_rank_info() is None:
         raise Misuse(
             "--hosts measures between ranks: start it on every host, as in `torchrun --nnodes 2 "
@@ -109,51 +104,31 @@ def _check_hosts(as_json: bool, context: click.Context) -> None:
     require_torch("unisono doctor --hosts")
     from unisono.doctor.host_links import check_hosts
 
-    try:
-        check_hosts(as_json, Console())
-    except UnisonoError as error:
-        raise click.ClickException(str(error)) from error
+    check_hosts(as_json, Console())
+    return True
 
 
-def _show_reports(
-    files: tuple[Path, ...],
-    stacks: bool,
-    as_json: bool,
-    html: Path | None,
-    context: click.Context,
-) -> None:
-    for name in ("ranks", "backends", "hosts", "variables", "markdown"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise Misuse(f"--{name} does not go with saved reports")
+def _show_variables() -> bool:
+    from unisono.doctor.diagnosis import print_variables
+
+    print_variables(Console(), every=True)
+    return True
+
+
+def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Path | None) -> bool:
     from unisono.doctor.saved_reports import print_json, print_reports, read
 
     reading = read(files)
     if html is not None and reading.incidents:
-        _write_page(reading, html)
+        from unisono.doctor.incident_page import incident_page
+
+        check_writable(html)
+        html.write_text(incident_page(reading), encoding="utf-8")
+        click.echo(f"wrote {html}", err=True)
     if as_json:
         print_json(reading)
     else:
         print_reports(reading, stacks, Console())
     for problem in reading.problems:
         click.echo(f"Error: {problem}", err=True)
-    raise SystemExit(1 if reading.problems else 0)
-
-
-def _write_page(reading: Reading, path: Path) -> None:
-    from unisono.doctor.incident_page import incident_page
-
-    try:
-        path.write_text(incident_page(reading), encoding="utf-8")
-    except OSError as error:
-        raise Misuse(f"{path} cannot be written: {error.strerror}") from error
-    click.echo(f"wrote {path}", err=True)
-
-
-def _show_variables(markdown: bool) -> None:
-    from unisono.doctor import variables
-    from unisono.doctor.diagnosis import print_variables
-
-    if markdown:
-        click.echo(variables.markdown(), nl=False)
-    else:
-        print_variables(Console(), every=True)
+    return not reading.problems

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
-
-class Level(StrEnum):
-    """How a thing stands. FAIL makes the command fail."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
+Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`text` says what is there, `advice` in one sentence what to do; empty where all is well."""
+    """`text` says what is there, `advice` in one sentence what to do; empty where all is well.
+    "warn": it works, but less well than it could, or may surprise. "fail": it does not work."""
 
     topic: str
     level: Level
@@ -25,15 +20,12 @@ class Finding:
 
 
 def ok(topic: str, text: str) -> Finding:
-    """All is well."""
-    return Finding(topic, Level.OK, text)
+    return Finding(topic, "ok", text)
 
 
 def warn(topic: str, text: str, advice: str) -> Finding:
-    """It works, but less well than it could, or it may surprise."""
-    return Finding(topic, Level.WARN, text, advice)
+    return Finding(topic, "warn", text, advice)
 
 
 def fail(topic: str, text: str, advice: str) -> Finding:
-    """It does not work."""
-    return Finding(topic, Level.FAIL, text, advice)
+    return Finding(topic, "fail", text, advice)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Sequence
 
-from unisono.doctor.incident_timeline import draw_timeline
-from unisono.doctor.saved_reports import Incident, Reading, place_of
+from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
+from unisono.errors import name_ranks
 from unisono.pages import build_page, escape
-from unisono.watch.report import RankReport, Report
+from unisono.plan.sizes import format_seconds
+from unisono.watch.report import CallReport, RankReport, Report
 
 _MOST_STACKS = 4
-_OURS = ("launcher/", "<string>", "watch/", "shared_memory/")
 
 _KINDS = {
     "hang": "A rank never came",
@@ -67,36 +66,39 @@ _ADVICE = {
 
 def incident_page(reading: Reading) -> str:
     """All incidents of `reading` on one page, each with its verdict first."""
-    sections = [_incident(incident) for incident in reading.incidents]
+    articles = "".join(_article(incident.report) for incident in reading.incidents)
     problems = "".join(f'<p class="problem">{escape(problem)}</p>' for problem in reading.problems)
     first = reading.incidents[0].report.verdict if reading.incidents else "no incident"
-    body = f"<main>{''.join(sections)}</main>{problems}"
+    body = f"<main>{articles}</main>{problems}"
     return build_page(f"incident: {first}", body, ("incident.css",))
 
 
-def _incident(incident: Incident) -> str:
-    report = incident.report
+def _article(report: Report) -> str:
     facts = [_KINDS.get(report.kind, report.kind), f"group {report.group} of {report.backend}"]
     if report.waited_s:
         facts.append(f"waited for {report.waited_s:.0f} s")
     if report.made_at:
         facts.append(report.made_at.replace("T", " "))
-    details = "".join(f"<li>{escape(line)}</li>" for line in report.details)
-    advice = "".join(f"<li>{escape(line)}</li>" for line in _ADVICE.get(report.kind, ()))
     culprits = [rank for rank in report.ranks if rank.rank in report.culprits]
     others = [rank for rank in report.ranks if rank.rank not in report.culprits and rank.stack]
+    stacks = "".join(f"<h3>{escape(rank.name())}</h3>{_stack(rank)}" for rank in others)
+    if stacks:
+        stacks = f"<details><summary>Stacks of the other ranks</summary>{stacks}</details>"
     return (
         f'<article><p class="kicker">{escape(" · ".join(facts))}</p>'
         f'<h1 class="verdict">{escape(report.verdict)}</h1>'
-        + (f'<ul class="details">{details}</ul>' if details else "")
-        + (f'<section class="panel todo"><h2>What to do</h2><ol>{advice}</ol></section>')
-        + draw_timeline(report)
+        f'<ul class="details">{_items(report.details)}</ul>'
+        '<section class="panel todo"><h2>What to do</h2>'
+        f"<ol>{_items(_ADVICE.get(report.kind, ()))}</ol></section>"
+        + draw_ranks(report)
         + "".join(_culprit(rank) for rank in culprits[:_MOST_STACKS])
-        + _table(report)
-        + _other_stacks(others)
-        + _raw(report, incident)
+        + stacks
         + "</article>"
     )
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
 def _culprit(rank: RankReport) -> str:
@@ -104,77 +106,58 @@ def _culprit(rank: RankReport) -> str:
     where = place_of(rank)
     if not (where or rank.stack or rank.source):
         return ""
+    source = "".join(
+        f'<span class="{"at" if line.startswith(">") else "near"}">{escape(line[2:])}\n</span>'
+        for line in rank.source
+    )
     return (
         f'<section class="panel culprit"><h2>Where {escape(rank.name())} was</h2>'
         + (f"<p>{escape(where)}</p>" if where else "")
-        + "".join(_source(rank.source))
-        + (
-            f"<h3>Its stack, the innermost first</h3>{_stack(_of_program(rank))}"
-            if rank.stack
-            else ""
-        )
+        + (f'<pre class="source">{source}</pre>' if source else "")
+        + (f"<h3>Its stack, the innermost first</h3>{_stack(rank)}" if rank.stack else "")
         + "</section>"
     )
 
 
-def _source(lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        shown = "".join(
-            f'<span class="{"at" if line.startswith(">") else "near"}">{escape(line[2:])}\n</span>'
-            for line in lines
-        )
-        yield f'<pre class="source">{shown}</pre>'
+def _stack(rank: RankReport) -> str:
+    return f'<pre class="stack">{escape(chr(10).join(stack_of(rank)))}</pre>'
 
 
-def _of_program(rank: RankReport) -> list[str]:
-    """The stack from the program's own line on, without the frames of whoever started it."""
-    lines = list(rank.stack)
-    own = [number for number, line in enumerate(lines) if rank.place and line.strip() == rank.place]
-    if own and all(line.lstrip().startswith((*_OURS, "python")) for line in lines[1 : own[0]]):
-        lines[1 : own[0]] = []
-    while len(lines) > 1 and lines[-1].lstrip().startswith(_OURS):
-        lines.pop()
-    return lines
-
-
-def _stack(lines: Sequence[str]) -> str:
-    return f'<pre class="stack">{escape(chr(10).join(lines))}</pre>'
-
-
-def _table(report: Report) -> str:
-    heads = ("rank", "global rank", "pid", "came", "where it was", "last call it finished")
-    rows = []
-    for rank in report.ranks:
+def draw_ranks(report: Report) -> str:
+    """A table of all ranks: where each was, since when it waits, and for whom."""
+    heads, rows = tabulate(report)
+    under_way = [_under_way(rank) for rank in report.ranks]
+    calls = [call for call in under_way if call is not None]
+    begin_s = min((call.arrived_s for call in calls), default=0.0)
+    end_s = max((call.ended_s or 0.0 for call in calls), default=0.0)
+    length_s = max(1e-6, end_s - begin_s)
+    counts = Counter(rank.pid for rank in report.ranks)  # processes of two hosts may have the same
+    rank_of = {rank.pid: rank.rank for rank in report.ranks if counts[rank.pid] == 1}
+    lines = []
+    for rank, row, call in zip(report.ranks, rows, under_way, strict=True):
         kind = ' class="blamed"' if rank.rank in report.culprits else ""
-        cells = (
-            rank.rank,
-            rank.global_rank,
-            rank.process().removeprefix("pid ") if rank.pid else "-",
-            "yes" if rank.arrived else "no",
-            place_of(rank) or "-",
-            rank.last or "-",
-        )
-        rows.append(f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    if not rows:
-        return ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        if call is not None:
+            late = min(0.95, (call.arrived_s - begin_s) / length_s)
+            label = f"{call.name} {call.site}".rstrip()
+            awaited = [rank_of[pid] for pid in call.waits_for if pid in rank_of]
+            if awaited:
+                label += f", for {name_ranks(awaited)}"
+            bar = f'<span style="margin-left:{100 * late:.0f}%">{escape(label)}</span>'
+            cells += f'<td class="wait">{bar}</td>'
+        elif calls:
+            cells += "<td></td>"
+        lines.append(f"<tr{kind}>{cells}</tr>")
+    if calls:
+        heads = [*heads, f"waits (the longest for {format_seconds(length_s)})"]
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (
-        '<section class="panel"><h2>Every rank</h2><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        '<section class="panel"><h2>Every rank</h2><div class="scroll"><table class="ranks">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
     )
 
 
-def _other_stacks(ranks: Sequence[RankReport]) -> str:
-    if not ranks:
-        return ""
-    stacks = "".join(f"<h3>{escape(rank.name())}</h3>{_stack(rank.stack)}" for rank in ranks)
-    return f"<details><summary>The stacks of the other ranks</summary>{stacks}</details>"
-
-
-def _raw(report: Report, incident: Incident) -> str:
-    files = ", ".join(file.name for file in incident.files)
-    text = json.dumps(asdict(report), indent=1)
-    return (
-        f"<details><summary>The report as data, from {escape(files)}</summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )
+def _under_way(rank: RankReport) -> CallReport | None:
+    """The call that a rank is in, or that has failed under it."""
+    states = ("waiting", "moving", "queued", "failed")
+    return next((call for call in rank.calls if call.state in states), None)

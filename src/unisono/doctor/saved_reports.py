@@ -1,19 +1,19 @@
-"""Saved reports of the watch: read, told apart, shown."""
+"""Saved reports of the watch: read, grouped by incident, shown."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, name_ranks
 from unisono.watch.report import RankReport, Report, load
-from unisono.wording import name_ranks
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,20 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     facts.append(f"from {', '.join(map(str, incident.files))}")
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
     if any(place_of(rank) or rank.last for rank in report.ranks):
+        heads, rows = tabulate(report)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for head in heads:
+            is_number = head in ("rank", "global rank", "pid")
+            table.add_column(head, overflow="fold", justify="right" if is_number else "left")
+        for rank, row in zip(report.ranks, rows, strict=True):
+            table.add_row(*map(Text, row), style="bold red" * (rank.rank in report.culprits))
         console.print()
-        console.print(_table(report))
+        console.print(table)
     hidden = []
     for rank in report.ranks:
         if rank.stack and (every_stack or rank.rank in report.culprits):
             console.print(Text(f"\nrank {rank.rank} ({rank.process()})", "bold"))
-            for line in rank.stack:
+            for line in stack_of(rank):
                 console.print(Text(f"  {line}"), soft_wrap=True)
         elif rank.stack:
             hidden.append(rank.rank)
@@ -109,26 +116,26 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
         console.print(Text(f"\n--stacks shows the {stacks} of {name_ranks(hidden)}", "dim"))
 
 
-def _table(report: Report) -> Table:
-    """A row for each rank; its number in the world stands there where it is another rank, its host
-    where the job has several."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Heads and a row for each rank. Its number in the world is shown where that is another one,
+    its host where the job has several."""
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
-    for name in ("rank", *(["global rank"] if moved else []), "pid"):
-        table.add_column(name, no_wrap=True, justify="right")
     over_hosts = any(rank.host for rank in report.ranks)
-    if over_hosts:
-        table.add_column("host", overflow="fold")
-    table.add_column("came", no_wrap=True)
-    table.add_column("where it was", overflow="fold")
-    table.add_column("last call it finished", overflow="fold")
-    for rank in report.ranks:
-        numbers = [rank.rank, *([rank.global_rank] if moved else []), rank.pid or "-"]
-        host = [rank.host or "-"] if over_hosts else []
-        texts = [*host, "yes" if rank.arrived else "no", place_of(rank) or "-", rank.last or "-"]
-        style = "bold red" if rank.rank in report.culprits else ""
-        table.add_row(*(Text(str(cell)) for cell in (*numbers, *texts)), style=style)
-    return table
+    heads = ["rank", "global rank", "pid", "host", "came", "where it was", "last call it finished"]
+    shown = [True, moved, True, over_hosts, True, True, True]
+    rows = [
+        [
+            str(rank.rank),
+            str(rank.global_rank),
+            str(rank.pid or "-"),
+            rank.host or "-",
+            "yes" if rank.arrived else "no",
+            place_of(rank) or "-",
+            rank.last or "-",
+        ]
+        for rank in report.ranks
+    ]
+    return list(compress(heads, shown)), [list(compress(row, shown)) for row in rows]
 
 
 def place_of(rank: RankReport) -> str:
@@ -137,3 +144,9 @@ def place_of(rank: RankReport) -> str:
         return rank.state or rank.doing or rank.call
     line = rank.place.partition(" in ")[0]
     return f"{line}, in {rank.doing}" if rank.doing else rank.place
+
+
+def stack_of(rank: RankReport) -> list[str]:
+    """Its stack without the frames of the launcher that started it."""
+    frames = ("launcher/", "<string>")
+    return [line for line in rank.stack if not line.lstrip().startswith(frames)]

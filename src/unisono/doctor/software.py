@@ -1,18 +1,17 @@
-"""What is installed: Python, torch, our engine."""
+"""What is installed: Python, torch, unisono and its engine; GPUs, and who can use them."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
 import platform
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import unisono
 from unisono.comm import engine
-from unisono.doctor import gpus
 from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
-from unisono.requirements import (
+from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,
@@ -20,23 +19,16 @@ from unisono.requirements import (
     is_untried,
 )
 
-OLDEST_PYTHON = (3, 11)
+_SHARED_GPU = "shared gpu"
 
 
 def findings() -> Iterator[Finding]:
     """Versions, the engine, what torch can do, GPUs."""
-    yield _python()
+    version = platform.python_version()
+    yield ok("python", f"Python {version} on {platform.system()} {platform.machine()}")
     yield from _torch()
     yield _unisono()
-    yield _engine()
-    yield from gpus.findings()
-
-
-def _python() -> Finding:
-    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return fail("python", text, "Install Python 3.11 or later.")
-    return ok("python", text)
+    yield from _gpus()
 
 
 def _torch() -> Iterator[Finding]:
@@ -48,54 +40,106 @@ def _torch() -> Iterator[Finding]:
         return
     version = torch.__version__
     if is_too_old(version):
-        yield fail(
-            "torch", f"torch {version}", f"Install torch {format_version(OLDEST_TORCH)} or later."
-        )
-    elif not dist.is_available():
+        oldest = format_version(OLDEST_TORCH)
+        yield fail("torch", f"torch {version}", f"Install torch {oldest} or later.")
+        return
+    if not dist.is_available():
         yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
-    else:
-        from unisono.torch_backend.autoload import known_backends
+        return
+    from unisono.torch_backend.autoload import known_backends
 
-        names = ", ".join(known_backends())
-        text = f"torch {version}, torch.distributed with {names}"
-        if is_untried(version):
-            newest = format_version(NEWEST_TRIED_TORCH)
-            yield warn(
-                "torch",
-                f"{text}; newer than any that unisono was tried with (up to {newest})",
-                f"If something fails: look for a newer unisono, or install torch {newest}.",
-            )
-        else:
-            yield ok("torch", text)
-        if "unisono" not in known_backends():
-            yield fail(
-                "backend",
-                "torch does not know the backend unisono",
-                "Reinstall the package: its entry point torch.backends is missing.",
-            )
+    backends = known_backends()
+    text = f"torch {version}, torch.distributed with {', '.join(backends)}"
+    if is_untried(version):
+        newest = format_version(NEWEST_TRIED_TORCH)
+        yield warn(
+            "torch",
+            f"{text}; unisono was tested with versions up to {newest}",
+            f"If something fails: look for a newer unisono, or install torch {newest}.",
+        )
+    else:
+        yield ok("torch", text)
+    if "unisono" not in backends:
+        advice = "Run `pip install` on unisono: its entry point torch.backends is missing."
+        yield fail("backend", "torch does not know the backend unisono", advice)
 
 
 def _unisono() -> Finding:
     try:
-        installed = importlib.metadata.version("unisono")
-    except importlib.metadata.PackageNotFoundError:
-        return warn(
-            "unisono",
-            f"unisono {unisono.__version__}, not installed",
-            "Run `pip install` on it, so that `import torch` finds the backend.",
-        )
-    if installed != unisono.__version__:
-        return warn(
-            "unisono",
-            f"unisono {unisono.__version__}, installed as {installed}",
-            "Reinstall the package: sources and installation are of different versions.",
-        )
-    return ok("unisono", f"unisono {installed}")
-
-
-def _engine() -> Finding:
-    try:
         layout = engine.layout_version()
     except EngineUnavailable as error:
         return fail("engine", str(error), "Install a wheel for this machine, or run `make native`.")
-    return ok("engine", f"native engine, memory layout {layout}; no compiler is needed to run it")
+    return ok("engine", f"unisono {unisono.__version__}, native engine, memory layout {layout}")
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU, even one that this torch cannot use."""
+    return _usable_gpus() > 0 or _nvidia_gpus() > 0
+
+
+def _usable_gpus() -> int:
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@functools.cache
+def _nvidia_gpus() -> int:
+    """How many the driver has."""
+    return sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def _gpus() -> Iterator[Finding]:
+    if not _usable_gpus():
+        if _nvidia_gpus():
+            text = f"{_nvidia_gpus()} GPU(s), which this torch cannot use"
+            advice = "Install a CUDA build of torch that fits the driver; CPU tensors work."
+            yield warn("gpu", text, advice)
+        else:
+            yield ok("gpu", "no GPU: CPU tensors travel by unisono or gloo")
+        return
+    import torch
+
+    names = [torch.cuda.get_device_name(number) for number in range(_usable_gpus())]
+    counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    try:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        yield ok("gpu", f"{counted}; NCCL {nccl}")
+    except (AttributeError, RuntimeError, ImportError):
+        yield warn("gpu", f"{counted}, no NCCL", "Install a torch build that brings NCCL.")
+    try:
+        memory = torch.empty(4 << 20, dtype=torch.uint8, device="cuda:0")
+    except RuntimeError as error:  # it is full, or has failed
+        reason = str(error).partition("\n")[0]
+        yield fail(_SHARED_GPU, f"the first GPU cannot be used: {reason}", "Look at nvidia-smi.")
+    else:
+        yield find_sharing(memory.data_ptr())
+
+
+def find_sharing(address: int) -> Finding:
+    """What ranks can do that share the GPU in whose memory this process has an address."""
+    from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
+
+    slow = "large CUDA tensors of ranks that share a GPU go through the CPU's memory"
+    try:
+        driver = load_driver()
+        driver.export_memory(driver.allocation_of(address).base)
+        mps = driver.has_mps(0)
+    except DriverMissing as error:
+        text = f"no cuda-bindings: {slow} ({error})"
+        return warn(_SHARED_GPU, text, "Run `pip install cuda-bindings`.")
+    except DriverError as error:
+        advice = "Leave expandable segments out of PYTORCH_CUDA_ALLOC_CONF; see docs/cuda.md."
+        return warn(_SHARED_GPU, f"{slow}: the driver exports no memory ({error})", advice)
+    turns = (
+        "compute side by side by MPS"
+        if mps
+        else "take turns (`nvidia-cuda-mps-control -d` lets them compute side by side)"
+    )
+    text = f"ranks that share a GPU open each other's memory (CUDA IPC), and {turns}"
+    return ok(_SHARED_GPU, text)

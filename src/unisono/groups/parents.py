@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from unisono.comm.base import Communicator
-from unisono.errors import GroupClosed, UnisonoError
+from unisono.errors import GroupClosed, UnisonoError, name_ranks
 from unisono.groups.axis_group import AxisGroup
 from unisono.processes import boot_id
-from unisono.wording import name_ranks
 from unisono.world.world import get_world, resolve
 
 if TYPE_CHECKING:

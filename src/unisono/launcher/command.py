@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from unisono.errors import TorchMissing, UnisonoError
-from unisono.misuse import Misuse, check_writable
+from unisono.errors import Misuse, TorchMissing
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -101,11 +100,10 @@ def run(
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
     from unisono.launcher.protocol import Script
-    from unisono.launcher.script import RunSettings, run_script
-    from unisono.launcher.torchrun_options import what_instead
+    from unisono.launcher.script import run_script
 
     if program.startswith("-"):  # an option that click does not know
-        raise Misuse(what_instead(program))
+        raise Misuse(_what_instead(program))
     if replace is not None and replace == (backend or "").lower():
         raise Misuse(f"--backend {backend} asks for what --replace {replace} takes away")
     if not module and not Path(program).is_file():
@@ -113,28 +111,43 @@ def run(
         raise Misuse(f"{program} {there}")
     if trace is not None:
         check_writable(trace)
-    settings = RunSettings(
-        ranks=_count_ranks(ranks),
-        backend=None if backend is None else _known_backend(backend),
-        replace=replace,
-        threads=threads,
-        pin=pin,
-        timeout_s=timeout_s,
-        prefix=not no_prefix,
-        capture=capture,
-        watch=watch,
-        watch_grace_s=watch_grace_s,
-        trace=None if trace is None else trace.absolute(),
-    )
     try:
-        outcome = run_script(Script(program, module, args), settings)
-    except (UnisonoError, FileNotFoundError) as error:
+        exit_code = run_script(
+            Script(program, module, args),
+            ranks=_count_ranks(ranks),
+            backend=None if backend is None else _known_backend(backend),
+            replace=replace,
+            threads=threads,
+            pin=pin,
+            timeout_s=timeout_s,
+            prefix=not no_prefix,
+            capture=capture,
+            watch=watch,
+            watch_grace_s=watch_grace_s,
+            trace=None if trace is None else trace.absolute(),
+        )
+    except FileNotFoundError as error:  # no /proc
         raise click.ClickException(str(error)) from error
-    if outcome.report is not None:
-        click.echo(f"\nunisono.watch: {outcome.report}", err=True)
-    if outcome.error is not None:
-        click.echo(f"\nunisono run: {outcome.error}", err=True)
-    raise SystemExit(outcome.exit_code)
+    raise SystemExit(exit_code)
+
+
+def check_writable(path: Path) -> None:
+    """See whether a file can be written there, before the work of which it is to tell.
+
+    Raises Misuse.
+    """
+    if path.is_dir():
+        raise Misuse(f"{path} is a folder, and a file was to be written there")
+    if not path.resolve().parent.is_dir():
+        raise Misuse(f"the folder of {path} does not exist")
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise Misuse(f"{path} cannot be written: {error.strerror}") from error
+    if not existed:
+        path.unlink()
 
 
 def _count_ranks(text: str | None) -> int:
@@ -160,3 +173,50 @@ def _known_backend(name: str) -> str:
     if problem:
         raise Misuse(problem)
     return name.lower()
+
+
+# -- options that only torchrun has --------------------------------------------------------------
+
+_SEVERAL_MACHINES = "for several machines use torchrun; unisono works in the programs it starts"
+_NO_ADDRESS = f"ranks of one machine meet without an address, so leave it out; {_SEVERAL_MACHINES}"
+_NO_RESTARTS = "unisono run does not restart ranks: use torchrun for that"
+_OUTPUT = (
+    "every line comes with its rank's name: use --no-prefix, --capture, or the shell to send the "
+    "output elsewhere"
+)
+_INSTEAD = {
+    "--standalone": "unisono run always is: leave it out",
+    "--nnodes": f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}",
+    "--node-rank": _NO_ADDRESS,
+    "--master-addr": _NO_ADDRESS,
+    "--master-port": _NO_ADDRESS,
+    "--local-addr": _NO_ADDRESS,
+    "--max-restarts": _NO_RESTARTS,
+    "--monitor-interval": _NO_RESTARTS,
+    "--log-dir": _OUTPUT,
+    "--redirects": _OUTPUT,
+    "-r": _OUTPUT,
+    "--tee": _OUTPUT,
+    "-t": _OUTPUT,
+    "--local-ranks-filter": _OUTPUT,
+    "--duplicate-stdout-filters": _OUTPUT,
+    "--duplicate-stderr-filters": _OUTPUT,
+    "--logs-specs": _OUTPUT,
+    "--numa-binding": "use --pin, which binds each rank to its share of the cores",
+    "--no-python": "PROGRAM is a Python file, or a module with -m",
+    "--run-path": "unisono run runs PROGRAM as python would: leave it out",
+    "--role": "all ranks of unisono run have one role: leave it out",
+    "--start-method": "every rank is a new process: leave it out",
+    "--virtual-local-rank": "LOCAL_RANK is the rank: leave it out",
+    "--event-log-handler": "use --watch or --trace to see what the ranks do",
+}
+
+
+def _what_instead(option: str) -> str:
+    """What to use instead of an option that `unisono run` does not have, in one sentence."""
+    name = option.partition("=")[0].replace("_", "-")
+    if name.startswith("--rdzv-"):
+        reason = _NO_ADDRESS
+    else:
+        reason = _INSTEAD.get(name, "there is no such option, and options of PROGRAM follow it")
+    return f"{option}: {reason}"

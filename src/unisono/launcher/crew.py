@@ -7,7 +7,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from unisono.launcher import outcomes
@@ -66,8 +66,14 @@ class Crew:
         if self._guardian is not None:
             self._guardian.close()
 
-    def add(self, process: RankProcess) -> None:
-        """Look after the next rank's process, too."""
+    def add(self, processes: Iterable[RankProcess]) -> None:
+        """Look after these ranks, in rank order; an interrupt comes before those still to start."""
+        for process in processes:
+            self._add(process)
+            if self._interrupts.noted:
+                break
+
+    def _add(self, process: RankProcess) -> None:
         number = len(self.ranks)
         keep = _CAPTURED_CHARACTERS if self._captured else _KEPT_CHARACTERS
         lines: dict[Stream, Lines] = {
@@ -84,8 +90,9 @@ class Crew:
         )
         process.listen(self.selector, takers, partial(self._note_end, rank))
 
-    def run(self, timeout_s: float | None, patience_s: float) -> None:
-        """Wait until all ranks have ended, and end them where that must be.
+    def run(self, timeout_s: float | None, patience_s: float, begun: float) -> None:
+        """Wait until all ranks have ended, and end them where that must be: `timeout_s` after
+        `begun`, for one.
 
         `patience_s` is how long a rank that was told to end may take before it is killed.
 
@@ -93,7 +100,8 @@ class Crew:
         in time, KeyboardInterrupt if a signal came.
         """
         self._guard()  # after the ranks, whose start shall not wait for it
-        self._wait(self._is_decided, timeout_s)
+        left_s = None if timeout_s is None else begun + timeout_s - time.monotonic()
+        self._wait(self._is_decided, left_s)
         returned = self._all_returned()
         if returned or self._any_failed():
             self._wait(self._all_ended, SURVIVORS_S if self._any_failed() else LINGERING_S)

@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unisono.errors import RanksFailed, RanksTimedOut
+from unisono.errors import RanksFailed, RanksTimedOut, name_number, name_ranks, plural
 from unisono.launcher.output import Lines, Stream
 from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
-from unisono.rank_endings import RankEnding
-from unisono.wording import name_number, name_ranks, plural
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel tells us."""
@@ -22,6 +20,31 @@ _MOST_LINES = 20
 
 _NOTE = re.compile(r"^((?:E +)?)unisono\.watch: .*\n(?:\1  .*\n)*", re.MULTILINE)
 """As Python shows it, or pytest, with an E before each line."""
+
+
+@dataclass(frozen=True)
+class RankEnding:
+    """How one rank of a launch ended: `rank`, and whether it `failed`.
+
+    `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
+    when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
+    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote,
+    `host` the name of its host, "" where all are on this machine.
+
+    >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
+    'was killed'
+    """
+
+    rank: int
+    how: str
+    failed: bool
+    exit_code: int
+    signal: str = ""
+    traceback: str = ""
+    stack: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    host: str = ""
 
 
 @dataclass

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 from unisono.errors import UnisonoError
-from unisono.launcher import share
 from unisono.launcher.protocol import (
     Instructions,
     nameless_file,
@@ -169,39 +168,46 @@ def _open_end(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def local_starter(
+def ranks_here(
     instructions: Instructions,
     ranks: int,
-    threads: int | None,
-    pin: bool,
+    variables: Mapping[str, str],
     *,
     job: bytes = b"",
-    variables: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
-) -> Iterator[Callable[[int], LocalProcess]]:
-    """What starts a rank on this machine, by its number; with these variables and descriptors."""
-    environment = os.environ | share.thread_variables(ranks, threads, os.environ)
-    environment |= variables or {}
+) -> Iterator[Iterator[LocalProcess]]:
+    """Ranks on this machine, each of which is started when it is taken from the iterator; with
+    these variables, beside our own, and descriptors."""
     with standard_input() as input_fd, nameless_file() as store, nameless_file() as meeting:
         instructions = dataclasses.replace(
             instructions,
-            pins=share.pins(ranks) if pin else (),
             store_fd=store.fileno() if instructions.script is None else -1,
             input_fd=input_fd,
         )
+        environment = {
+            **os.environ,
+            **variables,
+            "UNISONO_SIZE": str(ranks),
+            "UNISONO_RENDEZVOUS": f"fd:{meeting.fileno()}",
+        }
         shared = [meeting.fileno(), store.fileno(), input_fd, *inherited]
         with write_instructions(instructions, job) as file:
             del job
 
             def start(rank: int) -> LocalProcess:
-                own = rank_variables(rank, ranks) | {
-                    "UNISONO_RANK": str(rank),
-                    "UNISONO_SIZE": str(ranks),
-                    "UNISONO_RENDEZVOUS": f"fd:{meeting.fileno()}",
-                }
+                own = rank_variables(rank, ranks) | {"UNISONO_RANK": str(rank)}
                 return start_process(rank, environment | own, file.fileno(), shared)
 
-            yield start
+            yield map(start, range(ranks))
+
+
+def check_not_nested() -> None:
+    """Refuse to start ranks out of a rank."""
+    if "UNISONO_RANK" in os.environ:
+        raise UnisonoError(
+            f"this process is rank {os.environ['UNISONO_RANK']} of a launch already: ranks cannot "
+            "launch ranks"
+        )
 
 
 def rank_variables(

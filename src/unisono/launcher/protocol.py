@@ -49,10 +49,8 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank, which goes to the launching process as JSON.
-
-    `follows` says that it only tells of another rank's end, `exit_code` with what the rank exits.
-    """
+    """An exception that ended a rank. `follows` says that it only tells of another rank's end,
+    `exit_code` is what the rank exits with."""
 
     exit_code: int
     summary: str

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Mapping
 
 from unisono.comm import engine
-from unisono.errors import EngineUnavailable, UnisonoError
+from unisono.errors import EngineUnavailable, UnisonoError, name_number
 from unisono.processes import boot_id
-from unisono.wording import name_number
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -1,14 +1,93 @@
-"""Pages for a browser: one file that holds everything it needs, and asks nobody for anything.
+"""HTML pages of one file: text, data, styles and scripts in it, nothing loaded from anywhere.
 
-page.py    a page from its parts: text, data, styles, scripts
-table.py   a table for a notebook
-assets/    what those are made of: page.css is shared, the others have a page each
-
-Schedules that play are in `unisono.plan.player`, incidents in `unisono.doctor.incident_page`,
-benchmarks in `unisono.bench.html`.
+What comes from outside is escaped. assets/ has the styles and scripts; page.css is shared.
 """
 
-from unisono.pages.page import as_data, build_page, escape, in_frame
-from unisono.pages.table import html_table
+from __future__ import annotations
 
-__all__ = ["as_data", "build_page", "escape", "html_table", "in_frame"]
+import html
+import json
+from collections.abc import Collection, Sequence
+from importlib import resources
+from typing import Any
+
+_MOST_ROWS = 100
+
+# Whatever a page holds, it cannot reach the network: the browser refuses.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+)
+
+
+def escape(text: object) -> str:
+    """Text as it may stand anywhere in HTML, in attributes too."""
+    return html.escape(str(text), quote=True)
+
+
+def as_data(name: str, data: Any) -> str:
+    """Data for a page's scripts: an element with the id `name` whose text is JSON."""
+    # "<" would end the element if "/script" followed it.
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{escape(name)}">{text}</script>'
+
+
+def build_page(title: str, body: str, assets: Sequence[str] = ()) -> str:
+    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js.
+
+    page.css comes first, scripts come last. The page follows the reader's light or dark setting.
+    """
+    styles = "".join(_read(name) for name in ("page.css", *assets) if name.endswith(".css"))
+    scripts = "".join(
+        f"<script>\n{_read(name)}</script>\n" for name in assets if name.endswith(".js")
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
+        f"<style>\n{styles}</style>\n</head>\n<body>\n{body}\n{scripts}</body>\n</html>\n"
+    )
+
+
+def in_frame(page: str, height_px: int, title: str) -> str:
+    """A page inside another one, a notebook's: it runs its scripts and can do nothing else."""
+    return (
+        f'<iframe title="{escape(title)}" sandbox="allow-scripts" loading="lazy" '
+        f'style="width:100%;height:{height_px}px;border:0;border-radius:10px" '
+        f'srcdoc="{escape(page)}"></iframe>'
+    )
+
+
+def html_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    caption: str = "",
+    marked: Collection[int] = (),
+) -> str:
+    """A table for a notebook, in its colours: the first hundred rows, escaped. Those numbered in
+    `marked` stand out."""
+    head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in heads)
+    shown = [
+        f'<tr style="font-weight:bold;color:#c02f2f">{_cells(row)}</tr>'
+        if number in marked
+        else f"<tr>{_cells(row)}</tr>"
+        for number, row in enumerate(rows[:_MOST_ROWS])
+    ]
+    left_out = len(rows) - len(shown)
+    if left_out:
+        shown.append(f'<tr><td colspan="{len(heads)}">{left_out:,} more rows</td></tr>')
+    above = f"<p><b>{escape(caption)}</b></p>" if caption else ""
+    body = "".join(shown)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div>{above}{table}</div>"
+
+
+def _cells(row: Sequence[object]) -> str:
+    return "".join(
+        f'<td style="text-align:left;white-space:pre">{escape(cell)}</td>' for cell in row
+    )
+
+
+def _read(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

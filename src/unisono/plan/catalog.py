@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from unisono.errors import name_choices
 from unisono.plan.schedule import COLLECTIVES, Schedule
-from unisono.wording import name_choices
 
 Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 

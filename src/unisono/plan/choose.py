@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
 from unisono.plan.in_network import InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate, simulate_speeds
 from unisono.plan.sizes import format_seconds, format_size
 from unisono.plan.topology import Topology
-from unisono.wording import name_number
 
 # Into how many pieces the pipelined algorithms are cut, to find out how many are best.
 PIECES = (1, 8, 64)

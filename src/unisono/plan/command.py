@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from unisono.misuse import Misuse
-from unisono.wording import name_choices
+from unisono.errors import Misuse, name_choices, name_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -401,7 +400,6 @@ def _table(
     from unisono.plan import costs
     from unisono.plan.choose import left_out
     from unisono.plan.tables import costs_as_json, costs_table, print_table
-    from unisono.wording import name_number
 
     options = {"node_size": min(topology.node_size, ranks)}
     if pieces is not None:

@@ -15,7 +15,7 @@ from math import gcd, isqrt, log, prod
 import numpy as np
 import numpy.typing as npt
 
-from unisono.wording import name_number
+from unisono.errors import name_number
 
 Ranks = npt.NDArray[np.int64]
 

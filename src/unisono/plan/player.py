@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape, in_frame
 from unisono.plan.catalog import Algorithm, catalog
 from unisono.plan.layout import Layout, arrange
@@ -25,7 +26,6 @@ from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_bytes, format_seconds
 from unisono.plan.topology import PRESETS, Topology
-from unisono.wording import name_number
 
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000

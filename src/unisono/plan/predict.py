@@ -2,8 +2,7 @@
 
 t(S) = latency + S x cost(S). The cost of a byte (the inverse of the bandwidth) is not a constant,
 since it depends on the cache that the bytes lie in: between the sizes that were measured it is
-taken to be a power of the size. Collectives that reduce have a cost of their own; what it is
-above that of a collective that only moves as many bytes is the cost of the reduction.
+taken to be a power of the size. Collectives that reduce have a cost of their own.
 
 The shape is the alpha-beta-gamma model of Thakur, Rabenseifner and Gropp (2005), with a beta for
 each regime.
@@ -50,12 +49,10 @@ class CostModel:
         return [(size, 1 / cost) for size, cost in pairs if cost > 0]
 
 
-def fit(times_s: Mapping[int, float], like: CostModel | None = None) -> CostModel:
+def fit(times_s: Mapping[int, float]) -> CostModel:
     """The model through these measured times, by size in bytes.
 
-    One or two points do not show the regimes; where another model of the same kind of collective
-    is given, its regimes are taken over, scaled to the largest of the points. Raises ValueError
-    without a point, or where a time is not above zero.
+    Raises ValueError without a point, or where a time is not above zero.
     """
     if not times_s:
         raise ValueError("a fit needs at least one measured time")
@@ -64,17 +61,15 @@ def fit(times_s: Mapping[int, float], like: CostModel | None = None) -> CostMode
     sizes = sorted(size for size in times_s if size > 0)
     if not sizes:
         return CostModel(times_s[0])
-    latency_s = times_s[0] if 0 in times_s else _latency_s(sizes, times_s, like)
+    latency_s = times_s[0] if 0 in times_s else _latency_s(sizes, times_s)
     costs = [max(0.0, times_s[size] - latency_s) / size for size in sizes]
     if len(sizes) > 1 and costs[0] == 0.0:
         # All of the smallest one's time is latency, so it says nothing about its bytes.
         costs[0] = costs[1]
-    if like is not None and like.sizes_bytes and len(sizes) < 3:
-        return _scaled(like, latency_s, sizes[-1], costs[-1])
     return CostModel(latency_s, tuple(sizes), tuple(costs))
 
 
-def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float], like: CostModel | None) -> float:
+def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float]) -> float:
     """The time of a message without bytes, by the line through the two smallest points.
 
     Where they lie far apart the line misses the cost of few bytes, but then the first point has so
@@ -82,19 +77,11 @@ def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float], like: CostMod
     """
     first, first_s = sizes[0], times_s[sizes[0]]
     if len(sizes) == 1:
-        share = 1.0 if like is None else like.latency_s / like.predict_s(first)
-        return first_s * share
+        return first_s
     second, second_s = sizes[1], times_s[sizes[1]]
     slope = max(0.0, (second_s - first_s) / (second - first))
     # Where the first point is slower than a later one, that was no latency.
     return max(0.0, min(first_s - slope * first, *times_s.values()))
-
-
-def _scaled(like: CostModel, latency_s: float, size: int, cost_s_per_byte: float) -> CostModel:
-    theirs = like.cost_s_per_byte(size)
-    factor = cost_s_per_byte / theirs if theirs > 0 else 1.0
-    costs = tuple(cost * factor for cost in like.costs_s_per_byte)
-    return CostModel(latency_s, like.sizes_bytes, costs)
 
 
 def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) -> tuple[int, ...]:
@@ -128,12 +115,6 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
         chosen.add(min(between, key=lambda size: abs(math.log(size / middle))))
 
 
-def reduction_s_per_byte(reducing: CostModel, moving: CostModel, size_bytes: int) -> float:
-    """What combining costs per byte, above moving it; never below zero."""
-    return max(0.0, reducing.cost_s_per_byte(size_bytes) - moving.cost_s_per_byte(size_bytes))
-
-
-def mean_absolute_error(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """The mean of |expected - measured| / measured over (expected, measured); None of nothing."""
-    errors = [abs(expected - measured) / measured for expected, measured in pairs]
-    return sum(errors) / len(errors) if errors else None
+def mean_absolute_error(pairs: Sequence[tuple[float, float]]) -> float:
+    """The mean of |expected - measured| / measured over some (expected, measured)."""
+    return sum(abs(expected - measured) / measured for expected, measured in pairs) / len(pairs)

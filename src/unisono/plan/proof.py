@@ -23,9 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unisono.errors import ScheduleError
+from unisono.errors import ScheduleError, name_ranks
 from unisono.plan.schedule import Schedule, Step
-from unisono.wording import name_ranks
 
 # What a buffer holds: the ranks whose contributions are in it, and those that are in it more than
 # once, as bits of two integers. Counting goes no further than "more than once".

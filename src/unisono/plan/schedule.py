@@ -25,7 +25,7 @@ from typing import Any, Literal, cast, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unisono.wording import name_number
+from unisono.errors import name_number
 
 Action = Literal["copy", "reduce"]
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from unisono.errors import name_number
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
 from unisono.plan.draw import table_rows
 from unisono.plan.schedule import Schedule
 from unisono.plan.sizes import format_seconds, format_size
-from unisono.wording import name_number
 
 
 def where(ranking: Ranking, with_size: bool = True) -> str:

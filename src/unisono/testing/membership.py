@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unisono.requirements import require_torch
 from unisono.testing.mark import BadMark
+from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
     import torch.distributed

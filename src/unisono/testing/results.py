@@ -16,7 +16,7 @@ from _pytest._code.code import (
     ReprTracebackNative,
 )
 
-from unisono.wording import name_ranks
+from unisono.errors import name_ranks
 
 Phase = Literal["setup", "call", "teardown"]
 PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")

@@ -7,8 +7,9 @@ import gc
 import logging
 from typing import Any
 
-from unisono import torch_import, variables
-from unisono.requirements import require_torch
+import unisono.torch_support  # not from unisono: that would ask its __getattr__ first
+from unisono.torch_support import require_torch
+from unisono.variables import BACKEND, REPLACE, WATCH
 
 NAME = "unisono"
 
@@ -23,18 +24,18 @@ def autoload() -> None:
     `import torch` must not fail: a variable that means nothing is a warning.
     """
     register()
-    name = variables.BACKEND.read_or_warn()
+    name = BACKEND.read_or_warn()
     if name and name != "auto":
         problem = backend_problem(name)
         if problem:
             _log.warning("UNISONO_BACKEND=%s has no effect: %s", name, problem)
         else:
             set_default_backend(name)
-    replaced = variables.REPLACE.read_or_warn()
+    replaced = REPLACE.read_or_warn()
     if replaced:
         _replace_backend(replaced)
-    watch_groups = torch_import.listener
-    if watch_groups is None and variables.WATCH.read_or_warn():
+    watch_groups = unisono.torch_support.listener
+    if watch_groups is None and WATCH.read_or_warn():
         from unisono.watch import start_if_asked as watch_groups
     if watch_groups is not None:
         try:

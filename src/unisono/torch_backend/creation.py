@@ -16,29 +16,24 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
+from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.errors import GroupError, PeerLost, UnisonoError
-from unisono.requirements import (
+from unisono.errors import GroupError, UnisonoError
+from unisono.preloading import load_soon
+from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
     OLDEST_TORCH,
     format_version,
     is_too_old,
     is_untried,
 )
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator
 
 _World: TypeAlias = "SharedMemoryCommunicator | HostsCommunicator"
-
-_NOTICE_S = 0.5
-"""How long it may take until a death that a meeting has noticed is known to the world."""
-
-_LATECOMERS_S = 2.0
-"""How long a new group waits for its members in a world that has ended for another reason than
-the death of one of them: whoever caught the error may still come."""
 
 
 def create(options: Any, made: Any) -> UnisonoProcessGroup:
@@ -63,10 +58,16 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
         known = ranks if in_world else None
         return group_over(SoloCommunicator(name, known, timeout_s), options.store)
     world = _world() if in_world else None
-    end = time.monotonic() + _LATECOMERS_S
+    end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:
-        _raise_if_hopeless(world, ranks, end)
+        """The members wait for each other: raise if one has died, or how the world ended."""
+        doing = f"new_group([{', '.join(map(str, ranks))}])"
+        error = world.loss_among(ranks, doing) if world is not None else None
+        if error is None and world is not None and time.monotonic() > end:
+            error = world.ending(doing)
+        if error is not None:
+            raise error
 
     check()  # hosts without the dead rank would wait for nobody
     try:
@@ -91,14 +92,18 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             )
     except GroupError:
         raise
-    except (RuntimeError, OSError) as error:
-        _raise_if_ended(world, ranks, error)
+    except (RuntimeError, OSError):
+        end = 0.0
+        for _ in range(50 if world is not None else 0):  # why it failed may be known in a moment
+            check()
+            time.sleep(0.01)
         raise
     return group_over(comm, options.store)
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator, such that this torch's hooks can be attached."""
+    load_soon("unisono.torch_backend.work")
     if hasattr(_distributed_c10d, "FlightRecorderHook"):
         from unisono.torch_backend.flight_recorder import recorded_group_over
 
@@ -111,36 +116,6 @@ def _world() -> _World | None:
     group = dist.group.WORLD if dist.is_initialized() else None
     comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
     return cast(_World, comm) if hasattr(comm, "ending") else None
-
-
-def _raise_if_hopeless(world: _World | None, ranks: Sequence[int], end: float) -> None:
-    """The members of a new group, which has these global ranks, wait for each other: raise how the
-    world ended, if it took one of them along or the latecomers' time is over."""
-    ending = world.ending(_describe_making(ranks)) if world is not None else None
-    if ending is None:
-        return
-    if (isinstance(ending, PeerLost) and ending.peer in ranks) or time.monotonic() > end:
-        raise ending
-
-
-def _raise_if_ended(
-    world: _World | None,
-    ranks: Sequence[int],
-    error: Exception,
-) -> None:
-    """A new group could not be made: raise how the world ended, if that is why."""
-    end = time.monotonic() + _NOTICE_S
-    while world is not None:
-        ending = world.ending(_describe_making(ranks))
-        if ending is not None:
-            raise ending from error
-        if time.monotonic() > end:
-            return
-        time.sleep(0.01)
-
-
-def _describe_making(ranks: Sequence[int]) -> str:
-    return f"new_group([{', '.join(map(str, ranks))}])"
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:

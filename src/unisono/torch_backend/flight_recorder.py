@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
-from unisono.torch_compile import never_compiled
+from unisono.torch_support import never_compiled
 
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"
 _CALLS = (

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.base import Communicator, Work
-from unisono.torch_compile import never_compiled
+from unisono.torch_support import never_compiled
 
 _KEPT_WORKS = 8
 _LOOK_EVERY_S = 0.0002

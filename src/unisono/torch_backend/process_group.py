@@ -48,7 +48,7 @@ from unisono.torch_backend.signatures import (
     as_nested_list,
     unchanged,
 )
-from unisono.torch_compile import never_compiled
+from unisono.torch_support import never_compiled
 
 if TYPE_CHECKING:
     from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter

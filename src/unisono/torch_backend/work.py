@@ -12,7 +12,7 @@ import torch.distributed as dist
 from unisono.comm.base import Work
 from unisono.comm.work import FinishedWork
 from unisono.torch_backend.futures import Completer, future_of
-from unisono.torch_compile import never_compiled
+from unisono.torch_support import never_compiled
 
 Tensors = Sequence[torch.Tensor]
 

@@ -14,7 +14,7 @@ deferral.py     signals that wait until something is done
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 
-from unisono.requirements import require_torch
+from unisono.torch_support import require_torch
 
 require_torch(__name__)
 

@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unisono import torch_import
+from unisono import torch_support
 from unisono.comm.engine import compare_shapes
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.records import leave_reason, read_process
@@ -102,7 +102,7 @@ def _start(settings: WatchSettings) -> None:
     stop()
     _monitor = Monitor(settings)
     exceptions.diagnose = _report_of_failure
-    torch_import.listener = _watch_torch
+    torch_support.listener = _watch_torch
     compare_shapes(by_default=True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
@@ -123,7 +123,7 @@ def stop() -> None:
     """
     global _monitor
     monitor, _monitor = _monitor, None
-    exceptions.diagnose = torch_import.listener = None
+    exceptions.diagnose = torch_support.listener = None
     compare_shapes(by_default=False)
     steps.stop_counting()
     atexit.unregister(_at_exit)
@@ -271,7 +271,7 @@ def _forget() -> None:
     server goes, so that the child's own is found if it calls `start`."""
     global _monitor
     monitor, _monitor = _monitor, None
-    exceptions.diagnose = torch_import.listener = None
+    exceptions.diagnose = torch_support.listener = None
     if monitor is not None:
         monitor.leave_to_parent()
 

@@ -20,6 +20,7 @@ from unisono.comm.shared_memory.error_texts import (
     with_global_ranks,
 )
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
+from unisono.errors import name_ranks, plural
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -36,7 +37,6 @@ from unisono.watch.calls import (
 from unisono.watch.history import add_history
 from unisono.watch.report import RankReport, Report
 from unisono.watch.steps import Steps, sentence, step_name
-from unisono.wording import name_ranks, plural
 
 
 @dataclass(frozen=True)

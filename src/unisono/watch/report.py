@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import UnisonoError
-from unisono.wording import name_ranks
+from unisono.errors import UnisonoError, name_ranks
 
 _FORMAT = "unisono report 1"
 

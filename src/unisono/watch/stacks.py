@@ -7,7 +7,6 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HIDDEN = (_PACKAGE + os.sep, os.path.dirname(os.__file__) + os.sep)
 _MOST_FRAMES = 500
 _LINES_BEFORE, _LINES_AFTER = 5, 3
 WATCHING = "unisono watch"
@@ -101,11 +101,9 @@ def short_path(file: str) -> str:
 @functools.lru_cache(4096)
 def is_users(file: str) -> bool:
     """Whether a file belongs to the user's program: not to Python, torch, unisono or a package."""
-    paths = sysconfig.get_paths()
-    hidden = (_PACKAGE + os.sep, paths["stdlib"] + os.sep, paths["platstdlib"] + os.sep)
     if file.startswith("<") and file != "<stdin>":
         return False
-    return not file.startswith(hidden) and "-packages" + os.sep not in file
+    return not file.startswith(_HIDDEN) and "-packages" + os.sep not in file
 
 
 def _frames_of(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from unisono.comm.engine import count_step, keep_sites
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.errors import name_number, name_ranks
 from unisono.watch.calls import line_of
-from unisono.wording import name_number, name_ranks
 
 _ENOUGH = 2
 """After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
-from unisono.misuse import Misuse
+from unisono.errors import Misuse
 from unisono.processes import command_of, state_of
 from unisono.watch.top import Job, Verdicts, as_json, jobs
 from unisono.watch.top_view import Window, render

@@ -23,7 +23,7 @@ from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED
 from unisono.comm.shared_memory.ledger import Ledger
-from unisono.torch_compile import never_compiled
+from unisono.torch_support import never_compiled
 from unisono.watch import cuda_graphs
 
 hide_files(os.path.dirname(torch.__file__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy
 import torch
@@ -49,6 +50,31 @@ def test_works_finish_in_any_order_of_waiting_and_when_dropped(comm: Communicato
     rest.wait(timeout_s=30)
     gathered.wait(timeout_s=30)
     assert output.tolist() == list(range(comm.size))
+
+
+@on_implementations(ranks_from(2), quick={("native", 3), ("torch", 3)})
+def test_closing_a_group_lets_finish_what_all_have_begun_and_cancels_the_rest(
+    comm: Communicator,
+) -> None:
+    group, other = (subgroup(comm, range(comm.size)) for _ in range(2))
+    group.barrier()
+    tensors = [torch.ones(30_000) for _ in range(50)]
+    works = [group.all_reduce(tensor, async_op=True) for tensor in tensors]
+    group.close()
+    for work, tensor in zip(works, tensors, strict=True):
+        assert work is not None
+        work.wait()
+        assert (tensor == comm.size).all()
+    if comm.rank == 0:
+        work = other.all_reduce(torch.ones(3), async_op=True)
+        assert work is not None
+        other.close()
+        error = attempt(work.wait)
+        assert isinstance(error, unisono.GroupError), error
+        named = re.search(r"ranks? \d.* never joined what rank 0 had begun", str(error))
+        assert comm.backend == "gloo" or named, error
+    comm.barrier()
+    assert comm.rank == 0 or isinstance(attempt(other.barrier), unisono.GroupError)
 
 
 def test_parameters_and_inference_tensors_are_written_to(comm: Communicator) -> None:

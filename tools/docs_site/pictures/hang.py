@@ -12,13 +12,10 @@ from pathlib import Path
 
 from sources import BadSource
 
-from unisono.doctor.incident_page import incident_page
-from unisono.doctor.incident_timeline import Columns, draw_timeline
+from unisono.doctor.incident_page import draw_ranks, incident_page
 from unisono.doctor.saved_reports import Reading, read
 
 ROOT = Path(__file__).resolve().parents[3]
-_COLUMNS = Columns(names=84, before=200, wait=320, arrows=112)
-"""As wide as the text of a page."""
 _ATTEMPTS = 3
 """On a busy machine the ranks may not even meet within the seconds that the program gives them."""
 _PROGRAM = re.compile(r"<!-- file: late\.py -->\n+```python\n(.*?)^```", re.M | re.S)
@@ -49,9 +46,8 @@ def run() -> Reading:
 
 
 def draw(reading: Reading) -> str:
-    """The timeline of the incident."""
-    report = reading.incidents[0].report
-    return f'<div class="incident">{draw_timeline(report, _COLUMNS)}</div>'
+    """The ranks of the incident: who waits, and for whom."""
+    return f'<div class="incident">{draw_ranks(reading.incidents[0].report)}</div>'
 
 
 def page(reading: Reading) -> str:
@@ -60,6 +56,6 @@ def page(reading: Reading) -> str:
 
 
 def style() -> str:
-    """What the timeline's shapes look like, as on that page."""
+    """What the table looks like, as on that page."""
     sheet = resources.files("unisono.pages").joinpath("assets/incident.css").read_text()
-    return "".join(line for line in sheet.splitlines(True) if "timeline" in line)
+    return "".join(line for line in sheet.splitlines(True) if ".ranks" in line or ".blamed" in line)

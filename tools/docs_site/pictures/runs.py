@@ -21,5 +21,5 @@ def draw_all(source: Path) -> dict[str, str]:
     static = source / "_static"
     static.mkdir(parents=True, exist_ok=True)
     (static / "incident.html").write_text(hang.page(incident), encoding="utf-8")
-    (static / "timeline.css").write_text(hang.style(), encoding="utf-8")
+    (static / "incident.css").write_text(hang.style(), encoding="utf-8")
     return pictures

@@ -19,7 +19,11 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Unsupported(Exception):
-    """A backend does not do this; the message says what."""
+    """A backend does not do this, or is not here: the message says what, `install` what helps."""
+
+    def __init__(self, reason: str, install: str | None = None) -> None:
+        super().__init__(reason)
+        self.install = install
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,6 @@ class Backend(ABC):
             wait([send(reply, peer)])
 
         return give if is_even else take
-
-    def synchronise(self) -> None:  # noqa: B027 - most have no device
-        """Return once the device has done all that was asked of it."""
-
-    def close(self) -> None:  # noqa: B027 - most have nothing of their own
-        """Leave the others."""
 
 
 def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:

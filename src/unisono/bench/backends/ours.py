@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
-from unisono.bench.devices import synchronise
 from unisono.comm.base import Communicator
 from unisono.plan.catalog import find_to_run
 
@@ -20,18 +19,13 @@ class Direct(Backend):
     """The methods of a Communicator, by an algorithm of the caller's choice or the engine's own."""
 
     def __init__(
-        self,
-        comm: Communicator,
-        algorithm: str | None = None,
-        device: str = "cpu",
-        label: str | None = None,
+        self, comm: Communicator, algorithm: str | None = None, device: str = "cpu"
     ) -> None:
         self.comm, self.device = comm, device
         self.algorithm = None if algorithm == ENGINES_OWN else algorithm
         self.rank, self.size = comm.rank, comm.size
         self.start_send, self.start_recv = comm.isend, comm.irecv
-        label = label or algorithm
-        self.name = "unisono" if label is None else f"unisono:{label}"
+        self.name = "unisono" if algorithm is None else f"unisono:{algorithm}"
 
     def _bound(self, method: str, *arguments: Any, **more: Any) -> Call:
         """A method of the Communicator with everything it needs."""
@@ -76,9 +70,3 @@ class Direct(Backend):
                 return self._bound("barrier")
             case name:  # all_gather, all_to_all
                 return self._bound(name, output, input)
-
-    def synchronise(self) -> None:
-        synchronise(self.device)
-
-    def close(self) -> None:
-        self.comm.close()

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
-from unisono.bench.devices import synchronise
 
 
 class ThroughTorch(Backend):
@@ -63,9 +62,6 @@ class ThroughTorch(Backend):
                 return partial(dist.all_to_all_single, output, input, group=group)
             case _:
                 return partial(dist.barrier, group)
-
-    def synchronise(self) -> None:
-        synchronise(self.device)
 
 
 def _reduce_together(tensors: list[torch.Tensor], op: Any, group: Any) -> None:

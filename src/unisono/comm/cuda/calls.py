@@ -43,8 +43,7 @@ from unisono.comm.engine import GPU_MARK, Operation, Status, site_of
 from unisono.comm.over_torch.executors import StreamExecutor
 from unisono.comm.row_group import Rows
 from unisono.comm.shared_memory.error_texts import dtype_code
-from unisono.errors import CollectiveMismatch, GroupError
-from unisono.wording import name_ranks
+from unisono.errors import CollectiveMismatch, GroupError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator

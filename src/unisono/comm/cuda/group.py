@@ -42,14 +42,14 @@ class GpuGroup(GpuAllReduce):
         rest = {"reduce_scatter": (op,), "gather": (root,), "scatter": (root,)}.get(name, ())
         return call(output, input, *rest, async_op=async_op)  # type: ignore[no-any-return]
 
-    def broadcast(
-        self, tensor: Any, root: int = 0, *, async_op: bool = False, algorithm: Any = None
+    def _run_broadcast(
+        self, tensor: Any, root: int, async_op: bool, algorithm: Any = None
     ) -> Work | None:
         group = self._ready(Operation.BROADCAST, tensor)
         if group is not self:
             return group.broadcast(tensor, root, async_op=async_op)
         if not isinstance(tensor, LISTS) or len(tensor) < 2:
-            return super().broadcast(tensor, root, async_op=async_op)
+            return super()._run_broadcast(tensor, root, async_op, None)
         return self._broadcast_many(list(tensor), root, async_op)
 
     def _broadcast_many(self, given: list[Any], root: int, async_op: bool) -> Work | None:

@@ -46,7 +46,7 @@ def fetch(doing: str, tensor: Any) -> torch.Tensor:
     `doing`, for what cannot be sent."""
     host = make_room(doing, tensor, False)
     with torch.inference_mode():
-        host.copy_(row_of(tensor))
+        host.view(-1).copy_(row_of(tensor))
     return host
 
 
@@ -56,13 +56,13 @@ def make_room(doing: str, tensor: Any, writable: bool = True) -> torch.Tensor:
         check_tensor(tensor, writable, ("cuda",))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{doing}: {error}") from None
-    return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def deliver(tensor: Any, host: torch.Tensor) -> None:
     """Copy what has arrived into its tensor, in the order of its GPU's current stream."""
     with torch.inference_mode():
-        tensor.detach().copy_(host.view(tensor.shape), non_blocking=True)
+        tensor.detach().copy_(host, non_blocking=True)
 
 
 class ArrivingWork(Work):

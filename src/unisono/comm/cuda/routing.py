@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from unisono.wording import name_ranks
+from unisono.errors import name_ranks
 
 Way = Literal["shared", "nccl"]
 SHARED: Way = "shared"

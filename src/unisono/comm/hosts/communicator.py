@@ -40,13 +40,13 @@ class HostsCommunicator(GpuHostsMessages):
         super().__init__(*args)
 
     all_reduce = with_cuda_tensors(RowCollectives.all_reduce)
-    reduce = with_cuda_tensors(RowCollectives.reduce)
-    broadcast = with_cuda_tensors(RowCollectives.broadcast)
-    all_gather = with_cuda_tensors(RowCollectives.all_gather)
-    reduce_scatter = with_cuda_tensors(RowCollectives.reduce_scatter)
-    gather = with_cuda_tensors(RowCollectives.gather)
-    scatter = with_cuda_tensors(RowCollectives.scatter)
-    all_to_all = with_cuda_tensors(RowCollectives.all_to_all)
+    _run_reduce = with_cuda_tensors(RowCollectives._run_reduce)
+    _run_broadcast = with_cuda_tensors(RowCollectives._run_broadcast)
+    _run_all_gather = with_cuda_tensors(RowCollectives._run_all_gather)
+    _run_reduce_scatter = with_cuda_tensors(RowCollectives._run_reduce_scatter)
+    _run_gather = with_cuda_tensors(RowCollectives._run_gather)
+    _run_scatter = with_cuda_tensors(RowCollectives._run_scatter)
+    _run_all_to_all = with_cuda_tensors(RowCollectives._run_all_to_all)
 
     def _gpu_group(self, what: str, device: torch.device) -> Communicator:
         """What carries out collectives on CUDA tensors, from the first one on."""

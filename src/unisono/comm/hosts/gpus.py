@@ -24,13 +24,14 @@ _DESCRIPTION_BYTES = 1024
 def with_cuda_tensors(collective: Callable[..., Any]) -> Any:
     """A collective of a group over hosts that takes CUDA tensors as well."""
     name = collective.__name__
+    what = name.removeprefix("_run_")
 
     @functools.wraps(collective)
     def routed(self: HostsCommunicator, *given: Any, **named: Any) -> Any:
         device = _gpu_among(given) or _gpu_among(named.values())
         if device is None:
             return collective(self, *given, **named)
-        return getattr(self._gpu_group(name, device), name)(*given, **named)
+        return getattr(self._gpu_group(what, device), name)(*given, **named)
 
     return routed
 

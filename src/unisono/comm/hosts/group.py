@@ -17,7 +17,7 @@ import torch
 from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
 from unisono.comm.engine import site_of
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
@@ -29,7 +29,7 @@ from unisono.comm.hosts.placement import Placement
 from unisono.comm.row_collectives import RowCollectives
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
-from unisono.errors import CollectiveMismatch, GroupClosed, GroupError
+from unisono.errors import CollectiveMismatch, GroupClosed, GroupError, PeerLost
 from unisono.processes import state_of
 
 _GRACE_S = 1.0
@@ -83,7 +83,6 @@ class HostsGroup(RowCollectives):
         self._awaited = -1
         self._meeting = Meeting(self)
         self._has_met = False
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         host = links.hosts.names[links.hosts.mine]
         # Worlds have the same keys: only the secret tells their records on one machine apart.
         digest = hashlib.blake2b(self.key, key=links.hosts.secret[:64], digest_size=8)
@@ -131,6 +130,11 @@ class HostsGroup(RowCollectives):
     def ending(self, doing: str) -> GroupError | None:
         """How the group ended, or None; `doing` is what this rank was about."""
         return self.errored
+
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died."""
+        ending = self.errored
+        return ending if isinstance(ending, PeerLost) and ending.peer in ranks else None
 
     def _look_at_local(self) -> None:
         """End with the group of this host, if that has ended."""
@@ -189,10 +193,14 @@ class HostsGroup(RowCollectives):
         if self._refusal is not None and os.getpid() == self._pid:
             with contextlib.suppress(Exception):  # else the others would miss this rank in the call
                 self._refusal.wait(_REFUSAL_S)
+        text = f"group {self.name} is closed"
+        can_finish = self._cause is None and os.getpid() == self._pid
+        if can_finish and not self._thread.settle(lambda: self._has_met) and self._awaited >= 0:
+            absent = self.name_rank(self.placement.members.index(self._awaited))
+            text += f": {absent} never joined what rank {self.rank} had begun"
         with self._lock:
             if isinstance(self._cause, GroupClosed):
                 return
-            text = f"group {self.name} is closed"
             before, self._cause = self._cause, GroupClosed(text, rank=self.rank, group=self.name)
         if os.getpid() != self._pid:
             return
@@ -384,8 +392,8 @@ class HostsGroup(RowCollectives):
                     carried_out()
             else:
                 self._thread.begin(carried_out, call.operation).wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            self.abort(INTERRUPTED)  # unless the call has failed, which ended it already
             raise
         return None
 
@@ -438,9 +446,10 @@ class HostsGroup(RowCollectives):
 
     def _meet(self, call: AnnouncedCall, payload: torch.Tensor | None = None) -> Findings:
         """Compare with what the others are about to do."""
-        self._has_met = True
         try:
-            return self._meeting.hold(call, payload)
+            findings = self._meeting.hold(call, payload)
+            self._has_met = True
+            return findings
         except CollectiveMismatch as error:  # which all see
             with self._lock:
                 self._cause = self._cause or error

@@ -21,7 +21,7 @@ from typing import Any
 from unisono import variables
 from unisono.comm.rendezvous.announcements import exchange
 from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed, peer_uid
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, name_ranks
 from unisono.processes import boot_id, namespace
 
 
@@ -66,8 +66,6 @@ class Hosts:
 
     def name_host(self, host: int) -> str:
         """ "node7 (ranks 2 and 3)": a host as exceptions name it."""
-        from unisono.wording import name_ranks  # for exceptions alone
-
         return f"{self.names[host]} ({name_ranks(self.members[host])})"
 
 

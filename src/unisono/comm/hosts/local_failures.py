@@ -9,8 +9,7 @@ from unisono.comm.engine import Status
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost
-from unisono.wording import name_ranks
+from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup
@@ -39,7 +38,7 @@ def _how(group: HostsGroup) -> str:
     """How the process of a rank of this host ended."""
     local = group.local
     if isinstance(local, SharedMemoryCommunicator):
-        status, _, _, detail = local.failure()
+        status, _, _, detail = local._group.failure()
         if status == Status.PEER_LOST:
             return error_texts.describe_ending(detail)
     return f"has left group {group.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unisono.comm.base import Communicator
@@ -90,10 +91,7 @@ def split_group(parent: HostsCommunicator, members: tuple[int, ...], label: str)
     """Make a group of these ranks of a group over hosts."""
     parent._raise_if_ended()
     links, before = parent.links, parent.placement
-    serial = parent._splits[members, label] = parent._splits.get((members, label), 0) + 1
-    listed = f"{label}[{','.join(map(str, members))}]"
-    name = f"{parent.name}.{listed}" if label else f"{parent.name}{listed}"
-    name += f"/{serial}" if serial > 1 else ""
+    name = parent._name_split(members, label)
     known = parent.global_ranks
     global_ranks = None if known is None else tuple(known[rank] for rank in members)
     placement = place([before.members[rank] for rank in members], links.hosts, links.me)
@@ -103,9 +101,7 @@ def split_group(parent: HostsCommunicator, members: tuple[int, ...], label: str)
         local: Communicator = SoloCommunicator(name, ranks_here, parent.timeout_s)
     else:
         assert isinstance(parent.local, SharedMemoryCommunicator)
-        made = parent.local.split(here, label=f"{label}@{name}", name=name)
-        assert made is not None
-        local = made
+        local = parent._locally(partial(parent.local.split, here, name=name))
     if len(placement.hosts) == 1:
         return local
     return _over(links, placement, local, name, global_ranks, parent.timeout_s)

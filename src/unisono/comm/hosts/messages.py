@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from sys import _getframe as _caller
 from typing import Any
 
 from unisono.comm.arguments import NotARank, check_peer, check_tensor
 from unisono.comm.base import Tensor, Work, dtype_name
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.engine import site_of
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.any_source import AnySource
 from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
 from unisono.comm.hosts.link import FRAME_BYTES, Frame, Kind
 from unisono.comm.hosts.post_office import (
+    MOST_ABOUT_BYTES,
     Arrival,
     LinkMessage,
     PostOffice,
@@ -27,9 +30,10 @@ from unisono.comm.hosts.post_office import (
 )
 from unisono.comm.row_group import LAST_TAG
 from unisono.comm.rows import bytes_of, row_of, write_back
+from unisono.comm.shared_memory.error_texts import describe_side
 from unisono.errors import GroupError
 
-_IN_LINE_BYTES = FRAME_BYTES - 64
+_IN_LINE_BYTES = FRAME_BYTES - MOST_ABOUT_BYTES
 
 
 class HostsMessages(HostsGroup):
@@ -110,13 +114,14 @@ class HostsMessages(HostsGroup):
         peer = self.placement.members[dst]
         self.links.connect([peer], self.timeout_s, summons=True)
         row = bytes_of(row_of(tensor))
+        side = _describe(tensor)
         serial = next(self._serials)
         in_line = row.numel() <= _IN_LINE_BYTES
         work = LinkMessage(self, f"send to {self.name_rank(dst)} (tag {tag})", peer, tensor)
         work.rest = None if in_line else row
         work.record = self.records.begin_message(True, dst, tag, tensor)
         self.office.expect_reply(peer, serial, work)
-        payload = encode_message(row.numel(), dtype_name(tensor), row if in_line else row[:0])
+        payload = encode_message(row.numel(), dtype_name(tensor), side, row if in_line else row[:0])
         self.deadlocks.count_sent(peer)
         self.link(peer).send(Kind.MESSAGE, self.key, tag, serial, payload, self.check)
         return work
@@ -128,7 +133,7 @@ class HostsMessages(HostsGroup):
         work = LinkMessage(self, f"recv from {who} (tag {tag})", peer, tensor)
         work.target = bytes_of(row)
         work.record = self.records.begin_message(False, src, tag, tensor)
-        work.dtype = dtype_name(tensor)
+        work.dtype, work.side = dtype_name(tensor), _describe(tensor)
         work.finish = lambda: write_back(tensor, row)
 
         def post() -> LinkMessage:
@@ -140,16 +145,15 @@ class HostsMessages(HostsGroup):
     def _wait(self, work: Work) -> None:
         try:
             work.wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            self.abort(INTERRUPTED)
             raise
 
     # -- what the links bring, in their threads --------------------------------------------------
 
     def on_frame(self, peer: int, frame: Frame) -> None:
         if frame.kind == Kind.MESSAGE:
-            size_bytes, dtype, data = decode_message(frame)
-            self.office.arrive(Arrival(peer, frame.tag, frame.extra, size_bytes, dtype, data))
+            self.office.arrive(Arrival(peer, frame.tag, frame.extra, *decode_message(frame)))
             self.deadlocks.count_received(peer)
         elif frame.kind == Kind.MATCHED:
             work = self.office.replied(peer, frame.tag)
@@ -178,6 +182,11 @@ class HostsMessages(HostsGroup):
             if self._mover is None:
                 self._mover = ThreadExecutor(f"{self.name} messages")
         self._mover.begin(move, work.doing)
+
+
+def _describe(tensor: Any) -> str:
+    site = site_of(_caller(1))
+    return describe_side(dtype_name(tensor), int(tensor.nbytes), tuple(tensor.shape), site)
 
 
 class LocalMessage(Work):

@@ -15,41 +15,46 @@ from unisono.comm.base import Work
 from unisono.comm.hosts.causes import Cause
 from unisono.comm.hosts.link import Frame, Kind, memory_of
 from unisono.comm.hosts.mailbox import SLICE_S
+from unisono.comm.shared_memory.error_texts import unfit_text
 from unisono.errors import CollectiveTimeout, GroupError
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.deadlocks import DeadlockSearch
     from unisono.comm.hosts.messages import HostsMessages
 
-_ABOUT = struct.Struct("<q24s")
+_ABOUT = struct.Struct("<q24s192s")
+MOST_ABOUT_BYTES = _ABOUT.size
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message that another host has announced; `data` has its bytes where they are few."""
+    """A message that another host has announced; `data` has its bytes where they are few, `side`
+    what errors say of it."""
 
     peer: int
     tag: int
     serial: int
     size_bytes: int
     dtype: str
+    side: str
     data: torch.Tensor
 
 
-def encode_message(size_bytes: int, dtype: str, data: torch.Tensor) -> torch.Tensor:
+def encode_message(size_bytes: int, dtype: str, side: str, data: torch.Tensor) -> torch.Tensor:
     """What announces a message."""
     payload = torch.empty(_ABOUT.size + data.numel(), dtype=torch.uint8)
-    _ABOUT.pack_into(memory_of(payload), 0, size_bytes, dtype.encode()[:24])
+    _ABOUT.pack_into(memory_of(payload), 0, size_bytes, dtype.encode(), side.encode())
     payload[_ABOUT.size :].copy_(data)
     return payload
 
 
-def decode_message(frame: Frame) -> tuple[int, str, torch.Tensor]:
-    """The reverse: bytes, dtype and data."""
-    size_bytes, dtype = _ABOUT.unpack_from(memory_of(frame.payload), 0)
+def decode_message(frame: Frame) -> tuple[int, str, str, torch.Tensor]:
+    """The reverse: bytes, dtype, side and data."""
+    size_bytes, *texts = _ABOUT.unpack_from(memory_of(frame.payload), 0)
+    dtype, side = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
     data = frame.payload[_ABOUT.size :].clone()
     frame.release()
-    return size_bytes, dtype.rstrip(b"\0").decode(), data
+    return size_bytes, dtype, side, data
 
 
 class LinkMessage(Work):
@@ -60,7 +65,7 @@ class LinkMessage(Work):
         self.peer = peer
         self.rest: torch.Tensor | None = None
         self.target: torch.Tensor | None = None
-        self.dtype = ""
+        self.dtype = self.side = ""
         self.record = 0
         self.finish: Callable[[], None] = lambda: None
         self.moved = 0
@@ -218,11 +223,8 @@ class PostOffice:
         group = self._group
         if arrival.dtype[:24] != work.dtype[:24] or arrival.size_bytes != work.target.numel():
             source = group.placement.members.index(arrival.peer)
-            text = (
-                f"rank {group.rank} wants {work.dtype} of {work.target.numel()} bytes from rank "
-                f"{source} (tag {arrival.tag}, group {group.name}), which sends "
-                f"{arrival.size_bytes} bytes of {arrival.dtype}"
-            )
+            here = group.rank, work.side
+            text = unfit_text(group.name, arrival.tag, source, arrival.side, *here)
             cause = Cause("MessageMismatch", text)
             # beside this thread, which may be a link's and must not wait
             threading.Thread(target=group.end, args=(cause,), name="unisono tells").start()

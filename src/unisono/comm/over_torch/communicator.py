@@ -33,10 +33,7 @@ class TorchCommunicator(TorchMessages):
         if self.rank not in members:
             return None
         self._faults.check()
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]" + (f"/{serial}" if serial > 1 else "")
-        name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-        return self._make_group(members, name)
+        return self._make_group(members, self._name_split(members, label))
 
     def _make_group(self, members: Sequence[int], name: str) -> Communicator:
         """The group of these ranks, all of which call."""

@@ -18,7 +18,7 @@ from unisono.comm.announced_calls import (
     find_mismatch,
 )
 from unisono.comm.base import Work
-from unisono.comm.executors import ThreadExecutor
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.over_torch.executors import StreamExecutor, in_order_of_streams
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.transport import ON_STREAMS, Transport
@@ -56,7 +56,6 @@ class TorchGroup(RowCollectives):
         self._faults = Faults(self.name, self.rank, store)
         self._thread = ThreadExecutor(self.name)
         self._streams = StreamExecutor()
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
 
     @property
     def process_group(self) -> Any:
@@ -97,8 +96,8 @@ class TorchGroup(RowCollectives):
         return self._faults.cause
 
     def close(self) -> None:
-        """Give everything back. A group that this object has made ends, and what is under way in
-        it fails; another goes on, once what was begun here is over."""
+        """Give everything back. A group that this object has made ends, and a call in it for which
+        the others have not come within 1 s fails; another goes on, once what was begun is over."""
         if isinstance(self._faults.cause, GroupClosed):
             return
         if not self._owns:
@@ -106,7 +105,7 @@ class TorchGroup(RowCollectives):
             self._faults.closed(tell=False)
             self._thread.close()
             return
-        is_busy = not self._thread.is_idle()
+        is_busy = not self._thread.settle()
         self._faults.closed(tell=is_busy)
         if is_busy:
             self._hang_up()
@@ -156,8 +155,9 @@ class TorchGroup(RowCollectives):
         """Wait in Python, so that Ctrl-C is heard; what is under way then is given up."""
         try:
             work.wait()
-        except KeyboardInterrupt:
-            self.abort("interrupted")
+        except BaseException:
+            if not work.is_completed():
+                self.abort(INTERRUPTED)
             raise
 
     def _meet(self, call: AnnouncedCall) -> None:

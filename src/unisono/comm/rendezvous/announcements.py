@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, Waiting, in_seconds
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, name_ranks
 
 Announcement = dict[str, Any]
 """What a rank says of itself: its lobby's address, host, boot, pid."""
@@ -190,8 +190,6 @@ def exchange(
         if is_late or waiting.is_long():
             missing = [member for member, key in keys.items() if not store.check([key])]
             if is_late and missing:
-                from unisono.wording import name_ranks  # few ever wait in vain
-
                 raise RendezvousError(
                     f"group {group}: {name_ranks(missing)} of {size} did not come within "
                     f"{in_seconds(deadline.timeout_s)}"

@@ -11,13 +11,12 @@ from unisono.comm.rendezvous.lobby import Lobby, Visitor
 from unisono.comm.rendezvous.unix_socket import (
     Connection,
     Deadline,
-    NoAnswer,
     descriptors_needed,
 )
 from unisono.errors import RendezvousError
 
 _GLANCE_S = 0.2
-"""How often those who wait look whether there is anybody left to wait for."""
+"""How often rank 0 looks whether there is anybody left to wait for."""
 
 
 def hand_out(
@@ -58,14 +57,7 @@ def receive_from(
     connection = _connect(address, deadline, check)
     try:
         connection.send({"key": key, "rank": rank})
-        while True:
-            try:
-                answer = connection.receive(Deadline(min(_GLANCE_S, deadline.left_s())))
-                break
-            except NoAnswer:
-                check()
-                if not deadline.left_s():
-                    raise
+        answer = connection.receive(deadline, check)
         return -1 if "failed" in answer else os.dup(connection.descriptors[0])
     except (OSError, ValueError, IndexError) as error:
         check()

@@ -21,7 +21,7 @@ from unisono.comm.rendezvous.membership import (
 from unisono.comm.rendezvous.unix_socket import Departed
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
 from unisono.comm.tuning import warn_of_difference
-from unisono.errors import RendezvousError, UnisonoError
+from unisono.errors import RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
@@ -88,8 +88,6 @@ class Leader:
                 ]
                 absent = sorted(missing + gone)
                 if not left_s:
-                    from unisono.wording import name_ranks  # few ever wait in vain
-
                     raise RendezvousError(
                         f"group {request.key}: {name_ranks(absent)} of {request.size} did not come "
                         f"within {in_seconds(request.deadline.timeout_s)}"
@@ -164,7 +162,7 @@ class Leader:
                 for rank in self._visitors:
                     self._announcements.clear(rank)
             for connection in connections:
-                connection.receive(request.deadline)
+                connection.receive(request.deadline, request.check)
             for connection in connections:
                 connection.send({"go": True})
         except BaseException as error:
@@ -190,8 +188,6 @@ class Leader:
             if visitor.hello.get("tuning") != mine
         ]
         if others:
-            from unisono.wording import name_ranks
-
             warn_of_difference(
                 f"group {request.key}: the tuning tables of {name_ranks(others)} and rank 0 "
                 "differ, or only some have one"

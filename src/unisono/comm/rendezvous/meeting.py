@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
@@ -31,7 +33,7 @@ from unisono.comm.rendezvous.unix_socket import (
     descriptors_needed,
 )
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import GroupClosed, RendezvousError, UnisonoError
+from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
@@ -115,12 +117,15 @@ def _follow(
     connection: Connection, request: JoinRequest, me: Announcement, sends_pidfd: bool
 ) -> Membership:
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
+    # A leader who was announced checks for all. One of an existing group may never come to lead.
+    check = (lambda: None) if sends_pidfd else request.check
+    receive = partial(connection.receive, patient, check)
     group: Group | None = None
     try:
         try:
             with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
                 connection.send(_hello(request, me), *(mine if sends_pidfd else ()))
-            invitation = _await_invitation(connection, request, patient)
+            invitation = _await_invitation(receive, request)
         except TooFewDescriptors as error:
             connection.try_send(_hello(request, me, error))
             raise
@@ -133,7 +138,7 @@ def _follow(
             connection.try_send({"error": f"rank {request.rank}: {error}"})
             raise
         connection.try_send({"opened": True})
-        connection.receive(patient)  # or hear why there is nobody to send to any more
+        receive()  # or hear why there is nobody to send to any more
         payloads = tuple(map(str, invitation["payloads"]))
         tuning = request.tuning if invitation.get("tuned") else None
         return Membership(request.key, request.rank, request.size, group, members, payloads, tuning)
@@ -149,19 +154,15 @@ def _follow(
         connection.close()
 
 
-def _await_invitation(
-    connection: Connection, request: JoinRequest, patient: Deadline
-) -> Announcement:
+def _await_invitation(receive: Callable[[], Announcement], request: JoinRequest) -> Announcement:
     """Wait until rank 0 says that all are there; who is missing, it may say before."""
     waiting = Waiting(request.rank, request.size, request.key, request.deadline)
     missing: list[int] = []
     try:
-        while "missing" in (message := connection.receive(patient)):
+        while "missing" in (message := receive()):
             missing = [int(rank) for rank in message["missing"]]
             waiting.say(missing, request.size - len(missing))
     except NoAnswer as error:
-        from unisono.wording import name_ranks  # few ever wait in vain
-
         who = name_ranks(missing) if missing else "some rank"
         raise RendezvousError(
             f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "

@@ -18,8 +18,7 @@ from typing import Any
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import RendezvousError
-from unisono.wording import name_ranks
+from unisono.errors import RendezvousError, name_ranks
 
 _AGREE_S = 2.0
 """How long a rank that waits may take to agree."""

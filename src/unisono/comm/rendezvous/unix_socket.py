@@ -6,11 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import select
 import socket
 import struct
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono.errors import RendezvousError
@@ -18,6 +19,8 @@ from unisono.errors import RendezvousError
 _LONGEST_MESSAGE_BYTES = 1 << 22
 _FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
 _MOST_DESCRIPTORS = 253  # that Linux lets travel with one message
+_GLANCE_S = 0.2
+"""How often whoever waits for a message checks that somebody can still send it."""
 
 
 class Deadline:
@@ -44,9 +47,7 @@ class TooFewDescriptors(RendezvousError):
     """This process may open no more files, or the machine has no more."""
 
     def __init__(self, reason: str) -> None:
-        import resource  # when there is need: few ever have
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = os.sysconf("SC_OPEN_MAX")  # the module `resource` may need one to be imported
         super().__init__(
             f"process {os.getpid()} has no file descriptors left for the group ({reason}; its "
             f"limit is {limit}): raise it (ulimit -n), two for each rank and ten more will do"
@@ -134,8 +135,19 @@ class Connection:
         data, self._unread = self._unread[4 : 4 + length], self._unread[4 + length :]
         return _message(data)
 
-    def receive(self, deadline: Deadline) -> dict[str, Any]:
-        """Wait for a message; an error that the other side reports is raised here."""
+    def receive(
+        self, deadline: Deadline, check: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Wait for a message; an error that the other side reports is raised here. `check` is
+        called now and then, and raises when no message will come; one that is there counts."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        while deadline.left_s() and not poller.poll(1000 * min(_GLANCE_S, deadline.left_s())):
+            try:
+                check()
+            except Exception:
+                if not poller.poll(0):
+                    raise
         self._socket.settimeout(max(deadline.left_s(), 0.001))
         try:
             message = _message(self._exactly(_length(self._exactly(4))))

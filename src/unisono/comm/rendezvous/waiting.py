@@ -6,9 +6,14 @@ import logging
 from collections.abc import Sequence
 
 from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.errors import name_ranks
 
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start, where nobody has said how long."""
+
+LATECOMERS_S = 2.0
+"""How long members of a group that has ended, though none of them has died, wait for each other to
+make another one: whoever caught the error may still come."""
 
 QUIET_S = 5.0
 """A rank that has waited for so long says for whom."""
@@ -43,8 +48,6 @@ class Waiting:
         if self._has_spoken:
             return
         self._has_spoken = True
-        from unisono.wording import name_ranks  # few ever wait for so long
-
         present = "" if here is None else f": {here} of {self._size} are here"
         _log.warning(
             "unisono: rank %d waits for %s%s%s (group %s; it gives up in %.0f s)",

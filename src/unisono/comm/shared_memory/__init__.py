@@ -1,6 +1,7 @@
 """Ranks of one machine over shared memory.
 
 communicator.py          the Communicator
+splitting.py             how members of a group make one of their own
 engine_calls.py          its part that brings collectives to the engine
 messages.py              its part that is point to point
 tuned_group.py           its part that the table of `unisono tune` is for

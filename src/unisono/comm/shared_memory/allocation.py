@@ -163,16 +163,15 @@ class Allocator:
 
     def allocate(
         self,
-        size_bytes: int,
+        sizes: list[int],
         exchange: Callable[[array[int]], list[int]],
         lobby: Lobby,
         deadline: Deadline,
         check: Callable[[], None],
     ) -> Memory | None:
-        """Memory in which this rank has so many bytes; None where no rank wants any. Raises
+        """Memory in which each rank has so many bytes; None where no rank wants any. Raises
         SegmentError on every rank if one cannot have its part. `exchange` gives every rank's
         integers to all, as a call of the group; `check` raises once the group is over."""
-        sizes = exchange(array("q", [size_bytes]))
         self._serial += 1
         if not any(sizes):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unisono import variables
 from unisono.comm.base import (
     DEFAULT_TIMEOUT_S,
+    AnyOp,
     Communicator,
-    Op,
     Work,
 )
 from unisono.comm.collective_calls import is_auto
@@ -28,7 +29,7 @@ from unisono.comm.engine import (
     work_types,
 )
 from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_at, meet_by
+from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
@@ -38,15 +39,16 @@ from unisono.comm.shared_memory.engine_calls import (
     EngineCall,
     EngineCalls,
 )
-from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.shared_memory.tuned_group import TunedGroup
 from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
+from unisono.preloading import load_soon
 
 if TYPE_CHECKING:
-    from unisono.comm.base import Tensor, Tensors
+    from unisono.comm.base import Algorithm, Tensor, Tensors
     from unisono.comm.engine_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 # Looking a member up in its enumeration takes longer than a global.
 _ALL_REDUCE, _REDUCE, _BROADCAST = Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST
 _GATHER, _SCATTER, _REDUCE_SCATTER = Operation.GATHER, Operation.SCATTER, Operation.REDUCE_SCATTER
+_MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
 _BARRIER: EngineCall = (Operation.BARRIER, 0, 0, 1.0, None)
 _ALL_GATHER: EngineCall = (Operation.ALL_GATHER, 0, 0, 1.0, None)
 _ALL_TO_ALL: EngineCall = (Operation.ALL_TO_ALL, 0, 0, 1.0, None)
@@ -94,7 +97,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._isend = membership.group.isend
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
-        self._splits: dict[tuple[tuple[int, ...], str], int] = {}
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
@@ -141,6 +143,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         )
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
+            load_soon(*NEEDED_LATER)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
     def become_part(self, name: str) -> Group:
@@ -175,31 +178,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self.rank not in members:
             self._exceptions.left_out_of = members
             return None
-        if self._lobby is None:
-            raise self._exceptions.closed()
-        serial = self._splits[members, label] = self._splits.get((members, label), 0) + 1
-        listed = f"{label}[{','.join(map(str, members))}]"
-        if name is None:
-            name = f"{self.name}.{listed}" if label else f"{self.name}{listed}"
-            name += f"/{serial}" if serial > 1 else ""
-        parents = self.global_ranks
-        global_ranks = None if parents is None else tuple(parents[rank] for rank in members)
-        if len(members) == 1:
-            from unisono.comm.solo import SoloCommunicator
+        from unisono.comm.shared_memory.splitting import make_split  # few programs have groups
 
-            return SoloCommunicator(name, global_ranks, self.timeout_s)
-        request = JoinRequest(
-            f"{self._membership.key}/{listed}/{serial}",
-            members.index(self.rank),
-            len(members),
-            Deadline(self.timeout_s),
-            open_with(self.timeout_s),
-            check=self._raise_if_ended,
-            tuning=read_tuning(len(members), self.rank),
-        )
-        leader = self._membership.members[members[0]]
-        membership = meet_at(leader.address, self._lobby, request)
-        return SharedMemoryCommunicator(membership, self._lobby, name, global_ranks, self.timeout_s)
+        return make_split(self, members, label, name)
 
     def _raise_if_ended(self) -> None:
         ending = self.errored
@@ -218,13 +199,21 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if self._lobby is None:
             raise self._exceptions.closed()
         try:
-            return self._allocator.allocate(
-                size_bytes,
-                self._exchange,
-                self._lobby,
-                Deadline(self.timeout_s),
-                self._raise_if_ended,
-            )
+            try:
+                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
+            except OSError as error:  # it is not imported yet, and no descriptor is left
+                allocator, wanted = None, -(error.errno or 1)
+            sizes = self._exchange(array("q", [wanted]))
+            if allocator is None or min(sizes) < 0:
+                unable = [
+                    f"rank {rank} cannot map it: {os.strerror(-size)}"
+                    for rank, size in enumerate(sizes)
+                    if size < 0
+                ]
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+            deadline = Deadline(self.timeout_s)
+            check = self._raise_if_ended
+            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
@@ -238,10 +227,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         return everyone.tolist()
 
     def _find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return self._allocator.find(address)
+        return None if self._lobby is None else self._allocator.find(address)
 
     def _own_parts(self) -> list[tuple[int, int, int]]:
-        return self._allocator.own_parts()
+        return [] if self._lobby is None else self._allocator.own_parts()
 
     def _memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
@@ -268,16 +257,21 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._exceptions.forked()
         return self._exceptions.failure(doing) if status else None
 
-    def failure(self) -> tuple[int, int, int, int]:
-        """How the group ended, in the engine's words: status, culprit, call and detail."""
-        return self._group.failure()
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        return self._exceptions.loss_among(ranks, doing)
 
     def close(self) -> None:
         lobby, self._lobby = self._lobby, None
         if lobby is not None:
-            self._close_gpu_group()
-            self._group.close()
-            lobby.close()
+            try:
+                absent = self._group.finish()
+                if absent is not None:
+                    self._group.abort(self._exceptions.close_without(absent))
+            finally:
+                self._close_gpu_group()
+                self._group.close()
+                lobby.close()
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -306,7 +300,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def all_reduce(
         self,
         tensor: Tensors,
-        op: Op = "sum",
+        op: AnyOp = "sum",
         *,
         async_op: bool = False,
         algorithm: str | Schedule | None = None,
@@ -325,9 +319,10 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if is_auto(algorithm):
             algorithm = self._choose_by_table("all_reduce", tensor, op)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
-        return self._run_in_place(
-            (_ALL_REDUCE, mark, reduction, factor, schedule), tensor, async_op
-        )
+        call = (_ALL_REDUCE, mark, reduction, factor, schedule)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
     def _run_given_but_all_reduce(self, operation: int, *given: Any) -> int:
         is_all_reduce = operation == _ALL_REDUCE
@@ -369,7 +364,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""
-        from unisono.comm.compiled_schedules import algorithm_mark, compile_schedule, schedule_for
+        from unisono.comm.compiled_schedules import compile_schedule, schedule_for
+        from unisono.comm.mismatches import algorithm_mark
 
         try:
             schedule = schedule_for("all_reduce", algorithm, self.size)
@@ -391,14 +387,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
 
         return run_by(algorithm, self, *call, **more)
 
-    def reduce(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce(
+        self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "reduce", tensor, async_op)
         if chosen is not None:
@@ -406,30 +396,26 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_REDUCE, root)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
-        return self._run_in_place((_REDUCE, root, reduction, factor, None), tensor, async_op)
+        call = (_REDUCE, root, reduction, factor, None)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
-    def broadcast(
-        self,
-        tensor: Tensors,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_broadcast(
+        self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "broadcast", tensor, async_op)
         if chosen is not None:
             return self._run_by(chosen, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_BROADCAST, root)
-        return self._run_in_place((_BROADCAST, root, 0, 1.0, None), tensor, async_op)
+        call = (_BROADCAST, root, 0, 1.0, None)
+        if type(tensor) in LISTS:
+            return self._run_lists(call, tensor, tensor, async_op)
+        return self._run(call, tensor, tensor, async_op)
 
-    def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_gather(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "all_gather", output, async_op)
         if chosen is not None:
@@ -438,14 +424,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
 
-    def reduce_scatter(
-        self,
-        output: Tensors,
-        input: Tensors,
-        op: Op = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_reduce_scatter(
+        self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "reduce_scatter", input, async_op)
         if chosen is not None:
@@ -456,8 +436,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             return self._run_lists(call, output, input, async_op)
         return self._run(call, output, input, async_op)
 
-    def gather(
-        self, output: Tensors | None, input: Tensor, root: int = 0, *, async_op: bool = False
+    def _run_gather(
+        self, output: Tensors | None, input: Tensor, root: int, async_op: bool
     ) -> Work | None:
         if (
             type(root) is not int
@@ -467,8 +447,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             self._check_wide_side(_GATHER, root, output, "output")
         return self._run((_GATHER, root, 0, 1.0, None), output, input, async_op)
 
-    def scatter(
-        self, output: Tensor, input: Tensors | None, root: int = 0, *, async_op: bool = False
+    def _run_scatter(
+        self, output: Tensor, input: Tensors | None, root: int, async_op: bool
     ) -> Work | None:
         if (
             type(root) is not int
@@ -478,13 +458,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
             self._check_wide_side(_SCATTER, root, input, "input")
         return self._run((_SCATTER, root, 0, 1.0, None), output, input, async_op)
 
-    def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors,
-        *,
-        async_op: bool = False,
-        algorithm: str | Schedule | None = None,
+    def _run_all_to_all(
+        self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
         chosen = algorithm and self._choose(algorithm, "all_to_all", input, async_op)
         if chosen is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from unisono.comm.base import (
     REDUCTIONS,
     TRUNCATED_AVG,
+    AnyOp,
     Communicator,
     Op,
     PremulSum,
@@ -92,11 +93,6 @@ class EngineCalls(GpuTensors):
             self._fail(status, operation, reduction, output if input is None else input)
         return None
 
-    def _run_in_place(self, call: EngineCall, tensor: Any, async_op: bool) -> Work | None:
-        if type(tensor) in LISTS:
-            return self._run_lists(call, tensor, tensor, async_op)
-        return self._run(call, tensor, tensor, async_op)
-
     def _run_lists(
         self, call: EngineCall, outputs: Any, inputs: Any, async_op: bool
     ) -> Work | None:
@@ -131,7 +127,7 @@ class EngineCalls(GpuTensors):
 
     # -- refusing and failing --------------------------------------------------------------------
 
-    def _reduction(self, operation: Operation, op: Op, tensors: Any) -> tuple[int, float]:
+    def _reduction(self, operation: Operation, op: AnyOp, tensors: Any) -> tuple[int, float]:
         """The engine's number of `op` and its factor; a list is checked as a whole."""
         if type(tensors) in LISTS:
             from unisono.comm.shared_memory.dtypes import dtypes_of

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
-from unisono.comm.engine import ENDING_KNOWN, GPU_MARK, Note, Operation, Status
-from unisono.comm.mismatches import PairwiseSizes
+from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
+from unisono.comm.mismatches import PairwiseSizes, algorithm_of
+from unisono.errors import list_ranks, name_ranks
 from unisono.processes import describe_exit
-from unisono.wording import list_ranks, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
@@ -104,7 +104,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if root == GPU_MARK and operation not in ROOTED:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {_algorithm(root)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
     elif others and operation not in PAIRED:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
@@ -118,15 +118,6 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
     mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
     shape = group.read_note(rank, Note.SHAPE, call) if mark else None
     return str(mark) if mark else None, f", shape {shape}" if shape else ""
-
-
-def _algorithm(mark: int) -> str:
-    """The name behind a mark in a post."""
-    from unisono.comm.compiled_schedules import algorithm_mark
-    from unisono.plan.catalog import catalog
-
-    names = (entry.name for entry in catalog("all_reduce"))
-    return next((name for name in names if algorithm_mark(name) == mark), "a schedule of its own")
 
 
 def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:
@@ -243,6 +234,42 @@ def describe_waiting(waiting: Waiting) -> str:
         return text
     instead = describe_unmatched(waiting.unmatched, waiting.unmatched_tag, waiting.peer)
     return f"{text}, but {instead}"
+
+
+def describe_side(dtype: str, size_bytes: object, shape: object, site: str | None) -> str:
+    """What a rank sends, or wants to receive, and where in its program."""
+    text = f"{dtype}, {size_bytes} bytes" + (f", shape {shape}" if shape != "" else "")
+    return f"{text} at {site}" if site else text
+
+
+def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wanted: str) -> str:
+    """The text of a `MessageMismatch`, with what both sides brought."""
+    where = f"(tag {tag}, group {name})"
+    return "\n".join(
+        [
+            f"a message of rank {sender} does not fit its receiver, rank {receiver} {where}",
+            f"  rank {sender} sends {sent}",
+            f"  rank {receiver} receives {wanted}",
+            "Both need the same dtype and number of elements. Messages of one tag are received in "
+            "the order in which they were sent: tags of their own keep them apart.",
+        ]
+    )
+
+
+def read_unfit(
+    group: Group, name: str, sender: int, receiver: int, sites: Sequence[str | None]
+) -> str:
+    """The same, by the notes that the two have left."""
+    given, taken = (
+        group.read_note(rank, Note.SHAPE, ABOUT_MESSAGES) for rank in (sender, receiver)
+    )
+    tag, size_bytes, dtype, sent_bytes, sent_dtype, shape = (taken or "? ? 0 ? 0 ").split(" ", 5)
+    is_own = sender == receiver  # which leaves one note for both
+    sent_shape = "" if given is None or is_own else given.split(" ", 5)[5]
+    sent = describe_side(dtype_name(int(sent_dtype)), sent_bytes, sent_shape, sites[0])
+    site = None if is_own else sites[1]
+    wanted = describe_side(dtype_name(int(dtype)), size_bytes, shape, site)
+    return unfit_text(name, tag, sender, sent, receiver, wanted)
 
 
 def timeout_details(group: Group, sends: bool, peer: int) -> list[str]:

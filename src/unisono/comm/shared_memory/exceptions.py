@@ -7,21 +7,28 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.base import REDUCTION_NAMES, dtype_name
+from unisono.comm.base import REDUCTION_NAMES
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     GroupClosed,
     GroupError,
-    MessageMismatch,
     SegmentError,
+    name_ranks,
 )
 
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.membership import Membership
 
-# What words them is imported with the first one: most groups never fail.
+_LATER = "failures allocation dtypes splitting"
+NEEDED_LATER = (
+    *(f"{__package__}.{name}" for name in _LATER.split()),
+    "unisono.comm.arguments",
+    "unisono.comm.rendezvous.leading",
+)
+"""What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
+once a group is made: every process would pay for it as it starts."""
 
 _Error = TypeVar("_Error", bound=GroupError)
 
@@ -43,28 +50,17 @@ class GroupExceptions:
         self.cause: GroupError | None = None
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
+        self._why_unfinished = ""
         self.is_part = False  # of a group over hosts, which makes the reports
 
-    def message_error(
-        self, status: int, about: tuple[bool, Any, int, int], seen: tuple[int, int, int]
-    ) -> Exception:
-        """The exception for a message whose status is not OK. `about` is whether it sends, its
-        tensor, peer (-1: anybody) and tag; `seen` its source, bytes and dtype."""
+    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
+        """The exception for a message to or from `peer` (-1: anybody) whose status is not OK."""
         from unisono.comm.shared_memory import error_texts
         from unisono.comm.shared_memory.failures import whereabouts
 
-        sends, tensor, peer, tag = about
         doing = error_texts.describe_message(sends, peer, tag)
         if status == Status.NOT_YET:
             return self._under_way(doing)
-        source, size_bytes, dtype = seen
-        if status == Status.UNFIT and dtype and not sends and self.cause is None:  # it was matched
-            self.cause = self._of_group(
-                MessageMismatch,
-                f"rank {self._rank} wants {dtype_name(tensor)} of {tuple(tensor.shape)} from rank "
-                f"{source} (tag {tag}, group {self._name}), which sends {size_bytes} bytes of "
-                f"{error_texts.dtype_name(dtype)}",
-            )
         if (
             status == Status.TIMEOUT
             and self.cause is None
@@ -139,6 +135,21 @@ class GroupExceptions:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        group = self._membership.group
+        lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
+        if not lost:
+            return None
+        peer, detail = next(iter(lost.items()))
+        if group.failure()[:2] == (Status.PEER_LOST, peer):
+            return self.failure(doing)
+        from unisono.comm.shared_memory.failures import describe_loss, with_global_ranks
+
+        error = describe_loss(self._membership, self._name, doing, peer, detail)
+        error.args = (with_global_ranks(error, self._global_ranks),)
+        return error
+
     def forked(self) -> GroupClosed:
         return self._of_group(
             GroupClosed,
@@ -147,7 +158,14 @@ class GroupExceptions:
         )
 
     def closed(self) -> GroupClosed:
-        return self._of_group(GroupClosed, f"group {self._name} is closed")
+        return self._of_group(GroupClosed, f"group {self._name} is closed{self._why_unfinished}")
+
+    def close_without(self, absent: Sequence[int]) -> str:
+        """The group closes before these ranks have come: what to tell the others."""
+        if absent:
+            who = name_ranks(absent)
+            self._why_unfinished = f": {who} never joined what rank {self._rank} had begun"
+        return f"it closed the group{self._why_unfinished}"
 
     def _under_way(self, doing: str) -> CollectiveTimeout:
         text = f"{doing} on group {self._name} is still under way"

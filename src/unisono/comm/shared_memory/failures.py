@@ -47,16 +47,10 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         text = f"{who} closed group {name}; this rank was in {doing}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.PEER_LOST:
-        text = (
-            f"rank {culprit} (pid {membership.members[culprit].pid}) "
-            f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
-        )
-        last_words = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES)
-        if last_words:
-            text = f"{text}\n  rank {culprit} {last_words}"
-        return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
+        return describe_loss(membership, name, doing, culprit, detail, call)
     if status == Status.UNFIT:
-        text = f"a message of rank {culprit} in group {name} did not fit its receiver"
+        sites = _sites(group, (culprit, detail), ABOUT_MESSAGES)
+        text = error_texts.read_unfit(group, name, culprit, detail, sites)
         return MessageMismatch(text, rank=rank, group=name)
     if status == Status.DEADLOCK:
         circle = error_texts.deadlock_circle(group, culprit)
@@ -75,6 +69,20 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     text += f": {reason}" if reason else ""
     return GroupAborted(text, rank=rank, group=name, call=call, peer=culprit, reason=reason)
+
+
+def describe_loss(
+    membership: Membership, name: str, doing: str, peer: int, detail: int, call: int = 0
+) -> PeerLost:
+    """The exception for a rank whose process has ended."""
+    text = (
+        f"rank {peer} (pid {membership.members[peer].pid}) "
+        f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
+    )
+    last_words = membership.group.read_note(peer, Note.REASON, ABOUT_MESSAGES)
+    if last_words:
+        text = f"{text}\n  rank {peer} {last_words}"
+    return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
 
 
 def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:

@@ -35,9 +35,7 @@ class EngineMessages(GpuTensors):
             self._gpu_group().send(tensor, dst, tag)
             return
         if status < 0:
-            raise self._exceptions.message_error(
-                -status, (True, tensor, dst, tag), self._group.seen()
-            )
+            raise self._exceptions.message_error(-status, True, dst, tag)
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         if src is None:
@@ -49,9 +47,7 @@ class EngineMessages(GpuTensors):
         except OnDevice:
             return self._gpu_group().recv(tensor, None if src < 0 else src, tag)
         if source < 0:
-            raise self._exceptions.message_error(
-                -source, (False, tensor, src, tag), self._group.seen()
-            )
+            raise self._exceptions.message_error(-source, False, src, tag)
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:

@@ -10,7 +10,6 @@ from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import TUNED, default_tuning
 
 if TYPE_CHECKING:
-    from unisono.comm.base import Op
     from unisono.comm.engine_types import Group
     from unisono.comm.shared_memory.auto import AutoChoice
     from unisono.comm.tuning import Tuning
@@ -68,7 +67,7 @@ class TunedGroup(Communicator):
             return None
         return self._choose_by_table(collective, wide)
 
-    def _choose_by_table(self, collective: str, tensor: Any, op: Op = "sum") -> str | None:
+    def _choose_by_table(self, collective: str, tensor: Any, op: Any = "sum") -> str | None:
         if self._auto is None:
             return None
         return self._auto.choose(collective, tensor, op, self.allow_reorder)

@@ -26,12 +26,10 @@ function sortBy(head) {
 
 function filter() {
   const words = document.getElementById("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = [...document.querySelectorAll(".filters select")].map((select) => [select.dataset.column, select.value]);
   let count = 0;
   for (const line of lines) {
     const text = [...line.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-    const name = { collective: line.cells[0].textContent, backend: line.dataset.backend };
-    line.hidden = !words.every((word) => text.includes(word)) || chosen.some(([column, value]) => value && name[column] !== value);
+    line.hidden = !words.every((word) => text.includes(word));
     count += !line.hidden;
   }
   document.getElementById("count").textContent = `${count} of ${lines.length} rows`;

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.aliasing import check_can_alias, serve_there
 from unisono.training.weights.description import Description, UpdateOptions
@@ -30,7 +31,6 @@ from unisono.training.weights.reading import Place
 from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
-from unisono.wording import name_number
 from unisono.world.world import resolve
 
 __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "weight_update"]

@@ -22,8 +22,7 @@ from unisono.comm.over_torch.stateless import StatelessCommunicator, check_backe
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
-from unisono.errors import RendezvousError, UnisonoError
-from unisono.wording import name_ranks
+from unisono.errors import RendezvousError, UnisonoError, name_ranks
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0

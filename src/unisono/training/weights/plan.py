@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from unisono.collectives.encoding import torch_dtype
-from unisono.errors import WeightMismatch
+from unisono.errors import WeightMismatch, name_number
 from unisono.training.weights.description import DescribedTensor, Description, UpdateOptions
 from unisono.training.weights.gpu_memory import GpuPart
 from unisono.training.weights.reading import PlacedPart
 from unisono.training.weights.shards import Box, Lengths
-from unisono.wording import name_number
 
 ALIGNMENT_BYTES = 256
 GPU_BUCKET_BYTES = 1 << 30

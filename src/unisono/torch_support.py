@@ -1,0 +1,66 @@
+"""What the package asks about torch: is it installed, which version, has it been imported.
+
+It is part of every `import torch`, and so imports next to nothing, least of all torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any, TypeVar
+
+OLDEST_TORCH = (2, 11)
+NEWEST_TRIED_TORCH = (2, 15)
+"""The newest that `make test-torch` was run with."""
+
+listener: Callable[[], None] | None = None
+"""Called by torch_backend/autoload.py at the end of `import torch`: the watch's, while it is on."""
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def require_torch(what: str) -> None:
+    """Raise TorchMissing unless torch is installed; `what` is the thing that needs it. Imports
+    nothing."""
+    if importlib.util.find_spec("torch") is None:
+        from unisono.errors import TorchMissing  # every `import torch` would pay for it above
+
+        raise TorchMissing(what)
+
+
+def torch_version(text: str) -> tuple[int, int]:
+    """The first two numbers of a version like "2.13.0+cpu"."""
+    major, minor = text.split(".")[:2]
+    return int(major), int("".join(takewhile(str.isdigit, minor)))
+
+
+def is_too_old(text: str) -> bool:
+    """Whether the backend cannot work with this version."""
+    return torch_version(text) < OLDEST_TORCH
+
+
+def is_untried(text: str) -> bool:
+    """Whether this version is newer than any that the backend was tried with."""
+    return torch_version(text) > NEWEST_TRIED_TORCH
+
+
+def format_version(version: tuple[int, int]) -> str:
+    """As people write it."""
+    return ".".join(map(str, version))
+
+
+def never_compiled(cls: _Class) -> _Class:
+    """Let torch.compile leave the methods of a class, and what they call, as they are.
+
+    What `torch.compiler.disable` does, but that imports the compiler, which takes seconds.
+    """
+    import torch
+
+    dynamo: Any = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    for method in vars(cls).values():
+        if isinstance(method, types.FunctionType):
+            dynamo.set_code_exec_strategy(method.__code__, dynamo._FrameExecStrategy(skip, skip))
+    return cls

@@ -1,0 +1,179 @@
+"""Mutants of the library in Python."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+_WATCH = "tests/watch/test_watch.py::test_"
+_FAULTS = "tests/training/test_weight_faults.py::test_"
+
+LIBRARY = (
+    # -- comm ------------------------------------------------------------------------------------
+    Mutant(
+        "strict-majority",
+        "src/unisono/comm/mismatches.py",
+        "2 * times > len(values)",
+        "2 * times >= len(values)",
+        "with two against two, two innocent ranks are blamed",
+        ("tests/comm/test_mismatch.py::test_without_a_majority_both_sides_are_shown",),
+    ),
+    Mutant(
+        "wrong-pair",
+        "src/unisono/comm/mismatches.py",
+        "if 2 * len(odd) < len(votes):",
+        "if odd:",
+        "most ranks are blamed for one wrong size",
+        ("tests/comm/test_error_details.py::test_who_is_wrong_among_many",),
+    ),
+    Mutant(
+        "root-in-range",
+        "src/unisono/comm/arguments.py",
+        "not 0 <= root < size",
+        "not 0 <= root <= size",
+        "a root that is not a rank is taken",
+        (
+            "tests/comm/conformance/test_refused_arguments.py::"
+            "test_roots_ops_and_parts_that_make_no_sense_are_refused",
+        ),
+    ),
+    Mutant(
+        "overlap-itself",
+        "src/unisono/comm/overlaps.py",
+        "if stride < reach:",
+        "if stride < memory.itemsize:",
+        "a result is written into a tensor whose elements share memory",
+        ("tests/comm/test_overlaps.py::test_overlaps_are_found_exactly",),
+    ),
+    Mutant(
+        "names-of-splits",
+        "src/unisono/comm/shared_memory/communicator.py",
+        'f"{self._membership.key}/{listed}/{serial}"',
+        'f"{self._membership.key}/{listed}"',
+        "two groups of the same members that are made at once mix",
+        ("tests/comm/test_groups.py::test_two_groups_with_the_same_members_do_not_mix",),
+    ),
+    Mutant(
+        "who-stalls",
+        "src/unisono/comm/shared_memory/error_texts.py",
+        "if turns == min(progress)]",
+        "if turns == max(progress)]",
+        "the ranks that wait are blamed instead of the one that stopped",
+        ("tests/watch/test_stalls.py",),
+    ),
+    Mutant(
+        "size-at-the-door",
+        "src/unisono/comm/rendezvous/leading.py",
+        'hello.get("size") != size',
+        'hello.get("size") == 0',
+        "ranks that think of groups of different sizes meet",
+        ("tests/comm/test_join_by_name.py::test_different_sizes_are_refused_on_both_sides",),
+    ),
+    Mutant(
+        "compare-over-hosts",
+        "src/unisono/comm/hosts/meeting.py",
+        " or head[3] != heads[0][3]",
+        "",
+        "different calls on several hosts are not told apart",
+        ("tests/comm/test_hosts.py",),
+    ),
+    Mutant(
+        "blame-over-hosts",
+        "src/unisono/comm/hosts/group.py",
+        "for member in stopped or [peer]]",
+        "for member in [peer]]",
+        "a rank that waits for a stopped one is blamed in its place",
+        ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
+    ),
+    # -- weights ---------------------------------------------------------------------------------
+    Mutant(
+        "vote-for-all",
+        "src/unisono/training/weights/protocol.py",
+        "verdict._conclude(wanted) == _COMMIT",
+        "wanted == _COMMIT",
+        "each engine decides by itself: after a death some serve the new version, some the old",
+        (f"{_FAULTS}whenever_in_the_last_rounds_a_rank_dies_the_others_agree",),
+    ),
+    Mutant(
+        "vote-of-failures",
+        "src/unisono/training/weights/protocol.py",
+        "_KEEP if problems else _COMMIT",
+        "_COMMIT",
+        "an engine whose prepare failed keeps nobody from changing over",
+        (f"{_FAULTS}all_learn_of_an_exception_in_prepare_and_the_next_update_works",),
+    ),
+    Mutant(
+        "swap-rolls-back",
+        "src/unisono/training/weights/staging.py",
+        "        if not completed:\n            _run(returns)\n",
+        "",
+        "an interrupted change-over leaves an engine with parts of two versions",
+        (
+            "tests/training/test_weight_interrupts.py::test_a_step_that_fails_is_undone_with_those_before_it",
+        ),
+    ),
+    Mutant(
+        "views-of-weights",
+        "src/unisono/training/weights/staging.py",
+        "if own.device == new.device and is_alone(own) and",
+        "if own.device == new.device and",
+        "views that an engine has of its weights keep the old version",
+        ("tests/training/test_weights.py::test_views_of_an_engines_weights_change_with_them",),
+    ),
+    Mutant(
+        "checksum-compared",
+        "src/unisono/training/weights/transfers.py",
+        "if sent != arrived:",
+        "if sent is None:",
+        "weights that arrive damaged are served",
+        (f"{_FAULTS}a_damaged_bucket_is_noticed",),
+    ),
+    Mutant(
+        "shards-are-whole",
+        "src/unisono/training/weights/plan.py",
+        'return f"{missing} elements are on no rank" if missing else ""',
+        'return ""',
+        "an engine serves memory that nobody has filled",
+        ("tests/training/test_weights.py::test_other_ways_not_to_fit",),
+    ),
+    # -- watch -----------------------------------------------------------------------------------
+    Mutant(
+        "not-in-a-call",
+        "src/unisono/watch/diagnose.py",
+        "if where.state or not where.in_call:",
+        "if where.state:",
+        "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
+        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+    ),
+    Mutant(
+        "shift-by-lines",
+        "src/unisono/watch/diagnose.py",
+        "if usual is None or len(odd) != 1:",
+        "if usual is None:",
+        "two branches of a program are reported as a call that somebody left out",
+        (f"{_WATCH}a_branch_that_makes_the_same_call_is_no_fault",),
+    ),
+    Mutant(
+        "who-is-missing",
+        "src/unisono/watch/calls.py",
+        "last_call_number(other) >= record.call",
+        "last_call_number(other) > record.call",
+        "ranks that have come to a call are reported as missing",
+        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+    ),
+    Mutant(
+        "waits-still",
+        "src/unisono/watch/monitor.py",
+        "if report is not None and self._waits_still(key):",
+        "if report is not None:",
+        "a call that went on while everybody was asked is reported as a hang",
+        (f"{_WATCH}a_call_that_goes_on_while_all_are_asked_is_not_reported",),
+    ),
+    Mutant(
+        "failed-had-waited",
+        "src/unisono/watch/diagnose.py",
+        "own = waits(groups, other.process) or _just_failed(groups, other.process)",
+        "own = waits(groups, other.process)",
+        "a rank that is busy with the exception of a failed call is blamed for it",
+        (f"{_WATCH}whose_call_has_just_failed_had_waited_too",),
+    ),
+)
