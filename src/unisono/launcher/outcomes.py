@@ -180,7 +180,12 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
 
 def without_names(text: str, rank: int) -> str:
     """What a rank has to say, as any other would say it: no number of its own, no addresses."""
-    return re.sub(r"\b0x[0-9a-f]+", "0x#", re.sub(rf"\brank {rank}\b", "rank #", text))
+    return without_addresses(re.sub(rf"\brank {rank}\b", "rank #", text))
+
+
+def without_addresses(text: str) -> str:
+    """A text without numbers of objects in memory, which differ from process to process."""
+    return re.sub(r"\b0x[0-9a-f]+", "0x#", text)
 
 
 def without_notes(text: str) -> str:
