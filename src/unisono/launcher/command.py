@@ -185,38 +185,22 @@ _OUTPUT = (
     "output elsewhere"
 )
 _INSTEAD = {
-    "--standalone": "unisono run always is: leave it out",
-    "--nnodes": f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}",
-    "--node-rank": _NO_ADDRESS,
-    "--master-addr": _NO_ADDRESS,
-    "--master-port": _NO_ADDRESS,
-    "--local-addr": _NO_ADDRESS,
-    "--max-restarts": _NO_RESTARTS,
-    "--monitor-interval": _NO_RESTARTS,
-    "--log-dir": _OUTPUT,
-    "--redirects": _OUTPUT,
-    "-r": _OUTPUT,
-    "--tee": _OUTPUT,
-    "-t": _OUTPUT,
-    "--local-ranks-filter": _OUTPUT,
-    "--duplicate-stdout-filters": _OUTPUT,
-    "--duplicate-stderr-filters": _OUTPUT,
-    "--logs-specs": _OUTPUT,
-    "--numa-binding": "use --pin, which binds each rank to its share of the cores",
-    "--no-python": "PROGRAM is a Python file, or a module with -m",
-    "--run-path": "unisono run runs PROGRAM as python would: leave it out",
-    "--role": "all ranks of unisono run have one role: leave it out",
-    "--start-method": "every rank is a new process: leave it out",
-    "--virtual-local-rank": "LOCAL_RANK is the rank: leave it out",
-    "--event-log-handler": "use --watch or --trace to see what the ranks do",
+    "unisono run always is: leave it out": ("--standalone",),
+    f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}": ("--nnodes",),
+    _NO_ADDRESS: ("--rdzv-", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+    _NO_RESTARTS: ("--max-restarts", "--monitor-interval"),
+    _OUTPUT: ("--log-dir", "--logs-specs", "--redirects", "-r", "--tee", "-t", "--local-ranks-"),
+    "use --pin, which binds each rank to its share of the cores": ("--numa-binding",),
+    "PROGRAM is a Python file, or a module with -m": ("--no-python", "--run-path"),
+    "use --watch or --trace to see what the ranks do": ("--event-log-handler",),
 }
+"""By what is said of them; a name that ends with a dash is the beginning of several."""
 
 
 def _what_instead(option: str) -> str:
     """What to use instead of an option that `unisono run` does not have, in one sentence."""
-    name = option.partition("=")[0].replace("_", "-")
-    if name.startswith("--rdzv-"):
-        reason = _NO_ADDRESS
-    else:
-        reason = _INSTEAD.get(name, "there is no such option, and options of PROGRAM follow it")
-    return f"{option}: {reason}"
+    given = option.partition("=")[0].replace("_", "-")
+    for reason, names in _INSTEAD.items():
+        if any(given == name or (name[-1] == "-" and given.startswith(name)) for name in names):
+            return f"{option}: {reason}"
+    return f"{option}: there is no such option, and options of PROGRAM follow it"

@@ -17,8 +17,7 @@ cuda_graphs.py                when a GPU must not be asked how far it is
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py                        the running jobs of this user, rank by rank
-top_view.py, top_screen.py    how they are laid out, and shown in a terminal
-command.py                    `unisono top`
+top_view.py, command.py       how they are laid out, and shown in a terminal: `unisono top`
 debug.py                      torch's and NCCL's own debug settings
 """
 

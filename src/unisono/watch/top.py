@@ -1,7 +1,4 @@
-"""The running jobs of this user on this machine, rank by rank: what `unisono top` shows.
-
-top_view.py says how it is laid out, top_screen.py what a terminal does with it.
-"""
+"""The running jobs of this user on this machine, rank by rank: what `unisono top` shows."""
 
 from __future__ import annotations
 
