@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import linecache
 import os
@@ -21,7 +22,7 @@ from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
 from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
-from unisono.launcher.protocol import Instructions, dumps
+from unisono.launcher.protocol import Instructions, dumps, standard_input
 
 Result = TypeVar("Result")
 
@@ -109,12 +110,14 @@ def launch(
             processes = placed
         else:
             share.check_room(ranks)
+            input_fd = stack.enter_context(standard_input())
+            instructions = dataclasses.replace(instructions, input_fd=input_fd)
             variables = share.thread_variables(ranks, threads, os.environ)
             here = ranks_here(instructions, ranks, variables, job=job)
             processes = stack.enter_context(here)
         del job
-        listener: Listener = Callback() if capture else Terminal(hosts=hosts)
-        if on_line is not None:
+        listener: Listener = Terminal(hosts=hosts)
+        if capture or on_line is not None:
             listener = Callback(on_line)
         crew = stack.enter_context(Crew(listener, interrupts, values=True, captured=capture))
         crew.add(processes)

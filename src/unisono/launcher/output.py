@@ -132,8 +132,8 @@ class Callback:
     """Gives every whole line to a function of the program, or to nobody: what was written is kept
     all the same."""
 
-    def __init__(self, on_line: OnLine = lambda rank, stream, text: None) -> None:
-        self.line = on_line
+    def __init__(self, on_line: OnLine | None = None) -> None:
+        self.line = on_line or (lambda rank, stream, text: None)
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
         return False

@@ -19,7 +19,6 @@ from unisono.errors import UnisonoError
 from unisono.launcher.protocol import (
     Instructions,
     nameless_file,
-    standard_input,
     write_instructions,
 )
 from unisono.processes import ask_for_stack
@@ -178,19 +177,16 @@ def ranks_here(
 ) -> Iterator[Iterator[LocalProcess]]:
     """Ranks on this machine, each of which is started when it is taken from the iterator; with
     these variables, beside our own, and descriptors."""
-    with standard_input() as input_fd, nameless_file() as store, nameless_file() as meeting:
-        instructions = dataclasses.replace(
-            instructions,
-            store_fd=store.fileno() if instructions.script is None else -1,
-            input_fd=input_fd,
-        )
+    with nameless_file() as store, nameless_file() as meeting:
+        if instructions.script is None:
+            instructions = dataclasses.replace(instructions, store_fd=store.fileno())
         environment = {
             **os.environ,
             **variables,
             "UNISONO_SIZE": str(ranks),
             "UNISONO_RENDEZVOUS": f"fd:{meeting.fileno()}",
         }
-        shared = [meeting.fileno(), store.fileno(), input_fd, *inherited]
+        shared = [meeting.fileno(), store.fileno(), instructions.input_fd, *inherited]
         with write_instructions(instructions, job) as file:
             del job
 

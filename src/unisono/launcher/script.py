@@ -15,7 +15,7 @@ from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, Terminal
 from unisono.launcher.process import check_not_nested, ranks_here
-from unisono.launcher.protocol import Instructions, Script
+from unisono.launcher.protocol import Instructions, Script, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.processes import describe_exit
@@ -53,16 +53,17 @@ def run_script(
     """
     check_not_nested()
     share.check_room(ranks)
-    instructions = Instructions(
-        script=script,
-        sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
-        argv=("", *script.args),
-        pins=share.pins(ranks) if pin else (),
-    )
     listener: Listener = Callback() if capture else Terminal(prefix)
     failed: RanksFailed | None = None
     report, exit_code = None, 0
     with ExitStack() as stack:
+        instructions = Instructions(
+            script=script,
+            sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
+            argv=("", *script.args),
+            pins=share.pins(ranks) if pin else (),
+            input_fd=stack.enter_context(standard_input()),
+        )
         store = stack.enter_context(closing(LazyStore()))
         variables = store.variables() | share.thread_variables(ranks, threads, os.environ)
         if backend is not None:
