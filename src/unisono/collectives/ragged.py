@@ -43,7 +43,7 @@ def gather(
     where it is given, and None elsewhere; with None for `dst` on every rank."""
     is_wanted = dst is None or comm.rank == dst
     if isinstance(comm, SharedMemoryCommunicator):
-        outputs, shapes = comm.gather_ragged(tensor, is_wanted, torch.empty_like, _empty_beside)
+        outputs, shapes = comm.gather_ragged(tensor, dst, torch.empty_like, _empty_beside)
         if shapes is None:
             if out is not None and outputs is not None:
                 outputs = _copy_into(comm, out, outputs)
