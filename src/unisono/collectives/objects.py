@@ -12,11 +12,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from unisono.collectives.arguments import check_rank
 from unisono.collectives.encoding import decode, encode
-from unisono.collectives.integers import all_gather_integers, device_of
-from unisono.collectives.ragged import gather_rows
-from unisono.collectives.refusals import check_rank
-from unisono.collectives.tensor_bytes import bytes_of, tensor_from_bytes
+from unisono.collectives.ragged import (
+    all_gather_integers,
+    bytes_of,
+    device_of,
+    gather_rows,
+    tensor_from_bytes,
+)
 from unisono.collectives.torch_forms import understands_torch
 from unisono.comm.base import Communicator, Group, Work
 from unisono.errors import name_ranks

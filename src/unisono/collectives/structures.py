@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
+from unisono.collectives.arguments import as_dense_tensor, reduction, refuse_type
 from unisono.collectives.encoding import decode
-from unisono.collectives.integers import all_gather_integers, device_of
 from unisono.collectives.objects import all_gather_object, encode_all, gather_bytes
-from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, refuse_type
+from unisono.collectives.ragged import all_gather_integers, bytes_of, device_of
 from unisono.collectives.results import result_or_work
-from unisono.collectives.tensor_bytes import bytes_of
 from unisono.collectives.trees import (
     Tree,
     description,

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.arguments import check_rank, reduction, refuse_type
 from unisono.collectives.results import ResultWork
 from unisono.collectives.types import No, Op, Yes
 from unisono.comm.base import Communicator, Group, Work

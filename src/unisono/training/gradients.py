@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.integers import device_of
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Communicator, Group
 from unisono.errors import UnisonoError
 from unisono.training.buckets import (

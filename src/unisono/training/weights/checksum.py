@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy
 import torch
 
-from unisono.collectives.tensor_bytes import flat_bytes
+from unisono.collectives.ragged import flat_bytes
 
 _ROW_INTEGERS = 512
 

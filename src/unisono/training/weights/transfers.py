@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.integers import device_of
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Communicator, Work
 from unisono.comm.shared_memory.engine_calls import GpuTensors
 from unisono.training.weights.checksum import checksum
