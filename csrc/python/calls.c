@@ -79,14 +79,6 @@ static uint64_t hash_of_tensors(const side *s) {
     return hash;
 }
 
-static bool is_wide_input(un_operation o) {
-    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
-}
-
-static bool is_wide_output(un_operation o) {
-    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
-}
-
 /* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
 static int check_sides(const call_arguments *a, const Group *self) {
     const side *in = &a->in, *out = &a->out;

@@ -264,6 +264,14 @@ ENGINE = (
     ),
     # -- the binding -----------------------------------------------------------------------------
     Mutant(
+        "overlap-itself",
+        "csrc/python/layouts.c",
+        "(size_t)dim[d].stride_bytes < reach",
+        "(size_t)dim[d].stride_bytes < item_bytes",
+        "a result is written into a tensor whose elements share memory",
+        ("tests/comm/test_overlaps.py::test_overlaps_are_found_exactly",),
+    ),
+    Mutant(
         "overlap-of-lists",
         "csrc/python/overlaps.c",
         "    if (s->coalesced && input != output) return false;\n",

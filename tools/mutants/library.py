@@ -37,14 +37,6 @@ LIBRARY = (
         ),
     ),
     Mutant(
-        "overlap-itself",
-        "src/unisono/comm/overlaps.py",
-        "if stride < reach:",
-        "if stride < memory.itemsize:",
-        "a result is written into a tensor whose elements share memory",
-        ("tests/comm/test_overlaps.py::test_overlaps_are_found_exactly",),
-    ),
-    Mutant(
         "names-of-splits",
         "src/unisono/comm/base.py",
         "{','.join(map(str, members))}]{serial}",

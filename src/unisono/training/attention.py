@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from unisono.collectives.integers import all_gather_integers
+from unisono.collectives.ragged import all_gather_integers
 from unisono.collectives.statistics import widen
 from unisono.comm.base import Communicator, Group, Message, Work
 from unisono.world.world import resolve

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
-from unisono.collectives.refusals import refuse_type
 from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.base import Communicator, Reduction
 from unisono.comm.work import FinishedWork

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.integers import device_of
-from unisono.collectives.refusals import check_rank
+from unisono.collectives.arguments import check_rank
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Communicator, Group
 from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written

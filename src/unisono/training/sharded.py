@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.norms import clip_grad_norm
-from unisono.collectives.refusals import refuse_type
+from unisono.collectives.arguments import refuse_type
+from unisono.collectives.statistics import clip_grad_norm
 from unisono.comm.base import Communicator, Group, Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.buckets import (

@@ -18,8 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.collectives.integers import device_of
-from unisono.collectives.tensor_bytes import flat_bytes
+from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.base import Communicator, Work
 from unisono.comm.shared_memory.engine_calls import GpuTensors
 from unisono.training.weights.plan import WeightPlan, WeightTransfer
