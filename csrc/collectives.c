@@ -5,6 +5,8 @@
  */
 #include "call.h"
 
+_Static_assert(TURN_BYTES <= SLOT_BYTES && CUT_TURN_BYTES <= SLOT_BYTES, "a turn fits into a slot");
+
 /* -- where things lie ------------------------------------------------------------------------ */
 
 static size_t part_pitch(size_t bytes) { return round_up(bytes, 16); }

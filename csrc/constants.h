@@ -16,6 +16,13 @@ enum {
     TURN_BYTES = 64 * 1024,
 #endif
     CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share */
+    /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
+     * share, costs less than that all combine everything. */
+    CUT_FROM = 32 * 1024,
+    /* From here on reading a peer's memory, and waiting until it was read, costs less than what goes
+     * through slots. */
+    DIRECT_FROM = 4 * 1024,
+    CROWDED_FROM = 64 * 1024,
     BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written past the cache */
     COPIED_BYTES = 16 * 1024, /* combined, and then copied to slots and other outputs out of the nearest
                                * cache: storing to both at once takes longer by a quarter on x86 */
@@ -24,15 +31,12 @@ enum {
     RESTING_BYTES = 256 * 1024,  /* of a work that may wait for the thread that will wait for it */
 };
 
-/* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
- * share, costs less than that all combine everything. */
+/* Where cores are few, waiting costs more, and both begin at CROWDED_FROM. */
 static inline size_t cut_from(int ranks, bool crowded) {
-    return crowded ? 64 * 1024 : 32 * 1024 / (size_t)(ranks == 2 ? 1 : ranks);
+    return crowded ? CROWDED_FROM : CUT_FROM / (size_t)(ranks == 2 ? 1 : ranks);
 }
 
-/* From here on reading a peer's memory, and waiting until it was read, costs less than what goes
- * through slots. Where cores are few, waiting costs more. */
-static inline size_t direct_from(bool crowded) { return crowded ? 64 * 1024 : 4 * 1024; }
+static inline size_t direct_from(bool crowded) { return crowded ? CROWDED_FROM : DIRECT_FROM; }
 
 enum {
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait */

@@ -9,8 +9,6 @@
  * on after a failure, a rank says that it writes, looks at the abort word before each piece, and
  * does not leave a failed call before its peers have stopped.
  */
-#include <time.h>
-
 #include "call.h"
 
 /* How long peers may take to stop writing; one that is stopped itself may write the rest of a piece
@@ -208,13 +206,12 @@ static un_status combine_share(execution *x) {
 /* The call has failed: let nobody write into our memory once we are gone. */
 static void wait_for_writers(execution *x) {
     un_group *g = x->g;
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
     int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000, ignored;
     prepare_to_block(&x->patience);
     for (int rank = 0; rank < g->ranks; rank++)
         while (rank != g->rank && !peer_is_dead(g, rank, &ignored) && clock_ns() < end &&
                atomic_load(&control_of(g, rank)->writing) == x->number)
-            nanosleep(&moment, NULL);
+            sleep_ns(100 * 1000);
 }
 
 static un_status combine_everywhere(execution *x) {

@@ -5,6 +5,7 @@
 
 #include "binding.h"
 #include "overlaps.h"
+#include "shapes.h"
 
 enum { CLOSE_PATIENCE_MS = 100 };
 
@@ -34,13 +35,11 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     if (!--self->users && self->closing) close_now(self);
     if (PyErr_Occurred()) return NULL;
     if (finished) Py_RETURN_NONE;
-    PyObject *ranks = PyList_New(0);
-    for (int rank = 0; ranks && rank < self->ranks; rank++) {
-        PyObject *number = missing[rank] ? PyLong_FromLong(rank) : NULL;
-        if (missing[rank] && (!number || PyList_Append(ranks, number))) Py_CLEAR(ranks);
-        Py_XDECREF(number);
-    }
-    return ranks;
+    int64_t ranks[UN_MAX_RANKS];
+    size_t count = 0;
+    for (int rank = 0; rank < self->ranks; rank++)
+        if (missing[rank]) ranks[count++] = rank;
+    return as_tuple(ranks, count);
 }
 
 /* Other threads may be on their way out, from waiting for what this one has waited for: they get a
@@ -126,16 +125,13 @@ static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
     int rank;
     unsigned long long call;
     if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    PyObject *sizes = PyList_New(0);
-    if (!self->group || rank < 0 || rank >= self->ranks) return sizes;
-    for (int at = 0; sizes && at < 2 * self->ranks; at++) {
-        int peer = at % self->ranks;
-        PyObject *bytes = PyLong_FromUnsignedLongLong(
-            un_group_pair_bytes(self->group, rank, call, at >= self->ranks, peer));
-        if (!bytes || PyList_Append(sizes, bytes)) Py_CLEAR(sizes);
-        Py_XDECREF(bytes);
-    }
-    return sizes;
+    int64_t sizes[2 * UN_MAX_RANKS];
+    bool known = self->group && rank >= 0 && rank < self->ranks;
+    int count = known ? 2 * self->ranks : 0;
+    for (int at = 0; at < count; at++)
+        sizes[at] = (int64_t)un_group_pair_bytes(self->group, rank, call, at >= self->ranks,
+                                                 at % self->ranks);
+    return as_tuple(sizes, (size_t)count);
 }
 
 /* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */

@@ -2,7 +2,7 @@
  *
  * Options are asked for by name, and only for what a call needs. torch makes a new object for every
  * reduction that it is asked for; it is known by its hash, which Python has found by the name. */
-#include "binding.h"
+#include "shapes.h"
 
 static PyObject *async_op, *reduce_op, *root_rank;    /* the names of options */
 static PyObject *is_profiling;                        /* a function of torch's */
@@ -73,11 +73,8 @@ static bool is_list(PyObject *object) { return PyList_Check(object) || PyTuple_C
 
 /* Whether all_to_all can cut a tensor between its rows. */
 static bool has_even_rows(PyObject *tensor, int ranks) {
-    const dl_exchange_api *api = exchange_api_of(tensor);
     dl_tensor d;
-    bool is_even = api && !api->tensor_from_object(tensor, &d) && d.dims && !(d.shape[0] % ranks);
-    PyErr_Clear();
-    return is_even;
+    return look_at(tensor, &d) && d.dims && !(d.shape[0] % ranks);
 }
 
 static PyObject *only_item(PyObject *object) { /* borrowed; NULL: it is not a list of one */
