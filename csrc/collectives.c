@@ -5,11 +5,7 @@
  */
 #include "call.h"
 
-enum {
-    BOUNCE_BYTES = 4096,           /* through the stack, where user memory is not in one piece */
-    COPIED_BYTES = 16 * 1024, /* combined, and then copied to the slot out of the nearest cache:
-                               * storing to both at once takes longer by a quarter on x86 */
-};
+_Static_assert(TURN_BYTES <= SLOT_BYTES && CUT_TURN_BYTES <= SLOT_BYTES, "a turn fits into a slot");
 
 /* -- where things lie ------------------------------------------------------------------------ */
 
@@ -165,8 +161,8 @@ static void take_cut(execution *x, size_t turn) {
 
 static void plan_all_reduce(execution *x) {
     size_t bytes = x->call->input->bytes;
-    bool cut = bytes >= x->g->tuning.cut_from;
-    cut_evenly(x, bytes, x->g->tuning.all_reduce_turn);
+    bool cut = bytes >= cut_from(x->g->ranks, x->g->crowded);
+    cut_evenly(x, bytes, CUT_TURN_BYTES);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;
     x->take = cut ? take_cut : take_flat;
@@ -185,8 +181,8 @@ static void take_from_root(execution *x, size_t turn) {
 /* Only the root's slots are in use, so that a turn may be as long as one; but turns should be many
  * enough that the others take one while the root brings the next. */
 static void plan_broadcast(execution *x) {
-    size_t bytes = x->call->input->bytes, most = bytes / 8, turn = x->g->tuning.broadcast_turn;
-    if (most < turn) most = turn;
+    size_t bytes = x->call->input->bytes, most = bytes / 8;
+    if (most < TURN_BYTES) most = TURN_BYTES;
     cut_evenly(x, bytes, most < SLOT_BYTES ? most : SLOT_BYTES);
     x->bring = bring_if_root;
     x->take = take_from_root;
@@ -231,7 +227,7 @@ static void take_gathered(execution *x, size_t turn) {
 }
 
 static void plan_all_gather(execution *x) {
-    cut_evenly(x, widest(x->call->output, x->g->ranks), x->g->tuning.all_gather_turn);
+    cut_evenly(x, widest(x->call->output, x->g->ranks), TURN_BYTES);
     x->bring = bring_and_keep;
     x->take = take_gathered;
 }
@@ -247,15 +243,14 @@ static void take_scattered_sum(execution *x, size_t turn) {
                   x->call->output, s.offset);
 }
 
-/* What one part may take of a slot that holds one for each rank, in turns of so many bytes. */
-static size_t slot_share(const execution *x, size_t turn) {
+/* What one part may take of a slot that holds one for each rank. */
+static size_t slot_share(const execution *x) {
     size_t share = SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
-    return share < turn ? share : turn;
+    return share < TURN_BYTES ? share : TURN_BYTES;
 }
 
 static void plan_reduce_scatter(execution *x) {
-    size_t most = slot_share(x, x->g->tuning.reduce_scatter_turn);
-    cut_evenly(x, widest(x->call->input, x->g->ranks), most);
+    cut_evenly(x, widest(x->call->input, x->g->ranks), slot_share(x));
     x->bring = bring_parts;
     x->take = take_scattered_sum;
 }
@@ -350,8 +345,7 @@ static void take_all_to_all(execution *x, size_t turn) {
 }
 
 static void plan_pairs(execution *x, stage *bring, stage *take) {
-    size_t turn = x->g->tuning.all_to_all_turn;
-    x->piece = x->pitch = x->call->operation == UN_GATHER ? turn : slot_share(x, turn);
+    x->piece = x->pitch = x->call->operation == UN_GATHER ? TURN_BYTES : slot_share(x);
     x->turns = 1;
     write_sizes(x);
     settle_giver(x, me(x));
@@ -360,7 +354,7 @@ static void plan_pairs(execution *x, stage *bring, stage *take) {
     x->pairs_agree = sizes_agree;
     x->settle = settle_givers;
     x->needs_slice = !x->g->calls.post_pitch[me(x)];
-    x->large = most_given_by(x, me(x)) >= x->g->tuning.bypass_from;
+    x->large = most_given_by(x, me(x)) >= BYPASS_FROM;
 }
 
 /* -- choosing -------------------------------------------------------------------------------- */
@@ -399,7 +393,7 @@ static void plan_alike(execution *x) {
         x->bytes += wide[rank].bytes;
         x->hash = mix(x->hash, wide[rank].bytes);
     }
-    x->large = x->bytes >= x->g->tuning.bypass_from;
+    x->large = x->bytes >= BYPASS_FROM;
 }
 
 un_status plan_execution(execution *x) {

@@ -9,17 +9,11 @@
  * on after a failure, a rank says that it writes, looks at the abort word before each piece, and
  * does not leave a failed call before its peers have stopped.
  */
-#include <time.h>
-
 #include "call.h"
 
-enum {
-    COPIED_AT_ONCE = 256 * 1024,  /* between two looks at the abort word */
-    COMBINED_AT_ONCE = 16 * 1024, /* and copied to other outputs out of the nearest cache */
-    BOUNCE_BYTES = 4096,
-    STOPPING_MS = 1000, /* how long peers may take to stop writing; one that is stopped itself may
-                         * write the rest of a piece when it goes on */
-};
+/* How long peers may take to stop writing; one that is stopped itself may write the rest of a piece
+ * when it goes on. */
+enum { STOPPING_MS = 1000 };
 
 static const place *places_of(const execution *x, int rank) {
     return (const place *)(const void *)post_of(x->g, rank, x->number)->payload;
@@ -84,7 +78,7 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
-    size_t least = g->tuning.direct_from;
+    size_t least = direct_from(g->crowded);
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&
@@ -195,8 +189,8 @@ static un_status combine_share(execution *x) {
         sources[rank] = input + first;
     }
     un_status status = look_at_abort(g);
-    for (size_t done = 0; !status && done < bytes; done += COMBINED_AT_ONCE) {
-        size_t some = bytes - done < COMBINED_AT_ONCE ? bytes - done : COMBINED_AT_ONCE;
+    for (size_t done = 0; !status && done < bytes; done += COPIED_BYTES) {
+        size_t some = bytes - done < COPIED_BYTES ? bytes - done : COPIED_BYTES;
         char *result = outputs[made_by] + first + done;
         x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, call->factor);
         for (int rank = 0; rank < g->ranks; rank++) {
@@ -212,13 +206,12 @@ static un_status combine_share(execution *x) {
 /* The call has failed: let nobody write into our memory once we are gone. */
 static void wait_for_writers(execution *x) {
     un_group *g = x->g;
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
     int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000, ignored;
     prepare_to_block(&x->patience);
     for (int rank = 0; rank < g->ranks; rank++)
         while (rank != g->rank && !peer_is_dead(g, rank, &ignored) && clock_ns() < end &&
                atomic_load(&control_of(g, rank)->writing) == x->number)
-            nanosleep(&moment, NULL);
+            sleep_ns(100 * 1000);
 }
 
 static un_status combine_everywhere(execution *x) {

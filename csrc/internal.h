@@ -4,7 +4,7 @@
  * group, watcher        a membership, and how a group ends; the deaths of peers
  * wait                  look, give the core away, sleep
  * call, collectives     one call from post to end; what each collective brings, combines and takes
- * tuning                in what pieces, and from which sizes on
+ * constants             in what pieces, from which sizes on, and how long to look before sleeping
  * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
  * schedules             all_reduce by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
@@ -20,10 +20,12 @@
 #define UNISONO_INTERNAL_H
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "constants.h"
 #include "unisono.h"
 
 #define LINE_BYTES 64
@@ -233,7 +235,6 @@ struct un_group {
         _Atomic uint32_t stopping;
     } worker;
 
-    un_tuning tuning; /* tuning.c */
 
     spinning spin; /* wait.c, with the call lock */
 
@@ -336,14 +337,20 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
 } patience;
 
 int64_t clock_ns(void);
+void sleep_ns(int64_t ns);
+
+/* Sleep while a word is `seen`, for so long at most; wake so many who do. Words of the segment are the
+ * ranks' own, others this process's. */
+enum whose { OF_RANKS, OF_PROCESS };
+void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
+void wake(const void *word, enum whose whose, int most);
+
 void start_spinning(spinning *s);
 int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */
 void end_spin(const un_group *g, spinning *s, bool paid_off);
 void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
-void wake_sleepers(const flag_t *flag);
-void wake_listeners(control *c);
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__)
@@ -368,7 +375,7 @@ static inline un_status await_flag(un_group *g, int peer, const flag_t *flag, ui
 static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
     atomic_store_explicit(flag, value, memory_order_seq_cst);
     if (atomic_load_explicit(&control_of(g, g->rank)->sleepers, memory_order_seq_cst))
-        wake_sleepers(flag);
+        wake(flag, OF_RANKS, INT_MAX);
 }
 
 typedef struct unfinished { /* what is under way when the group closes */

@@ -1,7 +1,6 @@
 /* What the machine and the cgroup leave us: bytes of memory and a share of its cores. */
 #define _GNU_SOURCE
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 
 #include "internal.h"

@@ -10,11 +10,7 @@
 
 #include "messages.h"
 
-enum {
-    GLANCES = 64, /* about a microsecond, */
-    ROUNDS = 4,   /* and so many of them before the caller learns that we wait */
-    ASK_NS = 800 * 1000 * 1000, /* before the deadline, time for an answer */
-};
+enum { ROUNDS = 4 }; /* of glances, before the caller learns that we wait */
 
 static void begin(un_group *g, un_message *m) {
     m->source = m->peer;

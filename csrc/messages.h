@@ -4,8 +4,6 @@
 
 #include "internal.h"
 
-enum { SLICE_NS = 50 * 1000 * 1000 }; /* the longest sleep without a look around */
-
 enum phase {
     TO_ANNOUNCE, /* a send that its channel has no room for yet */
     ANNOUNCED,

@@ -14,7 +14,6 @@
 enum {
     SLICE_BYTES = 128 * 1024,
     PIECE_BYTES = 32 * 1024, /* of a chunk, published at once: the reader need not wait for more */
-    BOUNCE_BYTES = 4096,     /* through the stack, where user memory is not in one piece */
 };
 
 _Static_assert(UN_BUSIEST * 16 <= TUBE_BYTES / 2, "one element per chunk must fit");

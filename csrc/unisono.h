@@ -295,31 +295,6 @@ un_block *un_block_reopen(un_group *group, uint64_t number);
 /* Whose part of a block of the group begins before and ends after these bytes, or -1. */
 int un_group_owner(un_group *group, const char *data, size_t bytes);
 
-/* In what pieces a group's calls move, and from how many bytes on they go another way. Results do
- * not depend on it, but members whose tuning differs read what is not there: all set the same,
- * between the same two calls, or none does. */
-typedef struct un_tuning {
-    size_t cut_from;    /* all_reduce and reduce: each rank combines a share, from here on */
-    size_t direct_from; /* what lies in a block is read in its place */
-    size_t bypass_from; /* outputs are written past the cache; of a rank alone */
-    size_t all_reduce_turn, broadcast_turn, all_gather_turn, reduce_scatter_turn;
-    size_t all_to_all_turn; /* gather's and scatter's, too */
-} un_tuning;
-
-/* What is good on the machines where it was measured; `crowded`: more ranks than cores. */
-un_tuning un_default_tuning(int ranks, bool crowded);
-un_tuning un_group_tuning(const un_group *group);
-
-/* Whether there are more ranks than cores, which all members see alike. */
-bool un_group_is_crowded(const un_group *group);
-
-/* False, and nothing has changed: a number is out of bounds. */
-bool un_group_tune(un_group *group, const un_tuning *tuning);
-
-/* The processor's model: its name on x86-64, its identification register on aarch64. */
-#define UN_MODEL_BYTES 64
-void un_processor_model(char text[UN_MODEL_BYTES]);
-
 /* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);

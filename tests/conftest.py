@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # it imports torch, which the process that shares out the tes
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # No test sees, or changes, what the user's own runs have kept.
-    os.environ.setdefault("UNISONO_CACHE", "/dev/null/nothing")
     # A script's `make test &` ignores SIGINT, and all that it starts would inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

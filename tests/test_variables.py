@@ -31,8 +31,6 @@ BAD = {
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_TRACE": "/no/such/folder/trace.json",
-    "UNISONO_CACHE": "/dev/null",
-    "UNISONO_TUNING": "/",
     "UNISONO_RECORD_KEEPER": "yes",
     "UNISONO_TEST_CHANNEL": "-3",
 }

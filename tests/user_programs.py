@@ -114,13 +114,13 @@ def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
 
 def plain_environment() -> dict[str, str]:
     """The environment without what would change how programs start and speak; but programs of a
-    watched test run are watched, and none of them sees what other runs have kept."""
+    watched test run are watched."""
     ours = ("UNISONO_", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "NO_COLOR", "MASTER_", "RANK")
     ours += ("WORLD_SIZE", "LOCAL_RANK")
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(ours) or name.startswith(("UNISONO_WATCH", "UNISONO_CACHE"))
+        if not name.startswith(ours) or name.startswith("UNISONO_WATCH")
     }
 
 

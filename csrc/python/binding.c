@@ -5,6 +5,7 @@
 
 #include "binding.h"
 #include "overlaps.h"
+#include "shapes.h"
 
 enum { CLOSE_PATIENCE_MS = 100 };
 
@@ -34,13 +35,11 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     if (!--self->users && self->closing) close_now(self);
     if (PyErr_Occurred()) return NULL;
     if (finished) Py_RETURN_NONE;
-    PyObject *ranks = PyList_New(0);
-    for (int rank = 0; ranks && rank < self->ranks; rank++) {
-        PyObject *number = missing[rank] ? PyLong_FromLong(rank) : NULL;
-        if (missing[rank] && (!number || PyList_Append(ranks, number))) Py_CLEAR(ranks);
-        Py_XDECREF(number);
-    }
-    return ranks;
+    int64_t ranks[UN_MAX_RANKS];
+    size_t count = 0;
+    for (int rank = 0; rank < self->ranks; rank++)
+        if (missing[rank]) ranks[count++] = rank;
+    return as_tuple(ranks, count);
 }
 
 /* Other threads may be on their way out, from waiting for what this one has waited for: they get a
@@ -126,16 +125,13 @@ static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
     int rank;
     unsigned long long call;
     if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    PyObject *sizes = PyList_New(0);
-    if (!self->group || rank < 0 || rank >= self->ranks) return sizes;
-    for (int at = 0; sizes && at < 2 * self->ranks; at++) {
-        int peer = at % self->ranks;
-        PyObject *bytes = PyLong_FromUnsignedLongLong(
-            un_group_pair_bytes(self->group, rank, call, at >= self->ranks, peer));
-        if (!bytes || PyList_Append(sizes, bytes)) Py_CLEAR(sizes);
-        Py_XDECREF(bytes);
-    }
-    return sizes;
+    int64_t sizes[2 * UN_MAX_RANKS];
+    bool known = self->group && rank >= 0 && rank < self->ranks;
+    int count = known ? 2 * self->ranks : 0;
+    for (int at = 0; at < count; at++)
+        sizes[at] = (int64_t)un_group_pair_bytes(self->group, rank, call, at >= self->ranks,
+                                                 at % self->ranks);
+    return as_tuple(sizes, (size_t)count);
 }
 
 /* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
@@ -317,7 +313,6 @@ static PyMethodDef group_methods[] = {
     {"progress", group_progress, METH_O, NULL},
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
-    {"tune", group_tune, METH_VARARGS, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
@@ -345,8 +340,6 @@ static PyMethodDef group_methods[] = {
 static PyGetSetDef group_properties[] = {
     {"calls", group_calls, NULL, NULL, NULL},
     {"descriptor", group_descriptor, NULL, NULL, NULL},
-    {"tuning", group_tuning, NULL, NULL, NULL},
-    {"is_crowded", group_is_crowded, NULL, NULL, NULL},
     {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
     {0},
 };
@@ -382,13 +375,6 @@ static PyObject *create_segment(PyObject *module, PyObject *arguments) {
 static PyObject *cpu_quota(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
     return PyLong_FromLong(un_cpu_quota());
-}
-
-static PyObject *processor_model(PyObject *module, PyObject *ignored) {
-    (void)module, (void)ignored;
-    char text[UN_MODEL_BYTES];
-    un_processor_model(text);
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
 static PyObject *memory_room(PyObject *module, PyObject *ignored) {
@@ -451,7 +437,7 @@ done:
 }
 
 static PyMethodDef module_methods[] = {
-    {"learn_options", module_learn_options, METH_VARARGS, NULL},
+    {"know_torch", module_know_torch, METH_VARARGS, NULL},
     {"describe_shapes", module_describe_shapes, METH_O, NULL},
     {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
@@ -471,8 +457,6 @@ static PyMethodDef module_methods[] = {
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},
-    {"default_tuning", module_default_tuning, METH_VARARGS, NULL},
-    {"processor_model", processor_model, METH_NOARGS, NULL},
     {0},
 };
 
@@ -483,7 +467,8 @@ static int fill_module(PyObject *module) {
     if (!on_device)
         on_device = PyErr_NewException("unisono._native.OnDevice", PyExc_TypeError, NULL);
     if (!on_device || PyModule_AddObjectRef(module, "OnDevice", on_device)) return -1;
-    if (prepare_calls() || prepare_blocks() || prepare_works(module) || prepare_messages(module))
+    if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
+        prepare_messages(module))
         return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }

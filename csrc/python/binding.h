@@ -5,10 +5,10 @@
  * torch_tensors       what only torch knows of a tensor
  * overlaps            tensors that share memory
  * gil, calls          letting go of the GIL; blocking calls
+ * given               blocking calls as torch.distributed describes them
  * works, messages     what goes on by itself; pending: what the two have in common
  * blocks              memory that all ranks of a group have mapped
  * shapes              what tensors are, and what ranks tell each other of that
- * tuning              the numbers by which a group is tuned
  * recorded_calls      calls that another library carries out
  * sites               where in the caller's program a call was made
  */
@@ -90,14 +90,11 @@ PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
 
 /* given.c */
-PyObject *module_learn_options(PyObject *module, PyObject *arguments);
+PyObject *module_know_torch(PyObject *module, PyObject *arguments);
+int given_reduction(PyObject *options);
+int given_root(PyObject *options);
+int prepare_given(void);
 PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
-
-/* tuning.c */
-PyObject *group_tune(PyObject *object, PyObject *arguments);
-PyObject *group_tuning(PyObject *object, void *ignored);
-PyObject *group_is_crowded(PyObject *object, void *ignored);
-PyObject *module_default_tuning(PyObject *module, PyObject *arguments);
 
 /* shapes.c */
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);

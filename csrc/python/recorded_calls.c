@@ -33,26 +33,6 @@ PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssi
     return PyLong_FromUnsignedLongLong(record);
 }
 
-/* torch's number for a reduction is ours, and is what its ReduceOp hashes to: asking for the number
- * itself takes three times as long. Zero where there are no options: short forms have none. */
-static un_reduction reduction_of(PyObject *options) {
-    static PyObject *name;
-    if (!name) name = PyUnicode_InternFromString("reduceOp");
-    PyObject *found = name ? PyObject_GetAttr(options, name) : NULL;
-    Py_hash_t number = found ? PyObject_Hash(found) : -1;
-    Py_XDECREF(found);
-    PyErr_Clear();
-    return number > 0 && number <= UN_PREMUL_SUM ? (un_reduction)number : UN_SUM;
-}
-
-static int root_of(PyObject *options) {
-    PyObject *found = PyObject_GetAttrString(options, "rootRank");
-    long root = found ? PyLong_AsLong(found) : -1;
-    Py_XDECREF(found);
-    PyErr_Clear();
-    return (int)root;
-}
-
 /* record_given(operation, tensors, options, number): the same for a call as torch describes it;
  * None where DLPack does not show the tensors. */
 PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
@@ -62,8 +42,9 @@ PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ss
     uint64_t number = PyLong_AsUnsignedLongLong(arguments[3]), bytes = 0;
     if (PyErr_Occurred()) return NULL;
     if (arguments[1] != Py_None && !measure(arguments[1], &call.dtype, &bytes)) Py_RETURN_NONE;
-    if (un_reduces(call.operation)) call.reduction = reduction_of(arguments[2]);
-    if (un_is_rooted(call.operation)) call.root = root_of(arguments[2]);
+    int reduction = un_reduces(call.operation) ? given_reduction(arguments[2]) : UN_SUM;
+    call.reduction = reduction < 0 ? UN_SUM : (un_reduction)reduction; /* short forms have none */
+    if (un_is_rooted(call.operation)) call.root = given_root(arguments[2]);
     call.site = current_site();
     uint64_t record = self->group ? un_record_open(self->group, &call, bytes, number) : 0;
     return PyLong_FromUnsignedLongLong(record);

@@ -144,15 +144,6 @@ def _file(text: str) -> str:
     return text
 
 
-def _tuning(text: str) -> str:
-    """A table's path; "" for none at all."""
-    if _SWITCH.get(text.lower()) is False:
-        return ""
-    if os.path.isdir(text):
-        raise ValueError("must be off, or a table that `unisono tune` has written")
-    return os.path.abspath(text)
-
-
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -189,8 +180,7 @@ REPLACE = Variable(
 )
 ALGO = Variable(
     "UNISONO_ALGO",
-    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case; "
-    "auto: the one that `unisono tune` found fastest",
+    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case",
     str.strip,
 )
 EAGER_SEND = Variable(
@@ -251,16 +241,6 @@ WATCH_FOLDER = Variable(
 )
 TRACE = Variable(
     "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
-)
-CACHE = Variable(
-    "UNISONO_CACHE",
-    "where groups look for a tuning table; else ~/.cache/unisono",
-    _folder,
-)
-TUNING = Variable(
-    "UNISONO_TUNING",
-    "off: groups leave the table of `unisono tune` alone; or the path of another one",
-    _tuning,
 )
 RECORD_KEEPER = Variable(
     "UNISONO_RECORD_KEEPER",

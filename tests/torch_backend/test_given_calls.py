@@ -3,6 +3,7 @@ torch's options, which calls it leaves to the long way, and that both come to th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,14 +11,38 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+)
 
 from torch_names import all_gather_single, reduce_scatter_single
-from unisono.comm.engine import Operation, Status, learn_options
+from unisono.comm.engine import Operation, Status
+from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
-from unisono.torch_backend.given_calls import OPTIONS, learns_options_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
-PLAIN = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+OPTIONS: dict[Operation, type] = {
+    Operation.ALL_REDUCE: AllreduceOptions,
+    Operation.REDUCE: ReduceOptions,
+    Operation.BROADCAST: BroadcastOptions,
+    Operation.ALL_GATHER: AllgatherOptions,
+    Operation.REDUCE_SCATTER: ReduceScatterOptions,
+    Operation.ALL_TO_ALL: AllToAllOptions,
+}
+EXPECTED = {  # of [3, 5] and [6, 5]
+    "SUM": [9, 10],
+    "PRODUCT": [18, 25],
+    "MIN": [3, 5],
+    "MAX": [6, 5],
+    "BAND": [2, 5],
+    "BOR": [7, 5],
+    "BXOR": [5, 0],
+}
 
 
 def options_of(operation: Operation, **fields: Any) -> Any:
@@ -28,58 +53,55 @@ def options_of(operation: Operation, **fields: Any) -> Any:
     return options
 
 
-@pytest.mark.parametrize("operation", OPTIONS)
-def test_the_engine_learns_where_torch_keeps_its_options(operation: Operation) -> None:
-    assert learns_options_of(operation)
+@pytest.fixture
+def rehash(
+    process_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[Any], int]], None]]:
+    """Give torch's reductions other hashes, as other numbers would, and have them learned anew."""
+
+    def learn() -> None:
+        reductions_by_hash.cache_clear()
+        process_group._prepare_given_calls(process_group.comm)
+
+    def change(hash_of: Callable[[Any], int]) -> None:
+        monkeypatch.setattr(dist.ReduceOp, "__hash__", hash_of)
+        learn()
+
+    yield change
+    monkeypatch.undo()
+    learn()
 
 
-class Other:
-    """Not of torch: what stands behind its header is a pointer to another object, or to nothing."""
-
-    __slots__ = ("first", "second")
-
-
-def test_what_is_laid_out_in_another_way_is_not_learned() -> None:
-    def learned(make: Any) -> bool:
-        samples = [(make(), (n % 2, None, None, None)) for n in (0, 1, 1) * 8]
-        return learn_options(Operation.GATHER, type(samples[0][0]), samples, lambda: False)
-
-    def with_first() -> Other:
-        other = Other()
-        other.first = 5
-        return other
-
-    assert not learned(Other)
-    assert not learned(with_first)
-    assert not learned(object)
+@pytest.mark.ranks(2)
+def test_reductions_are_known_by_name(process_group: Any, rehash: Any) -> None:
+    number_of, ops, rank = dist.ReduceOp.__hash__, dist.ReduceOp, dist.get_rank()
+    rehash(lambda op: 8 - number_of(op))
+    for name, expected in EXPECTED.items():
+        x = torch.tensor([6, 5]) if rank else torch.tensor([3, 5])
+        dist.all_reduce(x, getattr(ops, name))
+        assert x.tolist() == expected, name
+    x = torch.tensor([3.0, 5.0]) + rank
+    dist.all_reduce(x, ops.AVG)
+    assert x.tolist() == [3.5, 5.5]
+    dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))
+    assert x.tolist() == [14.0, 22.0]
 
 
-def test_values_that_are_everywhere_are_not_learned() -> None:
-    """Samples that do not differ say nothing: many a byte of them is 0."""
-    samples = [(options_of(Operation.ALL_REDUCE), (0, None, None, None)) for _ in range(24)]
-    kind = OPTIONS[Operation.ALL_REDUCE]
-    assert not learn_options(Operation.GATHER, kind, samples, lambda: False)
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("hash_of", [lambda op: id(op), lambda op: 7], ids=["object", "none"])
+def test_hashes_that_do_not_tell_reductions_apart(rehash: Any, hash_of: Any) -> None:
+    with pytest.raises(RuntimeError, match="cannot tell this torch's reductions apart"):
+        rehash(hash_of)
 
 
 @pytest.mark.ranks(2)
 def test_plain_calls_go_straight(process_group: Any) -> None:
-    for operation in OPTIONS:
-        assert learns_options_of(operation)
     rank, straight = dist.get_rank(), process_group._run_given
-    for name in PLAIN:
+    for name, expected in EXPECTED.items():
         x = torch.tensor([6, 5]) if rank else torch.tensor([3, 5])
         options = options_of(Operation.ALL_REDUCE, reduceOp=getattr(dist.ReduceOp, name))
         assert straight(Operation.ALL_REDUCE, [x], None, options) == Status.OK
-        expected = {
-            "SUM": [9, 10],
-            "PRODUCT": [18, 25],
-            "MIN": [3, 5],
-            "MAX": [6, 5],
-            "BAND": [2, 5],
-            "BOR": [7, 5],
-            "BXOR": [5, 0],
-        }
-        assert x.tolist() == expected[name]
+        assert x.tolist() == expected
     for root in (0, 1):
         x = torch.tensor([float(rank)])
         options = options_of(Operation.BROADCAST, rootRank=root)
@@ -107,21 +129,18 @@ def test_plain_calls_go_straight(process_group: Any) -> None:
     given = torch.tensor([0.0, 1.0]) + 10 * rank
     assert straight(Operation.ALL_TO_ALL, taken, given, exchanges) == Status.OK
     assert taken.tolist() == [0.0 + rank, 10.0 + rank]
-    assert straight(Operation.BARRIER, None, None, options_of(Operation.BARRIER)) == Status.OK
 
 
 @pytest.mark.ranks(2)
 def test_other_calls_are_left_to_the_long_way(process_group: Any) -> None:
     """They return ASK_AGAIN on this rank alone: had anybody heard of them, the last call would not
     match."""
-    for operation in OPTIONS:
-        assert learns_options_of(operation)
     x, wide, straight = torch.ones(2), torch.ones(4), process_group._run_given
     sums = options_of(Operation.ALL_REDUCE, reduceOp=dist.ReduceOp.SUM)
     left = [
         (Operation.ALL_REDUCE, [x], options_of(Operation.ALL_REDUCE, asyncOp=True)),
         (Operation.ALL_REDUCE, [x], options_of(Operation.ALL_REDUCE, reduceOp=dist.ReduceOp.AVG)),
-        (Operation.ALL_REDUCE, [x], options_of(Operation.REDUCE)),
+        (Operation.ALL_REDUCE, [x], options_of(Operation.BROADCAST)),
         (Operation.ALL_REDUCE, [x], None),
         (Operation.ALL_REDUCE, x, sums),
         (Operation.ALL_REDUCE, [x, x], sums),
@@ -139,15 +158,13 @@ def test_other_calls_are_left_to_the_long_way(process_group: Any) -> None:
         assert straight(Operation.ALL_GATHER, [x, x], x, gathers) == Status.ASK_AGAIN
         rows = torch.ones(1, 4)  # four elements, but one row, which cannot be cut
         assert straight(Operation.ALL_TO_ALL, rows, rows, exchanges) == Status.ASK_AGAIN
-        hurried = options_of(Operation.BARRIER, timeout=timedelta(seconds=5))
-        assert straight(Operation.BARRIER, None, None, hurried) == Status.ASK_AGAIN
     assert straight(Operation.ALL_REDUCE, [x], None, sums) == Status.OK
     assert x.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.ranks(3)
 def test_both_ways_come_to_the_same(process_group: Any) -> None:
-    """The first call of each kind asks torch, the second is read; averages always ask."""
+    """Averages go the long way, the rest straight."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for _ in range(2):
         x = torch.tensor([rank + 1, -rank])
@@ -170,8 +187,6 @@ def test_both_ways_come_to_the_same(process_group: Any) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_goes_straight_is_checked(process_group: Any) -> None:
-    for operation in (Operation.ALL_REDUCE, Operation.BROADCAST):
-        assert learns_options_of(operation)
     x = torch.ones(2)
     call = partial(dist.all_reduce, x) if dist.get_rank() else partial(dist.broadcast, x, 0)
     with pytest.raises(CollectiveMismatch, match=r"(?s)rank 0: broadcast.*rank 1: all_reduce"):
@@ -181,7 +196,6 @@ def test_what_goes_straight_is_checked(process_group: Any) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_timeout_of_a_straight_call_is_told(process_group: Any) -> None:
-    assert learns_options_of(Operation.ALL_GATHER)
     if dist.get_rank():
         process_group.set_timeout(timedelta(milliseconds=50))
         with pytest.raises(CollectiveTimeout, match="all_gather"):

@@ -118,9 +118,7 @@ class Communicator(Collectives, SharedTensors):
 
     `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
     the world (None where they have none in common), `name` what errors and records call the group,
-    `timeout_s` how long a call waits for its peers, `backend` what moves the data. Where
-    `allow_reorder` is set, on every rank, `algorithm="auto"` may combine in another order than that
-    of the ranks.
+    `timeout_s` how long a call waits for its peers, `backend` what moves the data.
 
     Every member calls the same operations in the same order. All methods raise a `GroupError` when
     that fails, and the group is then poisoned: later calls raise the first cause again. An argument
@@ -145,9 +143,6 @@ class Communicator(Collectives, SharedTensors):
     timeout_s: float = DEFAULT_TIMEOUT_S
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
-    allow_reorder: bool = False
-    """Whether `algorithm="auto"` may combine in another order than that of the ranks, which is
-    faster at times and changes the last bits; the same on every rank."""
 
     @staticmethod
     def join(

@@ -61,12 +61,6 @@ if TYPE_CHECKING:
     class MaybeToBy(MaybeTo, MaybeBy): ...
 
 
-def is_auto(algorithm: object) -> bool:
-    """Whether the choice of an algorithm is left to what `unisono tune` measured; where it measured
-    nothing, that is the implementation's own way."""
-    return isinstance(algorithm, str) and algorithm.casefold() == "auto"
-
-
 class Collectives(ABC):
     """What every Communicator can do with tensors of all its ranks.
 
@@ -103,7 +97,6 @@ class Collectives(ABC):
         `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
         a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
         own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
-        "auto" takes what `unisono tune` found fastest, without other bits: docs/tuning.md.
 
         Raises TypeError for an `op` that has no meaning for the dtype (the average of integers),
         ValueError for one that nobody knows, an unknown `algorithm`, or tensors that share memory.
@@ -142,8 +135,8 @@ class Collectives(ABC):
         stay untouched. With `async_op` a Work is returned at once.
 
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
-        a Schedule, the same on all ranks, or "auto"; None is the implementation's own. A named one
-        runs over messages: parts of a wide side must then have one size, and `async_op` is refused.
+        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
+        messages: parts of a wide side must then have one size, and `async_op` is refused.
 
         Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
 

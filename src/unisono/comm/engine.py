@@ -122,30 +122,6 @@ def cpu_quota() -> int:
     return int(_module().cpu_quota())
 
 
-TUNED = (
-    "cut_from",
-    "direct_from",
-    "bypass_from",
-    "all_reduce_turn",
-    "broadcast_turn",
-    "all_gather_turn",
-    "reduce_scatter_turn",
-    "all_to_all_turn",
-)
-"""What the numbers of a group's `tuning` are, in their order: csrc/unisono.h's un_tuning."""
-
-
-def default_tuning(ranks: int, crowded: bool) -> tuple[int, ...]:
-    """The tuning of a group of so many ranks which nobody has tuned; `crowded`: on fewer cores."""
-    tuning: tuple[int, ...] = _module().default_tuning(ranks, crowded)
-    return tuning
-
-
-def processor_model() -> str:
-    """What tells this processor's model from others: a name, or a number."""
-    return str(_module().processor_model()).strip()
-
-
 def memory_room() -> int:
     """How many bytes the memory limits of this process leave free."""
     return int(_module().memory_room())
@@ -231,18 +207,11 @@ def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] |
     return described
 
 
-def learn_options(
-    operation: Operation,
-    kind: type,
-    samples: list[tuple[Any, tuple[int | None, ...]]],
-    is_profiling: Callable[[], bool],
-) -> bool:
-    """Let `run_given` read options of torch's where torch keeps their values; whether it can.
-
-    Each sample has options of this kind, and what asyncOp, reduceOp, rootRank and the timeout in
-    milliseconds are in them, as numbers, with None for what such options do not have.
-    """
-    return bool(_module().learn_options(operation, kind, samples, is_profiling))
+def know_torch(is_profiling: Callable[[], bool], hashes: tuple[int, ...]) -> None:
+    """Let the engine read options of torch's: what its reductions hash to, in the order of the
+    engine's numbers, and what says whether torch's profiler is on."""
+    if _native is not None:
+        _native.know_torch(is_profiling, hashes)
 
 
 SUM_DIVIDED = 10

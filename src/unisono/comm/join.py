@@ -18,7 +18,6 @@ from unisono.comm.rendezvous.unix_socket import Deadline, Departed
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
 from unisono.comm.solo import SoloCommunicator
-from unisono.comm.tuning import read_tuning
 
 
 def join(
@@ -42,8 +41,7 @@ def join(
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
-    tuning = read_tuning(size, rank)
-    request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), tuning=tuning)
+    request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
     with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
         while True:
             try:

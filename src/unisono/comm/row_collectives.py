@@ -25,7 +25,6 @@ from unisono.comm.base import (
     dtype_name,
 )
 from unisono.comm.by_algorithm import run_by
-from unisono.comm.collective_calls import is_auto
 from unisono.comm.row_group import RowGroup, Rows, WideSide
 from unisono.comm.rows import (
     bytes_of,
@@ -106,14 +105,14 @@ class RowCollectives(RowGroup):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         algorithm = algorithm or variables.ALGO.read()
-        if algorithm and not is_auto(algorithm):
+        if algorithm:
             return run_by(algorithm, self, "all_reduce", tensor, None, 0, op, async_op)
         return self._reduce("all_reduce", tensor, None, op, async_op)
 
     def _run_reduce(
         self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             return run_by(algorithm, self, "reduce", tensor, None, root, op, async_op)
         self._checked("reduce", check_root, root, self.size)
         return self._reduce("reduce", tensor, root, op, async_op)
@@ -142,7 +141,7 @@ class RowCollectives(RowGroup):
     def _run_broadcast(
         self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             return run_by(algorithm, self, "broadcast", tensor, None, root, async_op=async_op)
         self._checked("broadcast", check_root, root, self.size)
         tensors = self._tensors("broadcast", tensor, True)
@@ -168,7 +167,7 @@ class RowCollectives(RowGroup):
     def _run_all_gather(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             return run_by(algorithm, self, "all_gather", output, input, async_op=async_op)
         what = "all_gather"
         wide, narrow = self._pairs(what, output, input, isinstance(input, LISTS))
@@ -202,7 +201,7 @@ class RowCollectives(RowGroup):
     def _run_reduce_scatter(
         self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             return run_by(algorithm, self, "reduce_scatter", output, input, 0, op, async_op)
         what = "reduce_scatter"
         narrow, wide = self._pairs(what, output, input, isinstance(output, LISTS))
@@ -260,7 +259,7 @@ class RowCollectives(RowGroup):
     def _run_all_to_all(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             return run_by(algorithm, self, "all_to_all", output, input, async_op=async_op)
         to = WideSide(self, "all_to_all", output, True)
         source = WideSide(self, "all_to_all", input, False)

@@ -28,7 +28,6 @@ from unisono.comm.base import (
     count,
     dtype_name,
 )
-from unisono.comm.collective_calls import is_auto
 from unisono.comm.overlaps import overlap_complaint
 from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, GroupClosed, GroupError
@@ -68,14 +67,14 @@ class SoloCommunicator(Communicator):
         algorithm: str | Schedule | None = None,
     ) -> Work | None:
         algorithm = algorithm or self._algorithm
-        if algorithm and not is_auto(algorithm):
+        if algorithm:
             self._check_algorithm("all_reduce", algorithm)
         return self._reduce("all_reduce", tensor, op, async_op)
 
     def _run_reduce(
         self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             self._check_algorithm("reduce", algorithm, async_op)
         self._checked("reduce", check_root, root, 1)
         return self._reduce("reduce", tensor, op, async_op)
@@ -83,7 +82,7 @@ class SoloCommunicator(Communicator):
     def _run_broadcast(
         self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             self._check_algorithm("broadcast", algorithm, async_op)
         self._checked("broadcast", check_root, root, 1)
         self._check_overlaps("broadcast", self._tensors("broadcast", tensor, writable=True))
@@ -92,14 +91,14 @@ class SoloCommunicator(Communicator):
     def _run_all_gather(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             self._check_algorithm("all_gather", algorithm, async_op)
         return self._copy("all_gather", output, input, async_op, isinstance(input, LISTS))
 
     def _run_reduce_scatter(
         self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             self._check_algorithm("reduce_scatter", algorithm, async_op)
         self._factor("reduce_scatter", self._tensors("reduce_scatter", output, True), op)
         self._copy("reduce_scatter", output, input, async_op, isinstance(output, LISTS))
@@ -120,7 +119,7 @@ class SoloCommunicator(Communicator):
     def _run_all_to_all(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        if algorithm is not None and not is_auto(algorithm):
+        if algorithm is not None:
             self._check_algorithm("all_to_all", algorithm, async_op)
         return self._copy("all_to_all", output, input, async_op)
 

@@ -96,9 +96,6 @@ def algorithm(
     if collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
 
-    if name.casefold() in ("auto", "engine"):
-        raise ValueError(f"{name!r} is not free: it leaves the choice to unisono")
-
     def register(make: Builder) -> Builder:
         _load_ours()
         earlier = _registered.get((collective, name))

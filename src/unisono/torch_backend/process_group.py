@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,13 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
-    ReduceOp,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
 )
 from torch._C._profiler import _RecordFunctionFast
 
-from unisono.comm.base import REDUCTIONS, TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
+from unisono.comm.base import TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
 from unisono.comm.engine import Operation, hide_files
 from unisono.comm.work import FinishedWork
 from unisono.torch_autograd import mark_written
@@ -40,7 +39,6 @@ from unisono.torch_backend.given_calls import (
     straight,
     straight_if_even,
     straight_in_place,
-    straight_without_tensors,
 )
 from unisono.torch_backend.signatures import (
     accept_short_signatures,
@@ -56,10 +54,6 @@ if TYPE_CHECKING:
     from unisono.torch_backend.work import FinishedTorchWork, TorchWork
 
 NAME = "unisono"
-_Type: Any = ReduceOp.RedOpType
-# All but AVG, which depends on the tensors. A ReduceOp's hash is the number of its type, and asking
-# for it takes a third of asking for `.op`.
-_OPS = {hash(getattr(_Type, name.upper())): name for name in REDUCTIONS if name != "avg"}
 Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
@@ -275,12 +269,12 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
             self.comm.refuse("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
-    @straight_without_tensors(Operation.BARRIER)
     @accept_short_signatures(BarrierOptions)
     def barrier(self, opts: Any) -> Any:
-        if opts.asyncOp or opts.timeout.total_seconds() <= 0:
+        limit_s = opts.timeout.total_seconds()
+        if limit_s <= 0 or opts.asyncOp:
             return self._run(self.comm.barrier, opts, ())
-        self.comm.barrier(timeout_s=opts.timeout.total_seconds())
+        self.comm.barrier(timeout_s=limit_s)
         return None
 
     def monitored_barrier(
@@ -391,16 +385,14 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     def _op_of(self, options: Any, tensors: Tensors) -> Reduction:
         """The reduction that torch asks for. Its average of integers is their sum divided."""
         reduce_op = options.reduceOp
-        name = _OPS.get(hash(reduce_op))
-        if name is not None:
-            return name
-        if reduce_op.op == _Type.AVG:
-            if not any(map(_is_integer, tensors)):
-                return "avg"
+        name = self._names_of_ops.get(hash(reduce_op))
+        if name is None:
+            raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+        if name == "avg" and any(map(_is_integer, tensors)):
             return TRUNCATED_AVG if self.comm.size > 1 else "sum"
-        if reduce_op.op == _Type.PREMUL_SUM:
+        if name == "premul_sum":
             return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
-        raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+        return cast(Reduction, name)
 
     def _all_gather_each(
         self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False

@@ -26,18 +26,19 @@ def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
         def either(self: Any, *given: Any, **named: Any) -> Any:
-            if not named and given and type(given[-1]) is kind:
+            if named:
+                given = (*given, *named.values())
+            if given and type(given[-1]) is kind:
                 return method(self, *given)
             wide = [how(value) for how, value in zip(tensors, given, strict=False)]
-            fields = [*given[len(tensors) :], *named.values()]
-            return method(self, *wide, _options(kind, fields))
+            return method(self, *wide, _options(kind, given[len(tensors) :]))
 
         return either
 
     return decorate
 
 
-def _options(kind: type, fields: list[Any]) -> Any:
+def _options(kind: type, fields: tuple[Any, ...]) -> Any:
     """What was given beside the tensors: options, or what would have stood in them."""
     options = kind()
     for value in fields:

@@ -19,19 +19,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import REDUCTIONS
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED
 from unisono.comm.shared_memory.ledger import Ledger
+from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
 from unisono.watch import cuda_graphs
 
 hide_files(os.path.dirname(torch.__file__))
 
-_Type: Any = dist.ReduceOp.RedOpType
-_REDUCTIONS = {
-    hash(getattr(_Type, name.upper())): number for number, name in enumerate(REDUCTIONS)
-} | {hash(_Type.PREMUL_SUM): len(REDUCTIONS)}
+_REDUCTIONS = {hash: number for number, hash in enumerate(reductions_by_hash())}
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
 _LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
 _ABANDONED_S = 1.0

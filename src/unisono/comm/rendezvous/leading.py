@@ -20,7 +20,6 @@ from unisono.comm.rendezvous.membership import (
 )
 from unisono.comm.rendezvous.unix_socket import Departed
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.comm.tuning import warn_of_difference
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
@@ -153,7 +152,6 @@ class Leader:
                 "nonce": int.from_bytes(os.urandom(8), "big") >> 1,
                 "members": [(member["address"], member["pid"]) for member in everyone],
                 "payloads": payloads,
-                "tuned": self._agree_on_tuning(),
             }
             members = members_of(invitation)
             group = self._hand_over(invitation, _cores(everyone))
@@ -174,25 +172,7 @@ class Leader:
                     f"made ({error})"
                 ) from error
             raise
-        tuning = request.tuning if invitation["tuned"] else None
-        return Membership(request.key, 0, request.size, group, members, payloads, tuning)
-
-    def _agree_on_tuning(self) -> bool:
-        """Whether all ranks would tune the group in the same way; what they would do, all of them
-        know already. Members that cut a call differently would read what is not there."""
-        request = self._request
-        mine = None if request.tuning is None else request.tuning.text
-        others = [
-            rank
-            for rank, visitor in sorted(self._visitors.items())
-            if visitor.hello.get("tuning") != mine
-        ]
-        if others:
-            warn_of_difference(
-                f"group {request.key}: the tuning tables of {name_ranks(others)} and rank 0 "
-                "differ, or only some have one"
-            )
-        return mine is not None and not others
+        return Membership(request.key, 0, request.size, group, members, payloads)
 
     def _hand_over(self, invitation: Announcement, cores: int) -> Group:
         request, visitors = self._request, self._visitors

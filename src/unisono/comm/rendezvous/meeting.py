@@ -140,8 +140,7 @@ def _follow(
         connection.try_send({"opened": True})
         receive()  # or hear why there is nobody to send to any more
         payloads = tuple(map(str, invitation["payloads"]))
-        tuning = request.tuning if invitation.get("tuned") else None
-        return Membership(request.key, request.rank, request.size, group, members, payloads, tuning)
+        return Membership(request.key, request.rank, request.size, group, members, payloads)
     except BaseException as error:
         if group is not None:
             group.close()
@@ -177,6 +176,4 @@ def _hello(
     """What a follower says first; with an error, that it will not come."""
     hello = {"key": request.key, "rank": request.rank, "size": request.size}
     hello |= {"payload": request.payload}
-    if request.tuning is not None:
-        hello |= {"tuning": request.tuning.text}
     return me | hello | ({"error": f"rank {request.rank}: {error}"} if error else {})

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from unisono.comm.rendezvous.announcements import Announcement
 from unisono.comm.rendezvous.unix_socket import Deadline, TooFewDescriptors, descriptors_needed
-from unisono.comm.tuning import Tuning
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
@@ -23,8 +22,7 @@ class JoinRequest:
     group's segment.
 
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended. `tuning` is what this rank would tune the group
-    by.
+    wait for any more: the parent group has ended.
     """
 
     def __init__(
@@ -36,10 +34,8 @@ class JoinRequest:
         open: Callable[[int, int, int, int], Group],
         payload: str = "",
         check: Callable[[], None] = lambda: None,
-        tuning: Tuning | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
-        self.tuning = tuning
         self.deadline = deadline
         self.open = open
         self.payload = payload
@@ -48,7 +44,7 @@ class JoinRequest:
 
 class Membership:
     """What one rank has once the group is made. `payloads` is what each rank wanted the others to
-    know; `tuning` what all of them tune the group by, if they brought the same."""
+    know."""
 
     def __init__(
         self,
@@ -58,10 +54,8 @@ class Membership:
         group: Group,
         members: tuple[Member, ...],
         payloads: tuple[str, ...] = (),
-        tuning: Tuning | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
-        self.tuning = tuning
         self.group = group
         self.members = members
         self.payloads = payloads

@@ -4,8 +4,7 @@ communicator.py          the Communicator
 splitting.py             how members of a group make one of their own
 engine_calls.py          its part that brings collectives to the engine
 messages.py              its part that is point to point
-tuned_group.py           its part that the table of `unisono tune` is for
-auto.py                  which algorithm "auto" is
+torch_reductions.py      torch's reductions, by name
 allocation.py            memory that all ranks have mapped, for shared tensors
 shared_pages.py          tensors of other libraries, shared where they lie
 dtypes.py                lists of several dtypes as lists of one each

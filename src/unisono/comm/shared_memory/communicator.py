@@ -17,7 +17,6 @@ from unisono.comm.base import (
     Communicator,
     Work,
 )
-from unisono.comm.collective_calls import is_auto
 from unisono.comm.engine import (
     OnDevice,
     Operation,
@@ -42,8 +41,6 @@ from unisono.comm.shared_memory.engine_calls import (
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.shared_memory.tuned_group import TunedGroup
-from unisono.comm.tuning import read_tuning
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
 from unisono.preloading import load_soon
 
@@ -66,7 +63,7 @@ for _kind in work_types():
     Work.register(_kind)
 
 
-class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
+class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     """Ranks of one machine. Made by `connect` and `split`, not by hand."""
 
     def __init__(
@@ -98,7 +95,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         self._irecv = membership.group.irecv
         self._exceptions = GroupExceptions(membership, name, global_ranks)
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
-        self._tune_by(membership.tuning)
         self._algorithm = variables.ALGO.read()
         if self._algorithm is not None:  # the short way knows the engine's own algorithm alone
             self._all_reduce = lambda tensor, op: Status.ASK_AGAIN
@@ -137,10 +133,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
-        tuning = read_tuning(size, rank)
-        request = JoinRequest(
-            name, rank, size, deadline, open_with(timeout_s), payload, check, tuning
-        )
+        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             load_soon(*NEEDED_LATER)
@@ -316,8 +309,6 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
                 self._fail(status, Operation.ALL_REDUCE, REDUCTION_NUMBERS[str(op)], tensor)
         reduction, factor = self._reduction(_ALL_REDUCE, op, tensor)
         algorithm = algorithm or self._algorithm
-        if is_auto(algorithm):
-            algorithm = self._choose_by_table("all_reduce", tensor, op)
         mark, schedule = (0, None) if algorithm is None else self._compiled(algorithm)
         call = (_ALL_REDUCE, mark, reduction, factor, schedule)
         if type(tensor) in LISTS:
@@ -328,12 +319,9 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
         is_all_reduce = operation == _ALL_REDUCE
         return Status.ASK_AGAIN if is_all_reduce else self._group.run_given(operation, *given)
 
-    def fail_given(
-        self, status: int, operation: Operation, output: Any, input: Any, options: Any
-    ) -> NoReturn:
+    def fail_given(self, status: int, operation: Operation, op: str, tensors: Any) -> NoReturn:
         """Raise what a status of `run_given` stands for."""
-        reduction = hash(options.reduceOp) if hasattr(options, "reduceOp") else 0
-        self._fail(status, operation, reduction, output if input is None else input)
+        self._fail(status, operation, REDUCTION_NUMBERS[op], tensors)
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Every rank's integers, in rank order; all ranks pass equally many."""
@@ -392,9 +380,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _run_reduce(
         self, tensor: Tensors, root: int, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        chosen = algorithm and self._choose(algorithm, "reduce", tensor, async_op)
-        if chosen is not None:
-            return self._run_by(chosen, "reduce", tensor, None, root, op, async_op)
+        if algorithm is not None:
+            return self._run_by(algorithm, "reduce", tensor, None, root, op, async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_REDUCE, root)
         reduction, factor = self._reduction(_REDUCE, op, tensor)
@@ -406,9 +393,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _run_broadcast(
         self, tensor: Tensors, root: int, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        chosen = algorithm and self._choose(algorithm, "broadcast", tensor, async_op)
-        if chosen is not None:
-            return self._run_by(chosen, "broadcast", tensor, None, root, async_op=async_op)
+        if algorithm is not None:
+            return self._run_by(algorithm, "broadcast", tensor, None, root, async_op=async_op)
         if type(root) is not int or not 0 <= root < self.size:
             self._check_root(_BROADCAST, root)
         call = (_BROADCAST, root, 0, 1.0, None)
@@ -419,9 +405,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _run_all_gather(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        chosen = algorithm and self._choose(algorithm, "all_gather", output, async_op)
-        if chosen is not None:
-            return self._run_by(chosen, "all_gather", output, input, async_op=async_op)
+        if algorithm is not None:
+            return self._run_by(algorithm, "all_gather", output, input, async_op=async_op)
         if type(input) in LISTS:
             return self._run_lists(_ALL_GATHER, output, input, async_op)
         return self._run(_ALL_GATHER, output, input, async_op)
@@ -429,9 +414,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _run_reduce_scatter(
         self, output: Tensors, input: Tensors, op: AnyOp, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        chosen = algorithm and self._choose(algorithm, "reduce_scatter", input, async_op)
-        if chosen is not None:
-            return self._run_by(chosen, "reduce_scatter", output, input, 0, op, async_op)
+        if algorithm is not None:
+            return self._run_by(algorithm, "reduce_scatter", output, input, 0, op, async_op)
         reduction, factor = self._reduction(_REDUCE_SCATTER, op, output)
         call = (_REDUCE_SCATTER, 0, reduction, factor, None)
         if type(output) in LISTS:
@@ -463,9 +447,8 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages, TunedGroup):
     def _run_all_to_all(
         self, output: Tensors, input: Tensors, async_op: bool, algorithm: Algorithm
     ) -> Work | None:
-        chosen = algorithm and self._choose(algorithm, "all_to_all", input, async_op)
-        if chosen is not None:
-            return self._run_by(chosen, "all_to_all", output, input, async_op=async_op)
+        if algorithm is not None:
+            return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
 
 

@@ -10,7 +10,6 @@ from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
-from unisono.comm.tuning import read_tuning
 from unisono.errors import RendezvousError
 
 
@@ -44,7 +43,6 @@ def make_split(
         Deadline(timeout_s),
         open_with(timeout_s),
         check=check,
-        tuning=read_tuning(len(members), parent.rank),
     )
     leader = parent._membership.members[members[0]]
     try:

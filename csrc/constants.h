@@ -1,0 +1,56 @@
+/* The engine's constants of speed: in what pieces calls move, from how many bytes on they go another
+ * way, and how long a rank looks before it sleeps. Members of a group must have the same ones, and so
+ * does every build of one layout version. */
+#ifndef UNISONO_CONSTANTS_H
+#define UNISONO_CONSTANTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum {
+    /* The most that one turn moves of a part, so that slots and the pieces which they came from
+     * stay in the second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids. */
+#if defined(__x86_64__)
+    TURN_BYTES = 128 * 1024,
+#else
+    TURN_BYTES = 64 * 1024,
+#endif
+    CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share */
+    /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
+     * share, costs less than that all combine everything. */
+    CUT_FROM = 32 * 1024,
+    /* From here on reading a peer's memory, and waiting until it was read, costs less than what goes
+     * through slots. */
+    DIRECT_FROM = 4 * 1024,
+    CROWDED_FROM = 64 * 1024,
+    BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written past the cache */
+    COPIED_BYTES = 16 * 1024, /* combined, and then copied to slots and other outputs out of the nearest
+                               * cache: storing to both at once takes longer by a quarter on x86 */
+    COPIED_AT_ONCE = 256 * 1024, /* of a block, between two looks at the abort word */
+    BOUNCE_BYTES = 4096,         /* through the stack, where user memory is not in one piece */
+    RESTING_BYTES = 256 * 1024,  /* of a work that may wait for the thread that will wait for it */
+};
+
+/* Where cores are few, waiting costs more, and both begin at CROWDED_FROM. */
+static inline size_t cut_from(int ranks, bool crowded) {
+    return crowded ? CROWDED_FROM : CUT_FROM / (size_t)(ranks == 2 ? 1 : ranks);
+}
+
+static inline size_t direct_from(bool crowded) { return crowded ? CROWDED_FROM : DIRECT_FROM; }
+
+enum {
+    GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
+    SPIN_NS_MOST = 200 * 1000,
+    SPIN_NS_LEAST = 2 * 1000,
+    TRIAL_NS = 50 * 1000,  /* longer than a sleeper takes to wake up and answer */
+    TRIAL_EVERY = 32,      /* so that trials which fail cost little; */
+    YIELD_EVERY = 512,     /* one that yields to others may cost a time slice of each */
+    LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
+    IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
+    WAIT_SPIN_NS = 50 * 1000,
+    NAP_NS_LEAST = 100 * 1000, /* each further one is twice as long as the one before */
+    SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
+    ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */
+};
+
+#endif

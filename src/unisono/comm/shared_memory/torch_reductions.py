@@ -1,0 +1,40 @@
+"""torch's reductions as the options of its calls have them: known by name, whatever their numbers.
+
+A ReduceOp out of `options.reduceOp` is a new object every time. Its hash is that of its kind, and
+takes a third of the time that its name does; so each kind's is asked once, by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch._C._autograd import _profiler_enabled
+from torch._C._distributed_c10d import ReduceOp, _make_nccl_premul_sum
+
+from unisono.comm.engine import know_torch
+from unisono.comm.reductions import REDUCTIONS
+
+_Type: Any = ReduceOp.RedOpType
+
+
+@functools.cache
+def reductions_by_hash() -> dict[int, str]:
+    """The name of the reduction that a torch ReduceOp with this hash is. The engine knows them
+    from now on. Raises RuntimeError where a hash does not tell which it is."""
+    names = (*REDUCTIONS, "premul_sum")
+    ops, others = [_make(name) for name in names], [_make(name) for name in names]
+    hashes = tuple(map(hash, ops))
+    if len(set(hashes)) < len(names) or hashes != tuple(map(hash, others)):
+        raise RuntimeError(
+            "unisono cannot tell this torch's reductions apart: the hash of a ReduceOp no longer "
+            "depends on its kind alone. Use a torch that `unisono doctor` does not warn of"
+        )
+    know_torch(_profiler_enabled, hashes)
+    return dict(zip(hashes, names, strict=True))
+
+
+def _make(name: str) -> ReduceOp:
+    if name == "premul_sum":
+        return _make_nccl_premul_sum(1.0)
+    return ReduceOp(getattr(_Type, name.upper()))
