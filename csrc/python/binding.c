@@ -4,8 +4,6 @@
 #include <time.h>
 
 #include "binding.h"
-#include "overlaps.h"
-#include "shapes.h"
 
 enum { CLOSE_PATIENCE_MS = 100 };
 

@@ -2,7 +2,7 @@
  *
  * Options are asked for by name, and only for what a call needs. torch makes a new object for every
  * reduction that it is asked for; it is known by its hash, which Python has found by the name. */
-#include "shapes.h"
+#include "binding.h"
 
 static PyObject *async_op, *reduce_op, *root_rank;    /* the names of options */
 static PyObject *is_profiling;                        /* a function of torch's */

@@ -5,7 +5,7 @@
  * The table is in docs/collectives.md. Tensors that lie apart, as nearly all do, cost a comparison
  * of where they begin and end.
  */
-#include "overlaps.h"
+#include "binding.h"
 
 #include <stdlib.h>
 

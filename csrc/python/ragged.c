@@ -1,7 +1,7 @@
 /* Gathering tensors whose shapes only their owners know. */
 #include <string.h>
 
-#include "shapes.h"
+#include "binding.h"
 
 enum {
     SHORT_DIMS = 8,

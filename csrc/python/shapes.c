@@ -2,7 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <string.h>
 
-#include "shapes.h"
+#include "binding.h"
 
 bool look_at(PyObject *object, dl_tensor *d) {
     const dl_exchange_api *api = exchange_api_of(object);
