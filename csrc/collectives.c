@@ -161,7 +161,7 @@ static void take_cut(execution *x, size_t turn) {
 
 static void plan_all_reduce(execution *x) {
     size_t bytes = x->call->input->bytes;
-    bool cut = bytes >= cut_from(x->g->ranks, x->g->crowded);
+    bool cut = bytes >= x->g->cut_from;
     cut_evenly(x, bytes, CUT_TURN_BYTES);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;

@@ -44,8 +44,8 @@ static inline size_t cut_from(int ranks, bool crowded) {
 static inline size_t direct_from(bool crowded) { return crowded ? CROWDED_FROM : DIRECT_FROM; }
 
 enum {
-    GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
-    SPIN_NS_MOST = 200 * 1000,
+    GLANCES = 64, /* about a microsecond, before the caller learns that we wait. N1: no difference */
+    SPIN_NS_MOST = 200 * 1000, /* N1, a tenth and twice: 1% where peers come; benchmarks/disturbed.py */
     SPIN_NS_LEAST = 2 * 1000,
     TRIAL_NS = 50 * 1000,  /* longer than a sleeper takes to wake up and answer */
     TRIAL_EVERY = 32,      /* so that trials which fail cost little; */

@@ -78,7 +78,7 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
-    size_t least = direct_from(g->crowded);
+    size_t least = g->direct_from;
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&

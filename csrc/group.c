@@ -50,6 +50,8 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
         return status;
     }
     g->crowded = ranks > (int)g->segment.header->cores;
+    g->cut_from = cut_from(ranks, g->crowded);
+    g->direct_from = direct_from(g->crowded);
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
     start_spinning(&g->spin);
     start_spinning(&g->messages.spin);

@@ -235,6 +235,7 @@ struct un_group {
         _Atomic uint32_t stopping;
     } worker;
 
+    size_t cut_from, direct_from; /* by constants.h */
 
     spinning spin; /* wait.c, with the call lock */
 
@@ -340,10 +341,10 @@ int64_t clock_ns(void);
 void sleep_ns(int64_t ns);
 
 /* Sleep while a word is `seen`, for so long at most; wake so many who do. Words of the segment are the
- * ranks' own, others this process's. */
+ * ranks' own, others this process's. Cold, so that calls that find nobody asleep run straight on. */
 enum whose { OF_RANKS, OF_PROCESS };
-void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
-void wake(const void *word, enum whose whose, int most);
+COLD void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
+COLD void wake(const void *word, enum whose whose, int most);
 
 void start_spinning(spinning *s);
 int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */

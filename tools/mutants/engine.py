@@ -12,8 +12,8 @@ ENGINE = (
     Mutant(
         "wake-order",
         "csrc/internal.h",
-        "->sleepers, memory_order_seq_cst))\n        wake_sleepers",
-        "->sleepers, memory_order_relaxed))\n        wake_sleepers",
+        "->sleepers, memory_order_seq_cst))\n        wake(flag",
+        "->sleepers, memory_order_relaxed))\n        wake(flag",
         "a rank that falls asleep while its peer publishes is not woken: some calls take 50 ms",
         ("threads sleepers",),
     ),
