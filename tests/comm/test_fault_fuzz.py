@@ -96,7 +96,7 @@ def name(block: range) -> str:
     return f"seeds {block[0]}-{block[-1]}"
 
 
-@pytest.mark.parametrize("block", seeds(range(45)), ids=name)
+@pytest.mark.parametrize("block", seeds(range(30)), ids=name)
 def test_one_fault(lanes: Lanes, block: range, record_property: Any) -> None:
     run_block(lanes, block, record_property)
 
